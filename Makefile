@@ -1,0 +1,38 @@
+# `make demo` and `make test` do everything on a fresh machine: environment, installation, run.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TYPES := build/types/pyro_nngp
+
+export MPLBACKEND := Agg
+
+.PHONY: demo test lint smoke clean
+
+demo: $(INSTALLED)
+	$(BIN)/python tutorials/demo.py --out demo
+
+test: $(INSTALLED)
+	$(BIN)/pytest
+
+# Every tutorial, the demo among them, at a size that takes seconds.
+smoke: $(INSTALLED)
+	set -e; for script in tutorials/*.py; do echo "== $$script"; $(BIN)/python $$script --smoke; done
+
+# mypy sees models/ and inference/ where the wheel puts them.
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	rm -rf $(TYPES) && mkdir -p $(TYPES)
+	ln -s $(CURDIR)/pyro_nngp/* $(CURDIR)/models $(CURDIR)/inference $(TYPES)/
+	MYPYPATH=build/types $(BIN)/mypy
+
+# torch first and pinned: left to itself, pip takes the newest build.
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist demo *.egg-info

@@ -1,0 +1,216 @@
+"""State of a training run: parameters, optimisers, minibatches, random numbers; all of it can be saved and restored."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyro
+import torch
+from pyro import poutine
+from pyro.infer import ELBO
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference.checkpoint import CheckpointError
+
+
+class DivergenceError(RuntimeError):
+    """The loss or a gradient stopped being finite."""
+
+
+class Run:
+    """One training run of (model, guide); :meth:`advance` makes a step, :meth:`state` and :meth:`load` move it to disk.
+
+    Arguments are those of :func:`pyro_nngp.inference.fit`.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        num_steps: int,
+        batch_size: int | None,
+        lr: float,
+        local_lr: float,
+        milestones: tuple[float, ...],
+        decay: float,
+        elbo: ELBO,
+        num_data: int | None,
+        device: torch.device | str | None,
+        seed: int,
+    ) -> None:
+        self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
+        self.modules = [part for part in (method if isinstance(method, tuple) else (method,)) if isinstance(part, nn.Module)]
+        if device is not None:
+            for module in self.modules:
+                module.to(device)
+        self.num_data = num_data if num_data is not None else getattr(method, "num_data", None)
+        if not isinstance(self.num_data, int) or self.num_data < 1:
+            fail("fit", "num_data", "to be a positive int", self.num_data, "Pass num_data= with a (model, guide) pair.")
+        self.batch_size = None if batch_size is None or batch_size >= self.num_data else batch_size
+        self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
+        self.elbo, self.step, self.losses = elbo, 0, []
+        self.generator = torch.Generator().manual_seed(seed)
+        self.epoch_start, self.position, self.permutation = self.generator.get_state(), self.num_data, None
+        self.kind = {"num_steps": num_steps, "batch_size": self.batch_size, "num_data": self.num_data, "seed": seed}
+        self.params = self._find_parameters()
+        self.optimisers = self._optimisers(lr, local_lr)
+        steps = [round(fraction * num_steps) for fraction in milestones]
+        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimisers]
+
+    def advance(self, clip_norm: float | None) -> float:
+        """One gradient step on the next minibatch; returns the loss per data point."""
+        args = self.batch_args(self._next_batch(), self.generator)
+        for optimiser in self.optimisers:
+            optimiser.zero_grad(set_to_none=True)
+        loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        loss.backward()
+        value = float(loss.detach())
+        norms = self._gradient_norms()
+        total = torch.stack(list(norms.values())).norm()
+        if not (torch.isfinite(total) and torch.isfinite(loss)):
+            bad = sorted(name for name, norm in norms.items() if not torch.isfinite(norm))
+            raise DivergenceError(f"fit: loss {value} at step {self.step}; gradients not finite: {bad or 'none'}.")
+        if clip_norm is not None and total > clip_norm:
+            for param in self.params.values():
+                if param.grad is not None:
+                    param.grad.mul_(clip_norm / total)
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+            optimiser.step()
+            schedule.step()
+        self.step += 1
+        self.losses.append(value)
+        return value
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply all learning rates, present and future."""
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+            schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
+            for group in optimiser.param_groups:
+                group["lr"] *= factor
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies of all parameters and of the modules' buffers."""
+        return {
+            "params": {name: param.detach().clone() for name, param in self.params.items()},
+            "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
+        }
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Put a snapshot back, in place."""
+        for module, state in zip(self.modules, snapshot["modules"], strict=True):
+            module.load_state_dict(state)
+        for name, value in snapshot["params"].items():
+            self.params[name].copy_(value)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "kind": self.kind,
+            "values": self.snapshot(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
+            "step": self.step,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "epoch_start": self.epoch_start,
+            "position": self.position,
+            "generator": self.generator.get_state(),
+            "random": torch.get_rng_state(),
+            "random_cuda": [torch.cuda.get_rng_state(d) for d in self.cuda_devices()],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state.
+
+        Raises:
+            CheckpointError: if the state is of a run with other settings or another model.
+        """
+        if state.get("kind") != self.kind or state["values"]["params"].keys() != self.params.keys():
+            raise CheckpointError(
+                f"fit: expected a checkpoint of this run {self.kind} with parameters {sorted(self.params)}, got "
+                f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
+            )
+        self.restore(state["values"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            schedule.load_state_dict(saved)
+        self.step, self.losses = state["step"], state["losses"].tolist()
+        self.epoch_start, self.position, self.permutation = state["epoch_start"], state["position"], None
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["random"])
+        for device, random in zip(self.cuda_devices(), state["random_cuda"], strict=True):
+            torch.cuda.set_rng_state(random, device)
+
+    def cuda_devices(self) -> list[int]:
+        """Devices whose random state belongs to the run."""
+        return sorted({p.device.index for p in self.params.values() if p.device.type == "cuda"})
+
+    @contextmanager
+    def sparse_gradients(self) -> Iterator[None]:
+        """Let the modules that can do so give sparse gradients, and only meanwhile."""
+        switches = [m for m in self._local_modules()]
+        for module in switches:
+            module.sparse_grad = self.batch_size is not None
+        try:
+            yield
+        finally:
+            for module in switches:
+                module.sparse_grad = False
+
+    def _next_batch(self) -> Tensor | None:
+        if self.batch_size is None:
+            return None
+        if self.position + self.batch_size > self.num_data:
+            self.epoch_start, self.position, self.permutation = self.generator.get_state(), 0, None
+        if self.permutation is None:
+            replay = torch.Generator()
+            replay.set_state(self.epoch_start)
+            self.permutation = torch.randperm(self.num_data, generator=replay)
+            if self.position == 0:
+                self.generator.set_state(replay.get_state())
+        batch = self.permutation[self.position : self.position + self.batch_size]
+        self.position += self.batch_size
+        device = next(iter(self.params.values())).device
+        return batch.to(device)
+
+    def _find_parameters(self) -> dict[str, Tensor]:
+        """Every parameter that model and guide touch, by its Pyro name."""
+        generator = torch.Generator().manual_seed(0)
+        idx = None if self.batch_size is None else torch.arange(self.batch_size)
+        if idx is not None and self.modules:
+            idx = idx.to(next(self.modules[0].parameters()).device)
+        args = self.batch_args(idx, generator)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), poutine.trace(param_only=True) as capture:
+            self.elbo.loss(self.model, self.guide, *args)
+        params = {name: site["value"].unconstrained() for name, site in capture.trace.nodes.items() if site["type"] == "param"}
+        params = {name: param for name, param in params.items() if param.requires_grad}
+        if not params:
+            fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
+        return params
+
+    def _optimisers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
+        local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False)} if self.batch_size else set()
+        dense = [p for p in self.params.values() if id(p) not in local]
+        sparse = [p for p in self.params.values() if id(p) in local]
+        made: list[torch.optim.Optimizer] = []
+        if dense:
+            made.append(torch.optim.Adam(dense, lr=lr))
+        if sparse:
+            made.append(torch.optim.SparseAdam(sparse, lr=local_lr))
+        return made
+
+    def _local_modules(self) -> list[nn.Module]:
+        return [m for module in self.modules for m in module.modules() if hasattr(m, "sparse_grad")]
+
+    def _gradient_norms(self) -> dict[str, Tensor]:
+        norms = {}
+        for name, param in self.params.items():
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                param.grad = param.grad.coalesce()
+                norms[name] = param.grad.values().norm()
+            else:
+                norms[name] = param.grad.norm()
+        return norms

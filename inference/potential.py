@@ -1,0 +1,217 @@
+r"""The potential energy of any Pyro model, minibatches included, on one flat vector of unconstrained values.
+
+.. math:: \tilde U(\psi) = -\log \tilde p(T(\psi), y) - \log |\det \partial T / \partial \psi|
+
+T moves each site from unconstrained space to its support (:func:`torch.distributions.biject_to`, as Pyro's HMC does) and
+:math:`\log \tilde p` is the log density of one run of the model, with the scales N/B that its plates give. Pyro's own
+``initialize_model`` refuses subsampled plates; this one runs the model afresh each time, on a new minibatch.
+
+Cost: one run of the model and its backward pass. Nothing here is O(N), but a plate with ``subsample_size`` draws its
+minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O(B).
+
+Symbols: position (C, d) holds C chains of d unconstrained values, or (d,) one chain.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_nngp._checks import check_same_kind, fail
+
+
+class Minibatch:
+    """Stands in the arguments of a run for an index drawn afresh at every update.
+
+    ``MCMC(SGHMC(model), ...).run(Minibatch(len(y), 256))`` calls ``model(idx)`` with 256 of the row numbers, uniform
+    without replacement; inside, ``pyro.plate("data", len(y), subsample=idx)`` gives the scale N/B. One object passed in
+    two places gives both the same index.
+
+    Args:
+        size: N, the number of rows.
+        batch_size: B <= N. With B = N the index is every row in order, and nothing random is drawn.
+        device: where the index lives; None is torch's default device.
+
+    Raises:
+        ValueError: unless 1 <= batch_size <= size.
+    """
+
+    def __init__(self, size: int, batch_size: int, device: torch.device | str | None = None) -> None:
+        if not 1 <= batch_size <= size:
+            fail("Minibatch", "batch_size", f"in 1..{size}", batch_size, "Choose a smaller batch.")
+        self.size, self.batch_size, self.device = size, batch_size, device
+
+    def draw(self) -> Int[Tensor, " B"]:
+        """Draw an index. Cost: O(B log B) in expectation (repeated rows are drawn again while B <= N/2)."""
+        if self.batch_size == self.size:
+            return torch.arange(self.size, device=self.device)
+        if 2 * self.batch_size > self.size:
+            return torch.randperm(self.size, device=self.device)[: self.batch_size]
+        idx = torch.randint(self.size, (self.batch_size,), device=self.device).unique()
+        while len(idx) < self.batch_size:
+            again = torch.randint(self.size, (self.batch_size - len(idx),), device=self.device)
+            idx = torch.cat([idx, again]).unique()
+        return idx
+
+
+class ModelPotential:
+    """The potential of a model and its gradient.
+
+    Args:
+        where: name of the caller, for messages.
+        model: a Pyro model with continuous latent sites of fixed names and shapes, none inside a subsampled plate.
+        args, kwargs: the model's arguments; those that are :class:`Minibatch` become an index at every evaluation.
+        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
+        vectorize: evaluate several chains by one :func:`torch.func.vmap` rather than one after the other.
+
+    Attributes:
+        shapes: unconstrained shape of each latent site.
+        transforms: for each site, the map from its support to unconstrained space, as Pyro's MCMC kernels keep it.
+        device: where the sites live.
+        params: unconstrained leaf of each ``pyro.param`` the model reads.
+
+    Raises:
+        ValueError: if a latent site is discrete or inside a subsampled plate, if there is none, or if dtypes differ.
+    """
+
+    def __init__(
+        self, where: str, model: Callable, args: tuple, kwargs: dict, init_strategy: Callable, vectorize: bool = True
+    ) -> None:
+        self._where, self._model, self._args, self._kwargs = where, model, args, kwargs
+        self._init_strategy, self._vectorize = init_strategy, vectorize
+        given = [*args, *kwargs.values()]
+        self._minibatches = list({id(a): a for a in given if isinstance(a, Minibatch)}.values())
+        trace = self._run(InitMessenger(init_strategy)(model), self._draw_batches())
+        latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
+        for name, site in latent.items():
+            _check_site(where, name, site)
+        if not latent:
+            fail(where, "model", "with a latent site", "none", "Observe fewer sites, or use SVI for parameters.")
+        self.transforms = {name: biject_to(site["fn"].support).inv for name, site in latent.items()}
+        values = {name: t(latent[name]["value"]) for name, t in self.transforms.items()}
+        check_same_kind(where, **values)
+        self.shapes = {name: value.shape for name, value in values.items()}
+        self.device = next(iter(values.values())).device
+        self.params = {name: _leaf(site["value"]) for name, site in trace.nodes.items() if site["type"] == "param"}
+
+    def pack(self, values: dict[str, Tensor]) -> Float[Tensor, "*C d"]:
+        """Lay unconstrained values, {site: (*C, ...)}, into one vector per chain.
+
+        Raises:
+            ValueError: if sites or shapes are not the model's.
+        """
+        if values.keys() != self.shapes.keys():
+            fail(self._where, "values", f"at the sites {sorted(self.shapes)}", sorted(values), "Give each site a value.")
+        flat = []
+        for name, shape in self.shapes.items():
+            batch = values[name].shape[: values[name].dim() - len(shape)]
+            if values[name].shape != batch + shape:
+                actual = tuple(values[name].shape)
+                fail(self._where, name, f"of unconstrained shape {tuple(shape)}", actual, "Transform it first.")
+            flat.append(values[name].reshape(*batch, -1))
+        return torch.cat(flat, -1)
+
+    def unpack(self, position: Float[Tensor, "*C d"]) -> dict[str, Tensor]:
+        """Cut a vector into the unconstrained values of the sites, {site: (*C, ...)}."""
+        parts = position.split([shape.numel() for shape in self.shapes.values()], -1)
+        batch = position.shape[:-1]
+        return {name: z.reshape(batch + s) for (name, s), z in zip(self.shapes.items(), parts, strict=True)}
+
+    def initial(self, tries: int = 100) -> Float[Tensor, " d"]:
+        """Draw a position with a finite potential and gradient from the initial strategy.
+
+        Raises:
+            ValueError: if there is none in `tries` draws.
+        """
+        for _ in range(tries):
+            trace = self._run(InitMessenger(self._init_strategy)(self._model), self._draw_batches())
+            position = self.pack({name: t(trace.nodes[name]["value"].detach()) for name, t in self.transforms.items()})
+            potential, gradient, _ = self.gradient(position)
+            if potential.isfinite() and gradient.isfinite().all():
+                return position
+        sites = self.not_finite(position)
+        fail(self._where, "a finite potential", f"in {tries} draws from init_strategy", f"none ({sites})", "Check them.")
+
+    def gradient(
+        self, position: Float[Tensor, "*C d"], params: tuple[Tensor, ...] = ()
+    ) -> tuple[Float[Tensor, "*C"], Float[Tensor, "*C d"], list[Tensor | None]]:
+        """Evaluate on a fresh minibatch, one per chain.
+
+        Returns:
+            The potential and its gradient by position, chain by chain; the gradient of the chains' mean by `params`.
+        """
+        position = position.detach().requires_grad_()
+        potential = self._evaluate(position)
+        share = 1 / max(potential.numel(), 1)
+        gradient, *by_params = torch.autograd.grad(potential.sum(), [position, *params], allow_unused=bool(params))
+        return potential.detach(), gradient, [None if g is None else g * share for g in by_params]
+
+    def param_values(self) -> dict[str, Tensor]:
+        """Values of the model's parameters as a run of the model sees them."""
+        trace = self._run(InitMessenger(self._init_strategy)(self._model), self._draw_batches())
+        return {name: trace.nodes[name]["value"].detach().clone() for name in self.params}
+
+    def not_finite(self, position: Float[Tensor, " d"]) -> str:
+        """Say which sites have a log density that is not finite at a position, on a fresh minibatch."""
+        trace = self._condition(position, self._draw_batches())
+        trace.compute_log_prob()
+        bad = {n: float(s["log_prob_sum"]) for n, s in trace.nodes.items() if s["type"] == "sample"}
+        bad = {name: value for name, value in bad.items() if value - value != 0}
+        return ", ".join(f"site {name!r} has log density {value}" for name, value in bad.items()) or "no single site"
+
+    def _evaluate(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
+        if position.dim() == 1:
+            return self._potential(position, *self._draw_batches())
+        draws = [self._draw_batches() for _ in range(len(position))] if self._minibatches else []
+        chains = [torch.stack(batches) for batches in zip(*draws, strict=True)]
+        if not self._vectorize:
+            return torch.stack([self._potential(*each) for each in zip(position, *chains, strict=True)])
+        try:
+            return torch.func.vmap(self._potential, randomness="different")(position, *chains)
+        except RuntimeError as error:
+            hint = "the model failed under torch.func.vmap over chains; if it runs on one chain, pass vectorize=False."
+            raise RuntimeError(f"{self._where}: {hint}") from error
+
+    def _potential(self, position: Tensor, *batches: Tensor) -> Tensor:
+        trace = self._condition(position, batches)
+        return -trace.log_prob_sum() + self._log_jacobian(position, trace)
+
+    def _log_jacobian(self, position: Tensor, trace: poutine.Trace) -> Tensor:
+        """Sum of log |det| of the maps to unconstrained space: minus that of T."""
+        z = self.unpack(position)
+        return sum(t.log_abs_det_jacobian(trace.nodes[n]["value"], z[n]).sum() for n, t in self.transforms.items())
+
+    def _condition(self, position: Tensor, batches: tuple[Tensor, ...]) -> poutine.Trace:
+        values = {name: self.transforms[name].inv(z) for name, z in self.unpack(position).items()}
+        return self._run(poutine.condition(self._model, values), batches)
+
+    def _run(self, model: Callable, batches: tuple[Tensor, ...]) -> poutine.Trace:
+        index = {id(minibatch): idx for minibatch, idx in zip(self._minibatches, batches, strict=True)}
+        args = [index.get(id(a), a) for a in self._args]
+        kwargs = {name: index.get(id(a), a) for name, a in self._kwargs.items()}
+        return poutine.trace(model).get_trace(*args, **kwargs)
+
+    def _draw_batches(self) -> tuple[Tensor, ...]:
+        return tuple(minibatch.draw() for minibatch in self._minibatches)
+
+
+def _check_site(where: str, name: str, site: dict[str, Any]) -> None:
+    if getattr(site["fn"].support, "is_discrete", False):
+        cure = "Sum it out of the model (a mixture distribution, for example) or observe it."
+        fail(where, f"site {name!r}", "to be continuous", f"the discrete {type(site['fn']).__name__}", cure)
+    for frame in site["cond_indep_stack"]:
+        if frame.full_size is not None and frame.size < frame.full_size:
+            actual = f"a site of {frame.size} of the {frame.full_size} rows of plate {frame.name!r}"
+            cure = "Its entries would mean other rows at each update: sample all rows outside the plate and index them."
+            fail(where, f"latent site {name!r}", "outside subsampled plates", actual, cure)
+
+
+def _leaf(value: Tensor) -> Tensor:
+    """The unconstrained tensor behind a value of ``pyro.param``; a subsampled plate hands it on under another name."""
+    return value.unconstrained() if hasattr(value, "unconstrained") else value._pyro_unconstrained_param

@@ -1,0 +1,369 @@
+r"""Variational nearest-neighbor Gaussian process (Wu, Pleiss, Cunningham 2022).
+
+Nearest-neighbor prior over M inducing values, each data point tied to its K nearest of them, Gaussian q(u):
+
+.. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} E_{q(f_i)} \log p(y_i \mid f_i)
+   - \frac{M}{|J|} \sum_{j \in J} KL_j \qquad\text{(eq. 15)}
+
+Differs from the paper: the minibatch estimate is unbiased for every batch, padded first points included; the expressive
+family (appendix B) is a sparse Cholesky factor with the divergence of :mod:`pyro_nngp.distributions.sparse_cholesky`,
+since equations 32 and 37-40 are misprinted; neighbors follow the learned lengthscales when refreshed; a mean function.
+
+Cost per step: O((|I| + |J|) K^3), independent of N and M.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.conjugate import mean_field_optimum
+from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
+from pyro_nngp.guides import LocalGaussian
+from pyro_nngp.inducing import kmeans
+from pyro_nngp.kernels import neighbor_lengthscale
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.module import (
+    ConstantMean,
+    GPModule,
+    HyperparameterGuide,
+    check_same_sites,
+    own_param_store,
+    pyro_entry,
+    read_hyperparameters,
+)
+from pyro_nngp.neighbors import Batch, NeighborGraph
+
+_DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
+
+
+class VNNGP(GPModule):
+    r"""Variational nearest-neighbor Gaussian process.
+
+    Generative model, for an ordering of M inducing points z and K nearest neighbors:
+
+    .. math::
+        u_j \mid u_{n(j)} &\sim N(w_j^\top u_{n(j)}, v_j), \quad j = 1..M, \\
+        f_i \mid u_{n(i)} &\sim N(\mu(x_i) + w_i^\top u_{n(i)}, v_i), \quad i = 1..N, \\
+        y_i \mid f_i &\sim p(y_i \mid f_i).
+
+    With inducing points at the data (the default) f_i is u_i plus the mean. Sites: ``u``, ``f``, ``y``, and one for each
+    hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and likelihood, assigned
+    before the model is built).
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
+            use in a larger program.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        num_neighbors: K, for the prior and for the data.
+        inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
+        learn_inducing: whether the inducing points are parameters.
+        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable constant.
+        ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
+        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
+        scale: initial standard deviation of q(u).
+        jitter: relative nugget; None takes :func:`~pyro_nngp.conditional.default_jitter`.
+        seed: of the ordering and of k-means.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, targets
+            outside the support of the likelihood.
+
+    Reference: Wu, Pleiss, Cunningham (2022), "Variational nearest neighbor Gaussian process", ICML.
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        kernel: Any,
+        likelihood: Likelihood | None = None,
+        *,
+        num_neighbors: int = 32,
+        inducing: int | Float[Tensor, "M D"] | None = None,
+        learn_inducing: bool = False,
+        guide_neighbors: int = 0,
+        mean: Callable | None = None,
+        ordering: str | Int[Tensor, " M"] = "random",
+        loc: Float[Tensor, "M *L"] | None = None,
+        scale: float = 0.1,
+        jitter: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        latent_shape = _check_data(x, y, likelihood)
+        self.kernel, self.likelihood, self.jitter = kernel, likelihood, jitter
+        self.mean = ConstantMean() if mean is None else mean
+        for part in (kernel, likelihood, self.mean):
+            if isinstance(part, nn.Module):
+                part.to(x)
+        self.register_buffer("x", x)
+        self.register_buffer("y", y)
+        self.at_data = inducing is None
+        if self.at_data and learn_inducing:
+            fail("VNNGP", "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
+        z = _inducing_points(x, inducing, seed)
+        self.graph = NeighborGraph(z, num_neighbors, ordering, seed=seed)
+        if learn_inducing:
+            self.z = nn.Parameter(z.clone())
+        self.learn_inducing = learn_inducing
+        self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
+        self.latent_shape = latent_shape
+        pattern = None
+        if guide_neighbors:
+            check_num_neighbors("VNNGP", guide_neighbors, num_neighbors, "guide_neighbors")
+            pattern = self.graph.neighbors[:, :guide_neighbors].clone()
+        num_latents = latent_shape[0] if latent_shape else None
+        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
+        self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
+        self.hyper_guide = HyperparameterGuide(self)
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def num_inducing(self) -> int:
+        """M."""
+        return self.graph.num_points
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+        """The generative model, on a batch of data points and a batch of inducing points.
+
+        Args:
+            idx: rows of the data; None is all.
+            inducing_idx: rows of the inducing points that count in log p(u); None is `idx` with inducing points at the
+                data, all of them otherwise.
+
+        Returns:
+            y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
+        """
+        read_hyperparameters(self)
+        batch = self._batch(idx, inducing_idx)
+        prior = NNGP(self.kernel, self.graph, batch, jitter=self.jitter, points=self._points())
+        with poutine.scale(scale=batch.scale):
+            u = pyro.sample("u", prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
+        data, latents = self._plates(idx)
+        with latents, data:
+            f = self._sample_f(u, batch, idx)
+        if self.likelihood is None:
+            return f
+        likelihood = self.likelihood.bind()
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            return pyro.sample("y", likelihood(f), obs=self._targets(idx), infer={"integrate": ("f", likelihood)})
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+        """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
+        check_same_sites("VNNGP.guide", self, self.hyper_guide)
+        self.hyper_guide()
+        batch = self._batch(idx, inducing_idx)
+        q = self.local.distribution(batch.rows, batch.targets)
+        with poutine.scale(scale=batch.scale):
+            u = pyro.sample("u", q.to_event(len(self.latent_shape)))
+        data, latents = self._plates(idx)
+        with latents, data:
+            return self._sample_f(u, batch, idx, q)
+
+    def forward(
+        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: neighbors per new point; None takes K. More than K often helps.
+
+        Returns:
+            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
+            their guide.
+
+        Cost: O(P K^3).
+        """
+        return self._moments(x_new, num_neighbors)
+
+    @pyro_entry
+    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> dist.TorchDistribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
+
+        Raises:
+            ValueError: if the model has no likelihood.
+        """
+        if self.likelihood is None:
+            fail("VNNGP.predict", "a likelihood", "in the model", None, "Call the model for the moments of f instead.")
+        loc, var = self._moments(x_new, num_neighbors)
+        return self.likelihood.marginal(loc, var)
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(
+        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
+    ) -> Float[Tensor, "S *L P"]:
+        """Joint posterior draws of f at new points, correlated within a draw; streamed in blocks of draws.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            num_neighbors: neighbors per new point, among inducing and new points; None takes K.
+            seed: of the order in which new points are conditioned on each other.
+
+        Cost: O(P K^3) per block of draws, and per draw if hyperparameters have priors.
+        """
+        block = 1 if self.hyper_guide._sites else max(1, _DRAW_BUDGET // (self.num_inducing + len(x_new)))
+        draws = []
+        for start in range(0, num_samples, block):
+            with poutine.block():
+                self.hyper_guide()
+            u = self.local.distribution().sample((min(block, num_samples - start),))
+            prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+            draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, num_neighbors, seed))
+        return torch.cat(draws)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Find the neighbors again under the kernel's present lengthscales and inducing points.
+
+        Kernels without one lengthscale per input keep the Euclidean metric.
+        """
+        if self.learn_inducing:
+            self.graph.x.copy_(self.z)
+        with own_param_store(self), self._pyro_context:
+            self.hyper_guide.median()
+            lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
+        self.graph.refresh(lengthscale)
+        if not self.at_data:
+            self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
+        if self.local.pattern is not None:
+            self.local.change_pattern(self.graph.neighbors[:, : self.local.pattern.shape[1]])
+
+    @torch.no_grad()
+    def solve(self) -> None:
+        """Put q(u) at its optimum for the present hyperparameters, in closed form.
+
+        The mean is the exact one for every family; of a sparse Cholesky factor the off-diagonal entries are kept.
+
+        Raises:
+            ValueError: unless the likelihood is Gaussian and the inducing points are at the data.
+
+        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients.
+        """
+        if not self.at_data or not isinstance(self.likelihood, Gaussian):
+            cure = "Train q(u) by gradients instead."
+            fail("VNNGP.solve", "model", "with Gaussian likelihood and inducing points at the data", self.likelihood, cure)
+        with own_param_store(self), self._pyro_context:
+            self.hyper_guide.median()
+            w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
+            y = self._targets(None) - self._mean_at(self.x)
+            noise_var = self.likelihood.variance
+        start = self.local.distribution().loc
+        loc, scale = mean_field_optimum(w, var, self.graph.neighbors, y, noise_var, start)
+        self.local.loc.copy_(loc.reshape(self.local.loc.mT.shape).mT)
+        self.local.log_scale.copy_(scale.log()[:, None])
+
+    def _moments(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor]:
+        self.hyper_guide.median()
+        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+        w, var, neighbors = prior.new_conditionals(x_new, num_neighbors)
+        rows, positions = neighbors.unique(return_inverse=True)
+        return self._through(self.local.distribution(rows), w, var, positions, self._mean_at(x_new))
+
+    def _through(
+        self, q: SparseCholeskyNormal, w: Tensor, var: Tensor, positions: Tensor, mean: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of f from q(u) through the conditional f | u at `positions` among q's rows."""
+        positions = positions.clamp(min=0)
+        return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
+
+    def _sample_f(self, u: Tensor, batch: Batch, idx: Tensor | None, q: SparseCholeskyNormal | None = None) -> Tensor:
+        """The site f given u; in the guide (q given) it carries its own marginal for the integrating ELBO."""
+        x = self.x if idx is None else self.x[idx]
+        mean = self._mean_at(x)
+        if self.at_data:
+            f = mean + u[..., batch.extra]
+            if q is None:
+                return pyro.deterministic("f", f, event_dim=0)
+            marginal = dist.Normal(mean + q.loc[..., batch.extra], q.variance[..., batch.extra].sqrt())
+            return pyro.sample(
+                "f", dist.Delta(f, event_dim=0).mask(False), infer={"marginal": marginal, "is_auxiliary": True}
+            )
+        rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
+        w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
+        loc = mean + (w * u[..., batch.extra]).sum(-1)
+        infer = {}
+        if q is not None:
+            m, s2 = self._through(q, w, var, batch.extra, mean)
+            infer["marginal"] = dist.Normal(m, s2.sqrt())
+        return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+
+    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
+        """Inducing batch, with the rows that the data batch needs as its `extra`."""
+        if self.at_data:
+            rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
+            return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)
+        return self.graph.batch(inducing_idx, extra=self.data_neighbors if idx is None else self.data_neighbors[idx])
+
+    def _mean_at(self, x: Tensor) -> Tensor:
+        mean = self.mean(x)
+        return mean.squeeze(-1) if mean.dim() == 2 else mean
+
+    def _points(self) -> Tensor:
+        return self.z if self.learn_inducing else self.graph.x
+
+    def _targets(self, idx: Tensor | None) -> Tensor | None:
+        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
+
+    def _plates(self, idx: Tensor | None) -> tuple[Any, Any]:
+        """The plate of the data, and to its left that of latent functions where there are several."""
+        data = pyro.plate("data", self.num_data, subsample=idx, dim=-1)
+        return data, pyro.plate("latents", *self.latent_shape, dim=-2) if self.latent_shape else nullcontext()
+
+
+def _check_data(x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
+    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
+    where = "VNNGP"
+    check_inputs(where, "x", x)
+    if y is not None:
+        check_tensor(where, "y", y)
+        if y.dim() not in (1, 2) or len(y) != len(x):
+            fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
+        if y.is_floating_point():
+            check_finite(where, "y", y)
+        check_same_kind(where, x=x, y=y)
+    if likelihood is None:
+        return ()
+    if y is None:
+        fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
+    likelihood.check(y)
+    outputs = tuple(y.shape[1:])
+    if likelihood.num_latents is None:
+        return outputs
+    if outputs:
+        fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
+    return (likelihood.num_latents,)
+
+
+def _inducing_points(x: Tensor, inducing: int | Tensor | None, seed: int) -> Tensor:
+    if inducing is None:
+        return x
+    if isinstance(inducing, int):
+        if not 1 < inducing <= len(x):
+            fail("VNNGP", "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")
+        return kmeans(x, inducing, seed)
+    check_inputs("VNNGP", "inducing", inducing)
+    check_same_kind("VNNGP", x=x, inducing=inducing)
+    if inducing.shape[1] != x.shape[1]:
+        fail("VNNGP", "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
+    return inducing

@@ -1,0 +1,1 @@
+"""Scalable Gaussian processes with nearest-neighbor structure, as Pyro models, guides and distributions."""

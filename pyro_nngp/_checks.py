@@ -1,0 +1,52 @@
+"""Checks of user input, written once: each message names the place, the argument, the expectation, what came, and the cure."""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+
+def fail(where: str, arg: str, expectation: str, actual: Any, cure: str, error: type[Exception] = ValueError) -> NoReturn:
+    """Raise `error` in the house format `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`."""
+    raise error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
+
+
+def check_tensor(where: str, arg: str, value: Any) -> None:
+    """Raise `TypeError` unless `value` is a tensor."""
+    if not isinstance(value, Tensor):
+        fail(where, arg, "to be a torch.Tensor", type(value).__name__, "Convert it with torch.as_tensor.", TypeError)
+
+
+def check_finite(where: str, arg: str, value: Tensor) -> None:
+    """Raise `ValueError` if a floating-point tensor holds NaN or infinity."""
+    bad = int((~torch.isfinite(value)).sum())
+    if bad:
+        fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
+
+
+def check_inputs(where: str, arg: str, x: Any) -> None:
+    """Raise unless `x` is a finite floating-point tensor of shape (N, D) with N, D >= 1."""
+    check_tensor(where, arg, x)
+    if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] < 1:
+        fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), "Use x[:, None] for one input dimension.")
+    if not x.is_floating_point():
+        fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)
+    check_finite(where, arg, x)
+
+
+def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbors") -> None:
+    """Raise unless `k` is an integer with 1 <= k <= limit."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        fail(where, arg, "to be an int", type(k).__name__, "Pass a plain integer.", TypeError)
+    if not 1 <= k <= limit:
+        fail(where, arg, f"in 1..{limit}", k, "Choose fewer neighbors, or give more points.")
+
+
+def check_same_kind(where: str, **tensors: Tensor) -> None:
+    """Raise unless all floating-point tensors share one dtype and one device."""
+    (first, ref), *rest = tensors.items()
+    for arg, value in rest:
+        if value.device != ref.device:
+            fail(where, arg, f"on the device of {first} ({ref.device})", value.device, "Move it with .to(device).")
+        if value.is_floating_point() and ref.is_floating_point() and value.dtype != ref.dtype:
+            fail(where, arg, f"of the dtype of {first} ({ref.dtype})", value.dtype, "Convert one of them.", TypeError)

@@ -1,0 +1,38 @@
+"""Whitening of NNGP sites, so that Hamiltonian Monte Carlo meets a prior of independent standard normals."""
+
+import pyro
+import pyro.distributions as dist
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.infer.reparam.reparam import Reparam
+from torch.distributions.independent import Independent
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.nngp import NNGP
+
+
+class NNGPReparam(Reparam):
+    r"""Replace a site ``u ~ NNGP`` by ``u_white ~ Normal(0, 1)`` and ``u = (I - A)^{-1} V^{1/2} u_white``.
+
+    Use it as ``pyro.poutine.reparam(model, config={"f": NNGPReparam()})`` around a model that is run by NUTS or by an
+    AutoGuide. The values at the original site are then a deterministic function of the white ones and of the kernel's
+    hyperparameters, which removes the strong prior correlation between them.
+
+    Raises:
+        TypeError: if the site is not an NNGP over all points of its graph (possibly expanded, possibly ``.to_event``).
+    """
+
+    def apply(self, msg):
+        name, fn, value, is_observed = msg["name"], msg["fn"], msg["value"], msg["is_observed"]
+        base, event_dim = fn, 1
+        while isinstance(base, Independent):
+            event_dim += base.reinterpreted_batch_ndims
+            base = base.base_dist
+        if not isinstance(base, NNGP) or base.event_shape[0] != base.graph.num_points:
+            fail("NNGPReparam", f"site {name!r}", "to be an NNGP over all points", fn, "Leave idx at None.", TypeError)
+        if value is not None or is_observed:
+            fail("NNGPReparam", f"site {name!r}", "to be latent", "an observed site", "Drop it from the config.")
+        white_shape = base.batch_shape + base.event_shape
+        zero = base.graph.x.new_zeros(())
+        white_fn: TorchDistributionMixin = dist.Normal(zero, zero + 1).expand(white_shape).to_event(event_dim)
+        value = base.color(pyro.sample(f"{name}_white", white_fn))
+        return {"fn": dist.Delta(value, event_dim=event_dim).mask(False), "value": value, "is_observed": True}

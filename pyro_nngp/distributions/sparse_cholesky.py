@@ -1,0 +1,216 @@
+r"""Gaussian with a sparse Cholesky factor of its covariance: :math:`N(m, R R^\top)`, and its divergence from an NNGP.
+
+Row i of R is supported on its own column and on those of a given pattern :math:`\alpha(i)`. An empty pattern is the
+mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, a full one VNNGP's appendix B. The one divergence
+behind all of them (methods: KL of a Gaussian from a nearest-neighbor Gaussian process) is
+
+.. math:: KL[q \| p] = \tfrac12 \sum_j \Big[ \log v_j - \log R_{jj}^2 - 1
+   + \big( \| R_j - \textstyle\sum_k w_{jk} R_{n(j)_k} \|^2 + (m_j - w_j^\top m_{n(j)})^2 \big) / v_j \Big],
+
+a sum over points, so that a batch of them gives an unbiased estimate of the whole.
+
+Differs from the paper (VNNGP, eqs. 37-40): those square a sum term by term and drop a logarithm; this is the divergence
+itself.
+
+Cost: O(B K) for the mean-field case, O(B K^2 log K) with a pattern of K columns.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import Normal, TorchDistribution
+from torch import Tensor
+from torch.distributions import Independent, constraints, kl_divergence, register_kl
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.neighbors import dependency_levels
+
+_LOG_2PI = 1.8378770664093453
+
+
+class SparseCholeskyNormal(TorchDistribution):
+    r"""Multivariate normal with mean m and covariance :math:`R R^\top`, R sparse and triangular in some ordering.
+
+    Args:
+        loc: mean m.
+        scale: diagonal of R, positive (a standard deviation, not a variance).
+        weights: off-diagonal entries of R; None for a diagonal R.
+        pattern: columns of `weights` for each row of R, -1 padded; columns must form no cycle (predecessors in some
+            ordering). Its entries number the points, all N of them.
+        rows: numbers of the points that `loc`, `scale`, `weights` and `pattern` are given for, where they are not all N
+            (such as ``batch.rows``); values are at those points.
+        targets: positions among the rows whose innovations the log density counts (such as ``batch.targets``); None is
+            all of them.
+
+    Raises:
+        ValueError: if shapes disagree, or one of `weights` and `pattern` comes without the other.
+    """
+
+    arg_constraints = {"loc": constraints.real_vector, "scale": constraints.independent(constraints.positive, 1)}
+    support = constraints.real_vector
+    has_rsample = True
+
+    def __init__(
+        self,
+        loc: Float[Tensor, "*S U"],
+        scale: Float[Tensor, "*S U"],
+        weights: Float[Tensor, "*S U K"] | None = None,
+        pattern: Int[Tensor, "U K"] | None = None,
+        rows: Int[Tensor, " U"] | None = None,
+        targets: Int[Tensor, " B"] | None = None,
+        *,
+        validate_args: bool | None = None,
+    ) -> None:
+        where = "SparseCholeskyNormal"
+        if loc.shape != scale.shape or loc.dim() < 1:
+            fail(where, "loc, scale", "of one shape (..., U)", (tuple(loc.shape), tuple(scale.shape)), "Expand one.")
+        if (weights is None) != (pattern is None):
+            fail(where, "weights, pattern", "together", "one of them", "Give both, or neither for a diagonal factor.")
+        if weights is not None and weights.shape != loc.shape + pattern.shape[-1:]:
+            fail(where, "weights", f"of shape {(*loc.shape, pattern.shape[-1])}", tuple(weights.shape), "Match pattern.")
+        if rows is not None and rows.shape != loc.shape[-1:]:
+            fail(where, "loc", f"to have {len(rows)} entries, one per row", loc.shape[-1], "Index it by rows.")
+        self.loc, self.scale, self.pattern, self.rows, self.targets = loc, scale, pattern, rows, targets
+        self.weights = None if weights is None else torch.where(pattern >= 0, weights, 0.0)
+        self._drawn: tuple[Tensor, Tensor] | None = None
+        super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "SparseCholeskyNormal":
+        """The same distribution with a broadcast batch shape."""
+        new = self._get_checked_instance(SparseCholeskyNormal, _instance)
+        shape = torch.Size(batch_shape) + self.event_shape
+        new.loc, new.scale = self.loc.expand(shape), self.scale.expand(shape)
+        new.weights = None if self.weights is None else self.weights.expand(shape + self.weights.shape[-1:])
+        new.pattern, new.rows, new.targets, new._drawn = self.pattern, self.rows, self.targets, None
+        super(SparseCholeskyNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def mean(self) -> Float[Tensor, "*S U"]:
+        """m."""
+        return self.loc
+
+    @property
+    def variance(self) -> Float[Tensor, "*S U"]:
+        """Marginal variances, the squared norms of the rows of R."""
+        own = self.scale.square()
+        return own if self.weights is None else own + self.weights.square().sum(-1)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
+        """m + R white, with one white value per column that the rows touch."""
+        shape = torch.Size(sample_shape) + self.batch_shape
+        if self.weights is None:
+            white = self._white(shape + self.event_shape)
+            value = self.loc + self.scale * white
+        else:
+            columns = torch.cat([self._numbers()[:, None], self.pattern.clamp(min=0)], -1)
+            if self.rows is None:
+                every = self._white(shape + self.event_shape)
+            else:
+                touched, columns = columns.unique(return_inverse=True)
+                every = self._white(shape + touched.shape)
+            white = every[..., columns[:, 0]]
+            value = self.loc + self.scale * white + (self.weights * every[..., columns[:, 1:]]).sum(-1)
+        self._drawn = value, white
+        return value
+
+    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
+        """Log density, by forward substitution over the dependency levels of the pattern.
+
+        Raises:
+            ValueError: for some rows of a factor with off-diagonal entries and a value that this object did not draw:
+                that density needs the whole factor.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        white = self._whiten(value)
+        log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * _LOG_2PI
+        return (log_prob if self.targets is None else log_prob[..., self.targets]).sum(-1)
+
+    def combined_rows(
+        self, coefficients: Float[Tensor, "B L"], positions: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "*S B"]:
+        r"""Variance of a linear combination of values: :math:`\| \sum_l c_l R_{p_l} \|^2` for each row of (c, p).
+
+        Args:
+            coefficients: c; a position that should not count gets coefficient 0.
+            positions: p, positions among the rows of this object; those with coefficients other than 0 are distinct
+                within a row.
+
+        Returns:
+            Variances, shape batch_shape + (B,).
+
+        Cost: O(B L) for a diagonal factor; else O(B L K log(L K)), and as much memory.
+        """
+        own = coefficients * self.scale[..., positions]
+        if self.weights is None:
+            return own.square().sum(-1)
+        off = coefficients[..., None] * self.weights[..., positions, :]
+        entries = torch.cat([own[..., None], off], -1).flatten(-2)
+        columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)
+        order, slots = _align(columns)
+        sums = entries.new_zeros(entries.shape)
+        return sums.scatter_add(-1, slots.expand(entries.shape), entries[..., _rows_like(order), order]).square().sum(-1)
+
+    def _numbers(self) -> Tensor:
+        return torch.arange(self.event_shape[0], device=self.loc.device) if self.rows is None else self.rows
+
+    def _white(self, shape: torch.Size) -> Tensor:
+        return torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
+
+    def _whiten(self, value: Tensor) -> Tensor:
+        if self.weights is None:
+            return (value - self.loc) / self.scale
+        if self._drawn is not None and self._drawn[0] is value:
+            return self._drawn[1]
+        if self.rows is not None:
+            fail(
+                "SparseCholeskyNormal.log_prob",
+                "value",
+                "to be the last draw of these rows",
+                "another value",
+                "Its density needs the whole factor: build the distribution over all points.",
+            )
+        white = (value - self.loc) / self.scale
+        columns, factor = self.pattern.clamp(min=0), self.weights / self.scale[..., None]
+        start = white.clone()
+        for rows in dependency_levels(self.pattern)[1:]:
+            white[..., rows] = start[..., rows] - (factor[..., rows, :] * white[..., columns[rows]]).sum(-1)
+        return white
+
+
+@register_kl(SparseCholeskyNormal, NNGP)
+def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
+    """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
+    batch = p.batch
+    if q.event_shape != p.event_shape or not (q.rows is None or torch.equal(q.rows, batch.rows)):
+        fail("kl_divergence", "q and p", "on the same rows", (q.event_shape, p.event_shape), "Build both from one Batch.")
+    w, var = p.conditionals
+    coefficients = torch.cat([torch.ones_like(w[:, :1]), -w], -1)
+    positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
+    spread = q.combined_rows(coefficients, positions) + p.residual(q.loc).square()
+    scale = q.scale[..., batch.targets]
+    return (0.5 * (var.log() - 1 + spread / var) - scale.log()).sum(-1)
+
+
+@register_kl(Independent, NNGP)
+def _kl_independent_nngp(q: Independent, p: NNGP) -> Tensor:
+    """Mean-field guides written as ``Normal(loc, scale).to_event(1)``."""
+    if not isinstance(q.base_dist, Normal) or q.reinterpreted_batch_ndims != 1:
+        raise NotImplementedError("no closed form: KL(Independent || NNGP) is known for Normal(...).to_event(1) only")
+    return kl_divergence(SparseCholeskyNormal(q.base_dist.loc, q.base_dist.scale), p)
+
+
+def _align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
+    """Per row: an order that brings equal columns together, and the slot of each sorted entry (one slot per column)."""
+    ordered, order = columns.sort(dim=-1)
+    fresh = torch.ones_like(ordered)
+    fresh[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).to(fresh.dtype)
+    return order, fresh.cumsum(-1) - 1
+
+
+def _rows_like(order: Tensor) -> Tensor:
+    return torch.arange(order.shape[0], device=order.device)[:, None]

@@ -1,0 +1,36 @@
+"""Where inducing points start: at the centers that k-means finds in the data."""
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from scipy.cluster.vq import kmeans2
+from torch import Tensor
+
+from pyro_nngp._checks import check_inputs, check_num_neighbors
+
+_SAMPLE_PER_CENTER = 64
+
+
+def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Tensor, "M D"]:
+    """Centers of k-means started by k-means++, each input scaled to unit variance meanwhile.
+
+    Args:
+        x: inputs; at most 64 rows per center, drawn at random, are looked at.
+        num_centers: M, at most N.
+        seed: of the subsample and of the start.
+
+    Returns:
+        Centers, in the units of `x`.
+
+    Cost: O(M^2 D) per iteration, independent of N beyond the subsample.
+    """
+    check_inputs("kmeans", "x", x)
+    check_num_neighbors("kmeans", num_centers, len(x), "num_centers")
+    rng = np.random.default_rng(seed)
+    values = x.detach().cpu().double().numpy()
+    if len(values) > num_centers * _SAMPLE_PER_CENTER:
+        values = values[rng.choice(len(values), num_centers * _SAMPLE_PER_CENTER, replace=False)]
+    spread = values.std(0)
+    spread[spread == 0] = 1
+    centers, _ = kmeans2(values / spread, num_centers, minit="++", missing="warn", rng=rng)
+    return torch.as_tensor(centers * spread).to(x)

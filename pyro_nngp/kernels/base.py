@@ -1,0 +1,211 @@
+"""What a kernel is: the plain covariance function, the module that owns its hyperparameters, sums and products.
+
+Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters import Hyperparameter, positive
+
+KernelLike = Callable[[Tensor, Tensor], Tensor]
+"""Anything that maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m)."""
+
+
+@dataclass(frozen=True)
+class Covariance:
+    """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
+
+    ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D).
+    """
+
+    block: KernelLike
+    diag: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "... n m"]:
+        """Covariances of the rows of x with those of z. Autograd may need the result: do not change it in place."""
+        return self.block(x, z)
+
+
+def bind(kernel: KernelLike) -> Covariance:
+    """Read the hyperparameters of a :class:`Kernel` once, or wrap any other covariance function.
+
+    Args:
+        kernel: A :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
+            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. Variances of a callable are blocks of one point.
+
+    Raises:
+        TypeError: ``kernel`` is not callable, or returns something other than a tensor.
+        ValueError: A callable returns a tensor whose shape does not end in (n, m).
+    """
+    if isinstance(kernel, Kernel):
+        return kernel.bind()
+    if isinstance(kernel, Covariance):
+        return kernel
+    if not callable(kernel):
+        fail("bind", "kernel", "to be a Kernel or a callable", type(kernel).__name__, "Pass e.g. RBF(2).", TypeError)
+
+    def block(x: Tensor, z: Tensor) -> Tensor:
+        value = kernel(x, z)
+        if not isinstance(value, Tensor):
+            cure = "Convert lazy matrices inside the callable, e.g. with .to_dense()."
+            fail("bind", "kernel(x, z)", "to be a torch.Tensor", type(value).__name__, cure, TypeError)
+        sizes = (x.shape[-2], z.shape[-2])
+        if value.shape[-2:] != sizes:
+            cure = "The callable has to map (..., n, D) and (..., m, D) to (..., n, m)."
+            fail("bind", "kernel(x, z)", f"of shape (..., n, m) with (n, m) = {sizes}", tuple(value.shape), cure)
+        return value
+
+    def diag(x: Tensor) -> Tensor:
+        point = x[..., None, :]
+        return block(point, point)[..., 0, 0]
+
+    return Covariance(block, diag)
+
+
+class Kernel(PyroModule):
+    """Base class; a subclass defines :meth:`bind`, decorated with ``pyro.nn.pyro_method``.
+
+    Args:
+        input_dim: Number D of input columns that the kernel acts on.
+        active_dims: Which columns of the input these are; by default the input has exactly D columns.
+
+    Raises:
+        ValueError: ``input_dim`` < 1, or ``active_dims`` of another length, negative or repeated.
+    """
+
+    def __init__(self, input_dim: int, active_dims: Sequence[int] | None = None) -> None:
+        super().__init__()
+        name = type(self).__name__
+        if input_dim < 1:
+            fail(name, "input_dim", ">= 1", input_dim, "Pass the number of input columns.")
+        if active_dims is not None:
+            if len(active_dims) != input_dim:
+                fail(name, "active_dims", f"of length input_dim = {input_dim}", len(active_dims), "Make them agree.")
+            if min(active_dims) < 0 or len(set(active_dims)) < input_dim:
+                fail(name, "active_dims", "to be distinct and >= 0", list(active_dims), "List each column once.")
+        self.input_dim = input_dim
+        self.active_dims = None if active_dims is None else list(active_dims)
+        self._sizes: dict[str, int] = {}
+
+    def bind(self) -> Covariance:
+        """Read the hyperparameters once, firing their Pyro statements, and return the plain covariance function."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"] | None = None, diag: bool = False
+    ) -> Float[Tensor, "... n m"] | Float[Tensor, "... n"]:
+        """Covariances of the rows of x with those of z (default x), or with ``diag=True`` the variances at x."""
+        cov = self.bind()
+        return cov.diag(x) if diag else cov(x, x if z is None else z)
+
+    def __add__(self, other: "Kernel") -> "Sum":
+        return Sum(self, other)
+
+    def __mul__(self, other: "Kernel") -> "Product":
+        return Product(self, other)
+
+    def _declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
+        """Make ``arg`` a hyperparameter, a scalar or of shape (size,)."""
+        self._sizes[arg] = size
+        if isinstance(value, Tensor):
+            self._check_size(arg, value)
+        setattr(self, arg, positive(type(self).__name__, arg, value))
+
+    def _read(self, arg: str) -> Tensor:
+        """Value of the hyperparameter ``arg``; fires its Pyro statement."""
+        value = getattr(self, arg)
+        self._check_size(arg, value)
+        return value.reshape(()) if value.numel() == 1 else value
+
+    def _check_size(self, arg: str, value: Tensor) -> None:
+        size = self._sizes[arg]
+        if value.shape not in ((), (1,), (size,)):
+            expectation = "to be a scalar" if size == 1 else f"to be a scalar or of shape ({size},)"
+            cure = "Hyperparameters have no batch dimensions."
+            fail(type(self).__name__, arg, expectation, f"shape {tuple(value.shape)}", cure)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """The columns of x that the kernel acts on."""
+        name = type(self).__name__
+        if x.dim() < 2:
+            fail(name, "inputs", "of shape (..., n, D)", tuple(x.shape), "Use x[:, None] for one input dimension.")
+        if self.active_dims is None:
+            if x.shape[-1] != self.input_dim:
+                cure = "Set input_dim to the number of columns, or choose columns with active_dims."
+                fail(name, "inputs", f"with input_dim = {self.input_dim} columns", tuple(x.shape), cure)
+            return x
+        if x.shape[-1] <= max(self.active_dims):
+            fail(name, "inputs", f"with columns {self.active_dims}", tuple(x.shape), "Correct active_dims.")
+        return torch.stack([x[..., d] for d in self.active_dims], -1)
+
+    def _column_pair(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """The active columns of both inputs: one object if the inputs are one object."""
+        columns = self._columns(x)
+        return columns, columns if z is x else self._columns(z)
+
+
+class Sum(Kernel):
+    """k0(x, z) + k1(x, z), also written ``kern0 + kern1``.
+
+    Raises:
+        TypeError: One of them is not a :class:`Kernel`.
+        ValueError: They expect different numbers of input columns.
+    """
+
+    def __init__(self, kern0: Kernel, kern1: Kernel) -> None:
+        super().__init__(*_joint_dims(type(self).__name__, kern0, kern1))
+        self.kern0 = kern0
+        self.kern1 = kern1
+
+    @pyro_method
+    def bind(self) -> Covariance:
+        cov0, cov1 = self.kern0.bind(), self.kern1.bind()
+        return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x))
+
+
+class Product(Kernel):
+    """k0(x, z) k1(x, z), also written ``kern0 * kern1``.
+
+    Raises:
+        TypeError: One of them is not a :class:`Kernel`.
+        ValueError: They expect different numbers of input columns.
+    """
+
+    def __init__(self, kern0: Kernel, kern1: Kernel) -> None:
+        super().__init__(*_joint_dims(type(self).__name__, kern0, kern1))
+        self.kern0 = kern0
+        self.kern1 = kern1
+
+    @pyro_method
+    def bind(self) -> Covariance:
+        cov0, cov1 = self.kern0.bind(), self.kern1.bind()
+        return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x))
+
+
+def check_kernel(where: str, arg: str, kernel: Kernel) -> None:
+    """Raise ``TypeError`` unless ``kernel`` is a :class:`Kernel`."""
+    if not isinstance(kernel, Kernel):
+        cure = "Combine kernels with kernels; Constant(input_dim, variance) stands for a number."
+        fail(where, arg, "to be a Kernel", type(kernel).__name__, cure, TypeError)
+
+
+def _joint_dims(where: str, kern0: Kernel, kern1: Kernel) -> tuple[int, list[int] | None]:
+    """``input_dim`` and ``active_dims`` of a combination: the union of the columns that the parts act on."""
+    check_kernel(where, "kern0", kern0)
+    check_kernel(where, "kern1", kern1)
+    listed = [d for kern in (kern0, kern1) for d in kern.active_dims or []]
+    whole = [kern.input_dim for kern in (kern0, kern1) if kern.active_dims is None]
+    if not whole:
+        columns = sorted(set(listed))
+        return len(columns), columns
+    if min(whole) != max(whole) or max(listed, default=0) >= whole[0]:
+        actual = f"kern0 on {kern0.active_dims or kern0.input_dim} and kern1 on {kern1.active_dims or kern1.input_dim}"
+        fail(where, "kern0 and kern1", "to fit the same inputs", actual, "Set active_dims on the parts.")
+    return whole[0], None

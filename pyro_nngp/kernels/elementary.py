@@ -1,0 +1,84 @@
+r"""Kernels without a lengthscale: a random constant, a random linear function, a varying amplitude.
+
+Cost: one product per block. Symbols: \sigma^2 variance.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from pyro.nn import pyro_method
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters import Hyperparameter
+from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
+
+
+class Constant(Kernel):
+    r"""The covariance of a random constant, :math:`k(x, z) = \sigma^2`."""
+
+    def __init__(
+        self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(input_dim, active_dims)
+        self._declare("variance", variance)
+
+    @pyro_method
+    def bind(self) -> Covariance:
+        variance = self._read("variance")
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            x, z = self._column_pair(x, z)
+            batch = torch.broadcast_shapes(x.shape[:-2], z.shape[:-2])
+            return variance.to(x.dtype).expand(*batch, x.shape[-2], z.shape[-2])
+
+        return Covariance(block, lambda x: variance.to(x.dtype).expand(self._columns(x).shape[:-1]))
+
+
+class Linear(Kernel):
+    r"""The covariance of a random linear function through the origin, :math:`k(x, z) = \sigma^2 x^\top z`."""
+
+    def __init__(
+        self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
+    ) -> None:
+        super().__init__(input_dim, active_dims)
+        self._declare("variance", variance)
+
+    @pyro_method
+    def bind(self) -> Covariance:
+        variance = self._read("variance")
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            x, z = self._column_pair(x, z)
+            return (variance.to(x.dtype) * x) @ z.mT
+
+        return Covariance(block, lambda x: variance.to(x.dtype) * self._columns(x).square().sum(-1))
+
+
+class VerticalScaling(Kernel):
+    """a(x) k(x, z) a(z): a standard deviation that varies over the input space.
+
+    Args:
+        kern: The kernel k.
+        vscaling_fn: The function a, from inputs (..., n, D) to amplitudes (..., n); may be a ``torch.nn.Module``.
+
+    Raises:
+        TypeError: ``kern`` is not a :class:`~pyro_nngp.kernels.Kernel`, or ``vscaling_fn`` not callable.
+    """
+
+    def __init__(self, kern: Kernel, vscaling_fn: Callable[[Tensor], Tensor]) -> None:
+        check_kernel(type(self).__name__, "kern", kern)
+        if not callable(vscaling_fn):
+            cure = "Pass a function of the inputs that returns one amplitude per point."
+            fail(type(self).__name__, "vscaling_fn", "to be callable", type(vscaling_fn).__name__, cure, TypeError)
+        super().__init__(kern.input_dim, kern.active_dims)
+        self.kern = kern
+        self.vscaling_fn = vscaling_fn
+
+    @pyro_method
+    def bind(self) -> Covariance:
+        cov, amplitude = self.kern.bind(), self.vscaling_fn
+        return Covariance(
+            lambda x, z: amplitude(x)[..., :, None] * cov(x, z) * amplitude(z)[..., None, :],
+            lambda x: amplitude(x).square() * cov.diag(x),
+        )

@@ -1,0 +1,140 @@
+"""Isotropic covariance blocks k(q), q = |x - z|^2 on scaled inputs, with a hand-written gradient.
+
+Plain autograd through distances, square root, exponential and polynomial keeps and revisits about ten arrays of the
+size of the block. Here the forward pass keeps two, the block itself and its slope dk/dq, and with W = grad * dk/dq
+
+    grad_x = 2 (rowsum(W) x - W z),    grad_z = 2 (colsum(W) z - W^T x),    grad_variance = <grad, k> / variance.
+
+A second derivative (Laplace approximations, Hessians) recomputes q, k and the slope with differentiable operations.
+
+Reference: Rasmussen and Williams (2006), section 4.2.1, for the covariance functions.
+Cost: O(n m D) per block, of which only O(n m) is kept; no (n, m, D) array is ever made.
+Symbols: q squared scaled distance, s = sqrt(q), v variance, k block, W weights of the gradient.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Profile(NamedTuple):
+    """A covariance as a function of the squared distance q between inputs divided by ``stretch`` lengthscales.
+
+    ``function`` maps (q, v) to (k, dk/dq). It may write into q when no graph is being recorded and has to be
+    differentiable in both arguments otherwise.
+    """
+
+    stretch: float
+    function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
+    """Covariance block of inputs that are already centered and scaled.
+
+    Args:
+        x: Inputs divided by ``profile.stretch`` lengthscales, shape (..., n, D).
+        z: Likewise, shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        variance: Scalar tensor.
+        profile: One of the profiles of this module.
+
+    Returns:
+        Block of shape (..., n, m). It is kept for the backward pass, so it must not be changed in place.
+    """
+    return _Radial.apply(x, z, variance, profile.function)
+
+
+def _rbf(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v exp(-q)."""
+    k = torch.neg(q, out=_reuse(q)).exp_()
+    k = torch.mul(k, v, out=_reuse(k))
+    return k, -k
+
+
+def _matern12(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v exp(-s); its slope is infinite at distance zero, where the subgradient 0 is taken."""
+    s = q.sqrt()
+    k = s.neg().exp_()
+    k = torch.mul(k, v, out=_reuse(k))
+    return k, torch.div(k, s).mul_(-1 / 2).masked_fill(q <= _FLOOR, 0.0)
+
+
+def _matern32(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v (1 + s) exp(-s)."""
+    s = q.sqrt()
+    e = s.neg().exp_()
+    e = torch.mul(e, v, out=_reuse(e))
+    return torch.addcmul(e, s, e, out=_reuse(s)), e.mul(-1 / 2)
+
+
+def _matern52(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v (1 + s + s^2 / 3) exp(-s)."""
+    s = q.sqrt()
+    e = s.neg().exp_()
+    e = torch.mul(e, v, out=_reuse(e))
+    t = torch.addcmul(e, s, e, out=_reuse(s))
+    return torch.addcmul(t, q, e, value=1 / 3, out=_reuse(e)), t.mul(-1 / 6)
+
+
+def _identity(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v q, the squared distance itself for v = 1."""
+    return q * v, v.expand_as(q)
+
+
+RBF = Profile(math.sqrt(2), _rbf)
+MATERN12 = Profile(1.0, _matern12)
+MATERN32 = Profile(1 / math.sqrt(3), _matern32)
+MATERN52 = Profile(1 / math.sqrt(5), _matern52)
+SQUARED_DISTANCE = Profile(1.0, _identity)
+
+_FLOOR = 1e-24  # squared distances up to this count as zero where the derivative of a square root would be infinite
+
+
+class _Radial(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> Tensor:
+        k, slope = function(_squared_distance(x, z), variance)
+        ctx.function = function
+        ctx.save_for_backward(x, z, variance, k, slope)
+        return k
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        x, z, variance, k, slope = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            k, slope = ctx.function(_squared_distance(x, z).clamp_min(_FLOOR), variance)
+        grad_x = grad_z = grad_variance = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            weights = grad * slope
+            if ctx.needs_input_grad[0]:
+                grad_x = _pull(weights, x, z)
+            if ctx.needs_input_grad[1]:
+                grad_z = _pull(weights.mT, z, x)
+        if ctx.needs_input_grad[2]:
+            grad_variance = (grad * k).sum() / variance
+        return grad_x, grad_z, grad_variance, None
+
+
+def _pull(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:
+    """2 sum_j weights_ij (x_i - z_j), summed over the batch dimensions along which ``x`` was broadcast."""
+    rows = torch.cat([z, torch.ones_like(z[..., :1])], -1).mT  # few long rows: several times faster than weights @ z
+    total = (rows @ weights.mT).mT
+    return (2 * (total[..., -1:] * x - total[..., :-1])).sum_to_size(x.shape)
+
+
+def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
+    """|x_i - z_j|^2 from differences, one input dimension at a time."""
+    columns = z.mT.contiguous()
+    diff = x[..., 0, None] - columns[..., 0, None, :]
+    q = diff.square()
+    for d in range(1, x.shape[-1]):
+        diff = torch.sub(x[..., d, None], columns[..., d, None, :], out=_reuse(diff))
+        q.addcmul_(diff, diff)
+    return q
+
+
+def _reuse(buffer: Tensor) -> Tensor | None:
+    """``out=`` argument that overwrites ``buffer``, unless a graph is being recorded that may need its content."""
+    return None if torch.is_grad_enabled() else buffer

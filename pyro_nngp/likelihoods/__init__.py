@@ -1,0 +1,24 @@
+"""Likelihoods p(y | f): Pyro conditionals with their expected log-densities and marginals over a normal f.
+
+See :class:`Likelihood` for the protocol and how to write one.
+"""
+
+from pyro_nngp.likelihoods.base import Likelihood, Marginal
+from pyro_nngp.likelihoods.continuous import Gamma, Gaussian, HeteroskedasticGaussian, LogNormal, StudentT
+from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial, Ordinal, Poisson
+
+__all__ = [
+    "Bernoulli",
+    "Binomial",
+    "Categorical",
+    "Gamma",
+    "Gaussian",
+    "HeteroskedasticGaussian",
+    "Likelihood",
+    "LogNormal",
+    "Marginal",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
+    "StudentT",
+]

@@ -1,0 +1,169 @@
+r"""Likelihoods of real and of positive data.
+
+Closed forms: expected log-densities of all but the Student-t; the marginals of the normal and the log-normal. The
+marginals of the Student-t and of the heteroskedastic normal are mixtures of normals over one scale variable, which
+stays accurate however small the noise is beside the variance of f.
+
+Reference: Lazaro-Gredilla and Titsias (2011) for the heteroskedastic normal. Cost: O(1) per value unless stated.
+"""
+
+import math
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.nn import pyro_method
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+
+from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.likelihoods.base import Likelihood, bounded
+
+_NODES = 64  # components of the mixtures of normals
+_RANGE = 8.0  # of the standardized log noise variance, in standard deviations
+
+
+class Gaussian(Likelihood):
+    r""":math:`y \sim N(f, \sigma^2)`.
+
+    Args:
+        variance: Noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
+    """
+
+    def __init__(self, variance: Hyperparameter | None = None) -> None:
+        super().__init__()
+        self.variance = positive("Gaussian", "variance", variance)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.Normal(f, self.variance.to(f.dtype).sqrt())
+
+    @pyro_method
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        noise = self.variance.to(loc.dtype)
+        return dist.Normal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
+
+    @pyro_method
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        return dist.Normal(loc, (var + self.variance.to(loc.dtype)).sqrt())
+
+
+class HeteroskedasticGaussian(Likelihood):
+    r""":math:`y \sim N(f_0, \exp f_1)`: the logarithm of the noise variance is a second latent function."""
+
+    num_latents = 2
+
+    def forward(self, f: Float[Tensor, "2 ..."]) -> Distribution:
+        return dist.Normal(f[0], (bounded(f[1]) / 2).exp())
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "2 ..."], var: Float[Tensor, "2 ..."]
+    ) -> Float[Tensor, "..."]:
+        misfit = ((y - loc[0]).square() + var[0]) * bounded(var[1] / 2 - loc[1]).exp()
+        return -(math.log(2 * math.pi) + loc[1] + misfit) / 2
+
+    def marginal(self, loc: Float[Tensor, "2 ..."], var: Float[Tensor, "2 ..."]) -> Distribution:
+        """A mixture of normals over the noise variance, integrated over the mean."""
+        t = torch.linspace(-_RANGE, _RANGE, _NODES, dtype=loc.dtype, device=loc.device)
+        log_noise = bounded(loc[1, ..., None] + var[1, ..., None].sqrt() * t)
+        return _normal_mixture(-t.square() / 2, loc[0], var[0], log_noise.exp())
+
+
+class StudentT(Likelihood):
+    r""":math:`y = f + s\,\epsilon` with :math:`\epsilon` Student-t of :math:`\nu` degrees of freedom.
+
+    Args:
+        df: Degrees of freedom :math:`\nu`, default 4.
+        scale: :math:`s`, default 1.
+        num_quadrature: Number of nodes of the expected log-density.
+    """
+
+    def __init__(
+        self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None, num_quadrature: int = 20
+    ) -> None:
+        super().__init__(num_quadrature)
+        self.df = positive("StudentT", "df", df, 4.0)
+        self.scale = positive("StudentT", "scale", scale)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.StudentT(self.df.to(f.dtype), f, self.scale.to(f.dtype))
+
+    @pyro_method
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        r"""A mixture of normals: y has noise :math:`s^2 / \lambda` given :math:`\lambda \sim Gamma(\nu/2, \nu/2)`."""
+        a = self.df.to(loc.dtype)[..., None] / 2
+        with torch.no_grad():  # from its peak, the density of log(lambda) falls by e^-45 to `low`, by e^-21 to `high`
+            c, tail = 21 / a, 45 / a
+            low, high = -(tail + (2 * tail).sqrt().clamp(max=1)), torch.minimum((2 * c).sqrt(), 1 + torch.log1p(2 * c))
+            unit = torch.linspace(0, 1, 2 * _NODES, dtype=loc.dtype, device=loc.device)
+            log_precision = low + (high - low) * unit
+        noise = self.scale.to(loc.dtype)[..., None].square() * bounded(-log_precision).exp()
+        return _normal_mixture(a * (log_precision - log_precision.exp()), loc, var, noise)
+
+
+class LogNormal(Likelihood):
+    r""":math:`\log y \sim N(f, \sigma^2)`, for y > 0.
+
+    Args:
+        variance: Variance :math:`\sigma^2` of the logarithm.
+    """
+
+    support = constraints.positive
+    expectation = "to be positive"
+    cure = "Drop them, or use another likelihood for data with zeros."
+
+    def __init__(self, variance: Hyperparameter | None = None) -> None:
+        super().__init__()
+        self.variance = positive("LogNormal", "variance", variance)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.LogNormal(f, self.variance.to(f.dtype).sqrt())
+
+    @pyro_method
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        noise = self.variance.to(loc.dtype)
+        return dist.LogNormal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
+
+    @pyro_method
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        return dist.LogNormal(loc, (var + self.variance.to(loc.dtype)).sqrt())
+
+
+class Gamma(Likelihood):
+    r""":math:`y \sim Gamma(a, a e^{-f})`, of mean :math:`e^f` and relative variance 1/a, for y > 0.
+
+    Args:
+        concentration: a.
+        num_quadrature: Number of nodes of the marginal moments.
+    """
+
+    support = constraints.positive
+    expectation = "to be positive"
+    cure = "Drop them, or use another likelihood for data with zeros."
+
+    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 20) -> None:
+        super().__init__(num_quadrature)
+        self.concentration = positive("Gamma", "concentration", concentration)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        a = self.concentration.to(f.dtype)
+        return dist.Gamma(a, a * (-bounded(f)).exp())
+
+    @pyro_method
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        a = self.concentration.to(loc.dtype)
+        log_y = y.log()
+        mean_ratio = bounded(log_y - loc + var / 2).exp()  # E y exp(-f)
+        return a * (a.log() + log_y - loc - mean_ratio) - log_y - torch.lgamma(a)
+
+
+def _normal_mixture(log_weights: Tensor, loc: Tensor, var: Tensor, noise: Tensor) -> Distribution:
+    """Mixture of N(loc, var + noise_q), unnormalized log-weights; q is the last dimension of weights and noise."""
+    scale = (var[..., None] + noise).sqrt()
+    weights = dist.Categorical(logits=log_weights.expand(scale.shape))
+    return dist.MixtureSameFamily(weights, dist.Normal(loc[..., None].expand(scale.shape), scale))

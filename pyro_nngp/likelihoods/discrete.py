@@ -1,0 +1,229 @@
+r"""Likelihoods of labels, classes, ratings and counts.
+
+Closed forms (m, v the mean and variance of f): the expected log-density of the Poisson with exponential link, and the
+marginals under probit links. Probabilities are handled as logits throughout, so that float32 stays finite, with finite
+gradients, far beyond :math:`f = \pm 50`.
+
+Cost: O(1) per value and quadrature node; O(C) for C classes or ratings.
+"""
+
+import math
+from typing import Any, Literal
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from pyro.nn import PyroParam, pyro_method
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid, softplus
+from torch.special import log_ndtr
+
+from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
+
+_INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
+
+
+class Bernoulli(Likelihood):
+    r"""Labels 0 and 1 with :math:`p(y = 1) = \sigma(f)` (logit) or :math:`\Phi(f)` (probit).
+
+    Args:
+        link: "logit" or "probit"; with "probit" the marginal has a closed form.
+        num_quadrature: Number of nodes of the expected log-density.
+    """
+
+    support = constraints.boolean
+    expectation = "to be labels 0 and 1"
+    cure = "Map labels -1 and 1 with (y + 1) / 2."
+
+    def __init__(self, link: Literal["logit", "probit"] = "logit", num_quadrature: int = 20) -> None:
+        super().__init__(num_quadrature)
+        self.link = _checked_link("Bernoulli", link, ("logit", "probit"))
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return _Bernoulli(logits=f if self.link == "logit" else log_ndtr(f) - log_ndtr(-f))
+
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        if self.link == "probit":
+            return self.forward(loc / (1 + var).sqrt())
+        log_probs = Marginal(self, loc[..., None], var[..., None]).log_prob(loc.new_tensor([0.0, 1.0]))
+        return _Bernoulli(logits=log_probs[..., 1] - log_probs[..., 0])
+
+
+class Binomial(Likelihood):
+    r"""Successes among n trials, :math:`y \sim Binomial(n, \sigma(f))`.
+
+    Args:
+        total_count: Number n of trials, the same for all data.
+        num_quadrature: Number of nodes of the expected log-density.
+
+    Raises:
+        ValueError: ``total_count`` < 1.
+    """
+
+    def __init__(self, total_count: int, num_quadrature: int = 20) -> None:
+        super().__init__(num_quadrature)
+        if total_count < 1:
+            fail("Binomial", "total_count", ">= 1", total_count, "Pass the number of trials.")
+        self.total_count = total_count
+        self.support = constraints.integer_interval(0, total_count)
+        self.expectation = f"to be counts in 0..{total_count}"
+        self.cure = "Pass the number of successes, not their share."
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.Binomial(self.total_count, logits=f)
+
+
+class Poisson(Likelihood):
+    r"""Counts :math:`y \sim Poisson(g(f))` with :math:`g = \exp` or :math:`g(f) = \log(1 + e^f)` (softplus).
+
+    Args:
+        link: "exp" or "softplus"; with "exp" the expected log-density has a closed form.
+        num_quadrature: Number of nodes of the expected log-density (softplus) and of the marginal moments.
+    """
+
+    support = constraints.nonnegative_integer
+    expectation = "to be counts 0, 1, 2, .."
+    cure = "Round them, or use a likelihood of continuous data."
+
+    def __init__(self, link: Literal["exp", "softplus"] = "exp", num_quadrature: int = 20) -> None:
+        super().__init__(num_quadrature)
+        self.link = _checked_link("Poisson", link, ("exp", "softplus"))
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.Poisson(bounded(f).exp() if self.link == "exp" else softplus(f.clamp(min=-80)))
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        if self.link == "softplus":
+            return super().expected_log_prob(y, loc, var)
+        return y * loc - bounded(loc + var / 2).exp() - torch.lgamma(1 + y.to(loc.dtype))
+
+
+class NegativeBinomial(Likelihood):
+    r"""Overdispersed counts, :math:`y \sim NB(r, \sigma(f))` of mean :math:`r e^f`, variance :math:`r e^f (1 + e^f)`.
+
+    The logits are f itself, the form that Polya-Gamma augmentation needs. In the form with mean :math:`e^g` and the
+    same dispersion r, :math:`g = f + \log r`: a shift of the prior mean.
+
+    Args:
+        total_count: Dispersion r > 0; the Poisson is the limit of large r.
+        num_quadrature: Number of nodes of expectations.
+    """
+
+    support = constraints.nonnegative_integer
+    expectation = "to be counts 0, 1, 2, .."
+    cure = "Round them, or use a likelihood of continuous data."
+
+    def __init__(self, total_count: Hyperparameter | None = None, num_quadrature: int = 20) -> None:
+        super().__init__(num_quadrature)
+        self.total_count = positive("NegativeBinomial", "total_count", total_count)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.NegativeBinomial(self.total_count.to(f.dtype), logits=bounded(f))
+
+
+class Categorical(Likelihood):
+    r"""Classes 0..C-1 with softmax probabilities, :math:`p(y = c) \propto e^{f_c}`; f has the shape (C, \*batch).
+
+    Integrals are averages over fixed quasi-random nodes.
+
+    Args:
+        num_classes: C.
+        num_quadrature: Number Q of nodes.
+
+    Raises:
+        ValueError: ``num_classes`` < 2.
+    """
+
+    def __init__(self, num_classes: int, num_quadrature: int = 128) -> None:
+        super().__init__(num_quadrature)
+        if num_classes < 2:
+            fail("Categorical", "num_classes", ">= 2", num_classes, "Count the distinct labels.")
+        self.num_latents = num_classes
+        self.support = constraints.integer_interval(0, num_classes - 1)
+        self.expectation = f"to be labels in 0..{num_classes - 1}"
+        self.cure = "Renumber them with torch.unique(y, return_inverse=True)."
+
+    def forward(self, f: Float[Tensor, "C ..."]) -> Distribution:
+        return dist.Categorical(logits=f.movedim(0, -1))
+
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."]
+    ) -> Float[Tensor, "..."]:
+        nodes, _ = self._nodes(loc)
+        log_normalizer = self._latent(loc, var, nodes).logsumexp(0).mean(0)
+        return loc.gather(0, y.long()[None]).squeeze(0) - log_normalizer
+
+    def marginal(self, loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."]) -> Distribution:
+        nodes, weights = self._nodes(loc)
+        log_probs = self._latent(loc, var, nodes).log_softmax(0).logsumexp(1) - math.log(len(weights))
+        return dist.Categorical(logits=log_probs.movedim(0, -1))
+
+
+class Ordinal(Likelihood):
+    r"""Ratings 0..C-1 with :math:`p(y \le k) = F(c_k - f)`, F the logistic (logit) or the normal (probit) distribution.
+
+    Args:
+        cutpoints: :math:`c_0 < .. < c_{C-2}`, shape (R,) with R = C - 1, initial values of an ordered ``PyroParam``.
+        link: "logit" or "probit"; with "probit" the marginal has a closed form.
+        num_quadrature: Number of nodes of the expected log-density.
+
+    Raises:
+        ValueError: ``cutpoints`` is not a strictly increasing vector.
+    """
+
+    def __init__(
+        self, cutpoints: Float[Tensor, " R"], link: Literal["logit", "probit"] = "logit", num_quadrature: int = 20
+    ) -> None:
+        super().__init__(num_quadrature)
+        if cutpoints.dim() != 1 or len(cutpoints) < 1 or not bool((cutpoints.diff() > 0).all()):
+            cure = "Start e.g. from torch.linspace(-2, 2, C - 1)."
+            fail("Ordinal", "cutpoints", "to be a strictly increasing vector", cutpoints.tolist(), cure)
+        self.cutpoints: Any = PyroParam(cutpoints, constraints.ordered_vector)
+        self.link = _checked_link("Ordinal", link, ("logit", "probit"))
+        self.support = constraints.integer_interval(0, len(cutpoints))
+        self.expectation = f"to be ratings in 0..{len(cutpoints)}"
+        self.cure = "Renumber them from 0, in order."
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return self._between(self.cutpoints.to(f.dtype), f)
+
+    @pyro_method
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        if self.link == "probit":
+            scale = (1 + var).sqrt()
+            return self._between(self.cutpoints.to(loc.dtype) / scale[..., None], loc / scale)
+        ratings = torch.arange(len(self.cutpoints) + 1, device=loc.device)
+        return dist.Categorical(logits=Marginal(self.bind(), loc[..., None], var[..., None]).log_prob(ratings))
+
+    def _between(self, cutpoints: Tensor, f: Tensor) -> Distribution:
+        """Probabilities F(upper) - F(lower) of all ratings, from logarithms that do not cancel in the tails."""
+        ends = cutpoints.new_full((*cutpoints.shape[:-1], 1), _INFINITY)
+        bounds = torch.cat([-ends, cutpoints, ends], -1)
+        lower, upper = bounds[..., :-1] - f[..., None], bounds[..., 1:] - f[..., None]
+        if self.link == "logit":
+            logits = logsigmoid(upper) + logsigmoid(-lower) + torch.log(-torch.expm1(-bounds.diff()))
+        else:
+            flip = lower + upper > 0  # to the left tail
+            log_low = log_ndtr(torch.where(flip, -upper, lower))
+            log_high = log_ndtr(torch.where(flip, -lower, upper))
+            logits = log_high + torch.log(-torch.expm1(log_low - log_high))
+        return dist.Categorical(logits=logits)
+
+
+class _Bernoulli(dist.Bernoulli):
+    """Takes labels of integer and boolean type, too."""
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return super().log_prob(value.to(self.logits.dtype))
+
+
+def _checked_link(where: str, link: str, links: tuple[str, ...]) -> str:
+    if link not in links:
+        fail(where, "link", "to be " + " or ".join(map(repr, links)), repr(link), "Choose one of them.")
+    return link

@@ -1,0 +1,170 @@
+"""What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule, pyro_method
+from torch import Tensor, nn
+from torch.distributions import biject_to
+
+from pyro_nngp._checks import fail
+
+
+class ConstantMean(PyroModule):
+    """A learnable constant mean function, ``(B, D) -> (B,)``.
+
+    Args:
+        value: its initial value, in the units of the latent function.
+    """
+
+    def __init__(self, value: float = 0.0) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.tensor(float(value)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value.expand(x.shape[:-1])
+
+
+class GPModule(PyroModule):
+    """A PyroModule whose parameters live in a param store of its own.
+
+    Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Methods marked
+    with :func:`pyro_entry` run inside a private store instead. The parameters are those of the module, so
+    ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. Inside a larger PyroModule
+    the parent's store and names apply.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: tuple[dict, dict, dict] = ({}, {}, {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._pyro_context.active:
+            return super().__call__(*args, **kwargs)
+        with own_param_store(self):
+            return super().__call__(*args, **kwargs)
+
+    def named(self, name: str) -> Self:
+        """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
+
+        Two kernels that stand alone in one Pyro program need names, or their sites collide. Inside a model or a larger
+        PyroModule the attribute's name serves.
+        """
+        self._pyro_set_supermodule(name, self._pyro_context)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pyro hangs a weak reference on each parameter it has seen, and weak references can't be pickled.
+        for param in self.parameters():
+            param.__dict__.pop("unconstrained", None)
+        return self.__dict__.copy()
+
+
+def pyro_entry(method: Callable) -> Callable:
+    """Mark a method of a :class:`GPModule` that touches parameters or sites: the way into the model from outside."""
+    inside = pyro_method(method)
+
+    @functools.wraps(method)
+    def enter(self: GPModule, *args: Any, **kwargs: Any) -> Any:
+        if self._pyro_context.active:
+            return method(self, *args, **kwargs)
+        with own_param_store(self):
+            return inside(self, *args, **kwargs)
+
+    return enter
+
+
+@contextmanager
+def own_param_store(module: GPModule) -> Iterator[None]:
+    """Put a store of the module's own in place of Pyro's global one, in O(parameters).
+
+    The parameters of modules are held by the modules and enter the store as they are read; between calls it keeps only
+    what the user's own ``pyro.param`` statements made, in a mean function for instance. ``ParamStoreDict.scope`` is not
+    used: it strips the marks by which ``SVI`` recognises a parameter, from the global ones too. Names stay known
+    outside, for optimisers with settings per parameter.
+    """
+    store = pyro.get_param_store()
+    outside = store._params, store._constraints, store._param_to_name
+    store._params, store._constraints, store._param_to_name = params, bounds, names = module._store
+    try:
+        yield
+    finally:
+        store._params, store._constraints, store._param_to_name = outside
+        store._param_to_name.update(names)
+        for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
+            del params[name], bounds[name]
+        names.clear()
+        names.update({param: name for name, param in params.items()})
+
+
+class HyperparameterGuide(PyroModule):
+    r"""Mean-field guide for the :class:`~pyro.nn.PyroSample` attributes of some modules.
+
+    Each site gets a normal distribution in unconstrained space, moved by the bijection to the prior's support.
+
+    Args:
+        owner: the module whose sub-modules hold the priors. Assign priors before the model is built.
+        init_scale: initial standard deviation in unconstrained space.
+    """
+
+    def __init__(self, owner: nn.Module, init_scale: float = 0.1) -> None:
+        super().__init__()
+        self._sites = list(_sampled_attributes(owner))
+        for i, (module, attribute) in enumerate(self._sites):
+            prior = _prior(module, attribute)
+            draws = biject_to(prior.support).inv(prior.sample((99,)))
+            loc = draws.median(0).values
+            setattr(self, f"loc_{i}", nn.Parameter(loc))
+            setattr(self, f"log_scale_{i}", nn.Parameter(torch.full_like(loc, init_scale).log()))
+
+    def forward(self) -> dict[str, Tensor]:
+        """Sample every site; modules that read the attribute in the same Pyro context get the sampled value."""
+        return self._place(lambda name, q, _: pyro.sample(name, q))
+
+    def median(self) -> dict[str, Tensor]:
+        """Give every attribute the median of its guide instead of a draw."""
+        return self._place(lambda _, q, loc: q.transforms[0](loc))
+
+    def _place(self, choose: Callable) -> dict[str, Tensor]:
+        values = {}
+        for i, (module, attribute) in enumerate(self._sites):
+            prior = _prior(module, attribute)
+            transform = biject_to(prior.support)
+            loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
+            event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
+            q = dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
+            name = module._pyro_get_fullname(attribute)
+            values[name] = choose(name, q, loc)
+            module._pyro_context.set(name, values[name])
+        return values
+
+
+def read_hyperparameters(owner: nn.Module) -> None:
+    """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
+    for module, attribute in _sampled_attributes(owner):
+        getattr(module, attribute)
+
+
+def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
+    """Raise if attributes became random after the guide was built."""
+    missing = set(_sampled_attributes(owner)) - set(guide._sites)
+    if missing:
+        names = sorted(attribute for _, attribute in missing)
+        fail(where, "hyperparameter priors", "to be assigned before the model is built", names, "Assign, then build.")
+
+
+def _sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
+    for module in owner.modules():
+        if isinstance(module, PyroModule):
+            for attribute in module._pyro_samples:
+                yield module, attribute
+
+
+def _prior(module: PyroModule, attribute: str) -> Any:
+    prior = module._pyro_samples[attribute]
+    return prior if hasattr(prior, "sample") else prior(module)

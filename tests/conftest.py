@@ -1,0 +1,36 @@
+"""Fixtures of every test, and the run-time check of the package's shape annotations.
+
+The import hook has to be installed before the package is first imported, so this file imports nothing of it.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyro
+import pytest
+from beartype import BeartypeConf, beartype
+from jaxtyping import install_import_hook
+
+
+def checked_after_return(signature: Callable) -> Callable:
+    """Check arguments and result together once a call has returned; let a call that raises raise its own error.
+
+    jaxtyping passes two stand-ins for each function: one for the arguments alone, whose result is `Any`, run before
+    the call, and one for arguments and result, run after it. Leaving the first unchecked keeps the package's own
+    messages for wrong input testable, while input that the annotations forbid and no message catches still fails.
+    """
+    if signature.__annotations__.get("return") is Any:
+        return signature
+    return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
+
+
+install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
+
+
+@pytest.fixture(autouse=True)
+def fresh_pyro() -> Iterator[None]:
+    """Give each test an empty parameter store and the same random state."""
+    pyro.clear_param_store()
+    pyro.set_rng_seed(0)
+    yield
+    pyro.clear_param_store()

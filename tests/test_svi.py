@@ -1,0 +1,343 @@
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroParam, pyro_method
+from torch import nn
+from torch.distributions import constraints
+
+from pyro_nngp.inference import DivergenceError, IntegratedELBO, fit
+from pyro_nngp.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models import VNNGP
+
+N = 60
+
+
+class Line(PyroModule):
+    """Bayesian regression on a batch of rows: enough of a method for the engine."""
+
+    num_data = N
+
+    def __init__(self):
+        super().__init__()
+        self.x = torch.linspace(-1, 1, N)
+        self.y = 2 * self.x + 0.1 * torch.randn(N)
+        self.loc = nn.Parameter(torch.tensor(0.0))
+        self.scale = PyroParam(torch.tensor(0.5), constraints.positive)
+
+    @pyro_method
+    def model(self, idx=None):
+        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0), 1.0))
+        with pyro.plate("data", N, subsample=idx) as rows:
+            pyro.sample("y", dist.Normal(slope * self.x[rows], 0.1), obs=self.y[rows])
+
+    @pyro_method
+    def guide(self, idx=None):
+        pyro.sample("slope", dist.Normal(self.loc, self.scale))
+
+
+def gp(dtype=torch.float32):
+    torch.manual_seed(1)
+    x = torch.rand(N, 2, dtype=dtype)
+    return VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+
+
+SETTINGS = {"batch_size": 16, "lr": 0.02, "progress": False}
+
+
+def values(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_same(one, two):
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+
+
+def test_fit_is_ten_lines_of_pyro_and_torch():
+    fitted, by_hand = gp(), gp()
+    result = fit(fitted, 25, seed=3, **SETTINGS)
+
+    elbo, rows = IntegratedELBO(), torch.Generator().manual_seed(3)
+    elbo.loss(by_hand.model, by_hand.guide)  # touches every parameter once
+    by_hand.local.sparse_grad = True
+    sparse = [by_hand.local.loc, by_hand.local.log_scale, by_hand.local.weights]
+    dense = [p for p in by_hand.parameters() if all(p is not q for q in sparse)]
+    optims = [torch.optim.Adam(dense, 0.02), torch.optim.SparseAdam(sparse, 0.2)]
+    schedules = [torch.optim.lr_scheduler.MultiStepLR(o, [19, 22], 0.1) for o in optims]
+    losses, epoch = [], []
+    for _ in range(25):
+        epoch = epoch or list(torch.randperm(N, generator=rows)[:48].split(16))
+        loss = elbo.differentiable_loss(by_hand.model, by_hand.guide, epoch.pop(0)) / N
+        loss.backward()
+        losses.append(loss.item())
+        for step in (*optims, *schedules):
+            step.step()
+        by_hand.zero_grad(set_to_none=True)
+    assert result.losses.tolist() == pytest.approx(losses, rel=1e-6)
+    assert_same(values(fitted), values(by_hand))
+
+
+def test_a_pair_of_plain_functions_trains():
+    x = torch.linspace(-1, 1, N)
+
+    def model(idx=None):
+        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0), 1.0))
+        with pyro.plate("data", N, subsample=idx) as rows:
+            pyro.sample("y", dist.Normal(slope * x[rows], 0.1), obs=2 * x[rows])
+
+    def guide(idx=None):
+        scale = pyro.param("scale", torch.tensor(0.1), constraint=constraints.positive)
+        pyro.sample("slope", dist.Normal(pyro.param("loc", torch.tensor(0.0)), scale))
+
+    fit((model, guide), 400, num_data=N, elbo=TraceMeanField_ELBO(), lr=0.05, batch_size=20, progress=False)
+    assert abs(pyro.param("loc") - 2) < 0.1
+
+
+def test_the_random_state_outside_is_left_alone():
+    line = Line()
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    one = fit(line, 5, seed=1, **SETTINGS).losses
+    assert torch.equal(torch.rand(3), want)
+    assert torch.equal(fit(Line(), 5, seed=1, **SETTINGS).losses[:1], one[:1]) is False  # other data: other loss
+
+
+def test_sparse_gradients_are_for_the_time_of_training_only():
+    model = gp()
+    seen = []
+    fit(model, 2, callback=lambda *_: seen.append(model.local.sparse_grad), **SETTINGS)
+    assert seen == [True, True]
+    assert model.local.sparse_grad is False
+
+
+def test_full_batches_call_the_model_without_rows():
+    calls = []
+    line = Line()
+    guide = line.guide
+    line.guide = lambda *args: (calls.append(args), guide(*args))[1]
+    fit(line, 2, batch_size=None, elbo=Trace_ELBO(), progress=False)
+    assert set(calls) == {()}
+
+
+def stop_at(step):
+    def callback(now, loss):
+        if now == step:
+            raise RuntimeError("power cut")
+
+    return callback
+
+
+@pytest.mark.parametrize("cut", [1, 10, 17])
+def test_a_resumed_run_has_the_same_bits(tmp_path, cut):
+    path = tmp_path / "run.pt"
+    settings = SETTINGS | {"checkpoint_every": 5, "refresh_every": 7, "seed": 2}
+    whole, stopped, resumed = gp(), gp(), gp()
+    want = fit(whole, 20, **settings)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(stopped, 20, checkpoint=path, callback=stop_at(cut), **settings)
+    seen = []
+    got = fit(resumed, 20, checkpoint=path, callback=lambda step, loss: seen.append(step), **settings)
+    assert seen[0] == cut // 5 * 5 + 1
+    assert torch.equal(got.losses, want.losses)
+    assert_same(values(whole), values(resumed))
+
+
+def test_best_state_and_scores_survive_a_stop(tmp_path):
+    path, settings = tmp_path / "run.pt", SETTINGS | {"checkpoint_every": 4, "validate_every": 2}
+    scores = [5.0, 3.0, 4.0, 6.0, 7.0, 3.5, 9.0, 8.0]
+
+    def score(model):
+        seen = iter(scores)
+        return lambda: next(seen)
+
+    whole, stopped, resumed = gp(), gp(), gp()
+    want = fit(whole, 16, validate=score(whole), **settings)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(stopped, 16, validate=score(stopped), checkpoint=path, callback=stop_at(8), **settings)
+    rest = iter(scores[2:])
+    got = fit(resumed, 16, validate=lambda: next(rest), checkpoint=path, **settings)
+    assert got.scores == want.scores == list(zip(range(2, 17, 2), scores, strict=True))
+    assert_same(values(whole), values(resumed))
+
+
+def test_early_stopping_keeps_the_best_state():
+    line, states, scores = Line(), [], iter([3.0, 2.0, 2.5, 2.1, 1.0])
+
+    def validate():
+        states.append(values(line))
+        return next(scores)
+
+    result = fit(line, 100, validate=validate, validate_every=3, patience=2, elbo=Trace_ELBO(), **SETTINGS)
+    assert [step for step, _ in result.scores] == [3, 6, 9, 12]
+    assert result.interrupted
+    assert_same(values(line), states[1])
+
+
+def test_ctrl_c_finishes_the_step_and_loses_nothing(tmp_path):
+    path, whole, stopped, resumed = tmp_path / "run.pt", gp(), gp(), gp()
+    want = fit(whole, 12, **SETTINGS)
+    press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 5 else None  # noqa: E731
+    result = fit(stopped, 12, checkpoint=path, callback=press, **SETTINGS)
+    assert result.interrupted
+    assert len(result.losses) == 5
+    got = fit(resumed, 12, checkpoint=path, **SETTINGS)
+    assert torch.equal(got.losses, want.losses)
+
+
+def test_a_killed_process_resumes(tmp_path):
+    script = textwrap.dedent(
+        """
+        import os, signal, sys, torch
+        from pyro_nngp.inference import fit
+        from pyro_nngp.kernels import Matern52
+        from pyro_nngp.likelihoods import Gaussian
+        from pyro_nngp.models import VNNGP
+        torch.manual_seed(1)
+        x = torch.rand(60, 2)
+        gp = VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+        kill = int(sys.argv[2])
+        def callback(step, loss):
+            if step == kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+        fit(gp, 12, batch_size=16, lr=0.02, progress=False, checkpoint=sys.argv[1], checkpoint_every=3, callback=callback)
+        """
+    )
+    path = str(tmp_path / "run.pt")
+    dead = subprocess.run([sys.executable, "-c", script, path, "8"], check=False)
+    assert dead.returncode == -signal.SIGKILL
+    assert load_checkpoint(path)["run"]["step"] == 6
+    want, resumed = fit(gp(), 12, **SETTINGS), fit(gp(), 12, checkpoint=path, **SETTINGS)
+    assert torch.equal(resumed.losses, want.losses)
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    path = tmp_path / "run.pt"
+    fit(gp(), 3, checkpoint=path, **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'num_steps': 4"):
+        fit(gp(), 4, checkpoint=path, **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"with parameters \['loc', 'scale'\]"):
+        fit(Line(), 3, checkpoint=path, **SETTINGS)
+
+
+class Hostile:
+    def __reduce__(self):
+        return (os.system, ("touch pwned",))
+
+
+def test_a_hostile_checkpoint_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"run": Hostile()}, "hostile.pt")
+    with open("plain.pt", "wb") as file:
+        pickle.dump(Hostile(), file)
+    for name in ("hostile.pt", "plain.pt"):
+        with pytest.raises(CheckpointError, match=r"weights_only=True\) refuses"):
+            fit(gp(), 3, checkpoint=name, **SETTINGS)
+    assert not os.path.exists("pwned")
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    (tmp_path / "cut.pt").write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError, match=r"refuses"):
+        load_checkpoint(tmp_path / "cut.pt")
+    torch.save([1], tmp_path / "list.pt")
+    with pytest.raises(CheckpointError, match=r"to hold a dict, got list"):
+        load_checkpoint(tmp_path / "list.pt")
+
+
+def test_a_crash_while_saving_keeps_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.pt"
+    save_checkpoint(path, {"step": 1})
+    monkeypatch.setattr(os, "fsync", stop_at(0).__class__ and (lambda _: (_ for _ in ()).throw(OSError("disk full"))))
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(path, {"step": 2})
+    assert load_checkpoint(path) == {"step": 1}
+
+
+def poison(model, at):
+    def callback(step, loss):
+        if step == at:
+            with torch.no_grad():
+                model.loc.fill_(torch.nan)
+
+    return callback
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_divergence_names_step_parameters_and_checkpoint(tmp_path):
+    line, path = Line(), tmp_path / "run.pt"
+    pyro.enable_validation(False)
+    try:
+        with pytest.raises(DivergenceError, match=r"at step 4; gradients not finite: \['loc'.*checkpoint: .*run.pt"):
+            fit(line, 10, checkpoint=path, callback=poison(line, 4), **SETTINGS)
+    finally:
+        pyro.enable_validation(True)
+
+
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
+    line, path, hits = Line(), tmp_path / "run.pt", []
+
+    def callback(step, loss):
+        if step == 4 and not hits:
+            hits.append(step)
+            poison(line, 4)(step, loss)
+
+    pyro.enable_validation(False)
+    try:
+        result = fit(line, 10, checkpoint=path, checkpoint_every=3, step_back=True, callback=callback, **SETTINGS)
+    finally:
+        pyro.enable_validation(True)
+    assert len(result.losses) == 10
+    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimisers"] for group in o["param_groups"]]
+    assert rates == pytest.approx([0.5 * 0.02 * 0.1**2] * len(rates))
+
+
+def test_clipping_bounds_the_step():
+    free, clipped = Line(), Line()
+    settings = {"batch_size": 16, "lr": 0.02, "progress": False, "elbo": Trace_ELBO()}
+    norms = []
+
+    def record(model):
+        return lambda *_: norms.append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+
+    fit(free, 5, callback=record(free), **settings)
+    large, norms[:] = max(norms), []
+    fit(clipped, 5, clip_norm=0.1 * large, callback=record(clipped), **settings)
+    assert max(norms) == pytest.approx(0.1 * large, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"step_back": True}, r"expected checkpoint to be given with step_back"),
+        ({"refresh_every": 3}, r"expected method to have refresh\(\)"),
+        ({"batch": 3}, r"unexpected keyword argument 'batch'"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        fit(Line(), 3, **settings)
+
+
+def test_pairs_need_the_number_of_data_points_and_parameters():
+    with pytest.raises(ValueError, match=r"expected num_data to be a positive int, got None"):
+        fit((lambda: None, lambda: None), 3)
+    with pytest.raises(ValueError, match=r"expected method to have parameters to train"):
+        fit((lambda: None, lambda: None), 3, num_data=3, batch_size=None)
+
+
+def test_progress_bar_shows_the_loss(capsys):
+    fit(Line(), 40, batch_size=16)
+    assert "loss=" in capsys.readouterr().err
