@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def deferred_interrupt() -> Iterator[list[int]]:
-    """Note the first Ctrl-C in the list that is yielded, so that a step is never left half done; a second one interrupts.
+    """Note the first Ctrl-C in the list that is yielded, so that no step is left half done; a second one interrupts.
 
     Outside the main thread, where Python delivers no signals, the list stays empty.
     """

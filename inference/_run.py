@@ -35,6 +35,7 @@ class Run:
         decay: float,
         elbo: ELBO,
         num_data: int | None,
+        solving: bool,
         device: torch.device | str | None,
         seed: int,
     ) -> None:
@@ -53,6 +54,7 @@ class Run:
         self.epoch_start, self.position, self.permutation = self.generator.get_state(), self.num_data, None
         self.kind = {"num_steps": num_steps, "batch_size": self.batch_size, "num_data": self.num_data, "seed": seed}
         self.params = self._find_parameters()
+        self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
         self.optimisers = self._optimisers(lr, local_lr)
         steps = [round(fraction * num_steps) for fraction in milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimisers]
@@ -68,8 +70,8 @@ class Run:
         norms = self._gradient_norms()
         total = torch.stack(list(norms.values())).norm()
         if not (torch.isfinite(total) and torch.isfinite(loss)):
-            bad = sorted(name for name, norm in norms.items() if not torch.isfinite(norm))
-            raise DivergenceError(f"fit: loss {value} at step {self.step}; gradients not finite: {bad or 'none'}.")
+            bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
+            raise DivergenceError(f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}.")
         if clip_norm is not None and total > clip_norm:
             for param in self.params.values():
                 if param.grad is not None:
@@ -191,8 +193,8 @@ class Run:
 
     def _optimisers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
         local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False)} if self.batch_size else set()
-        dense = [p for p in self.params.values() if id(p) not in local]
-        sparse = [p for p in self.params.values() if id(p) in local]
+        free = [p for p in self.params.values() if id(p) not in self.solved]
+        dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
         made: list[torch.optim.Optimizer] = []
         if dense:
             made.append(torch.optim.Adam(dense, lr=lr))

@@ -1,4 +1,4 @@
-r"""Chains of a stochastic-gradient sampler side by side in one process, with checkpoints; and a test of their step size.
+r"""Chains of a stochastic-gradient sampler side by side in one process, with checkpoints; a test of their step size.
 
 :class:`SGMCMC` is Pyro's ``MCMC`` with another way of running: all chains are rows of one tensor, moved by one
 :func:`torch.func.vmap` of the model, each with minibatches and noise of its own; draws survive Ctrl-C and errors; a run
@@ -28,7 +28,9 @@ from pyro_nngp.inference.sgmcmc import StochasticGradientKernel
 
 
 class SGMCMC(MCMC):
-    """Run chains side by side, with checkpoints. ``get_samples``, ``summary`` and ``diagnostics`` are those of ``MCMC``.
+    """Pyro's ``MCMC`` with chains side by side and checkpoints.
+
+    Results are read as from ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``.
 
     Example::
 
@@ -68,7 +70,8 @@ class SGMCMC(MCMC):
         if not isinstance(kernel, StochasticGradientKernel):
             cure = "Use pyro.infer.MCMC for other kernels."
             fail("SGMCMC", "kernel", "to be SGHMC, SGLD or SGNHT", type(kernel).__name__, cure, TypeError)
-        for arg, value in (("num_samples", num_samples), ("num_chains", num_chains), ("checkpoint_every", checkpoint_every)):
+        counts = {"num_samples": num_samples, "num_chains": num_chains, "checkpoint_every": checkpoint_every}
+        for arg, value in counts.items():
             if value < 1:
                 fail("SGMCMC", arg, "to be >= 1", value, "Ask for at least one.")
         super().__init__(kernel, num_samples, warmup_steps, disable_progbar=disable_progbar)
@@ -125,12 +128,12 @@ class SGMCMC(MCMC):
                 bar.set_postfix(self.kernel.logging(), refresh=False)
                 bar.update()
                 if self.checkpoint and (done % self._every == 0 or done == total or pressed):
-                    self._save(done, draws)
+                    self._save(self.checkpoint, done, draws)
 
-    def _save(self, done: int, draws: list[Tensor]) -> None:
+    def _save(self, path: str | os.PathLike[str], done: int, draws: list[Tensor]) -> None:
         stacked = torch.stack(draws) if draws else torch.empty(0)
         state = {"kind": self._kind, "kernel": self.kernel.state_dict(), "done": done, "draws": stacked}
-        save_checkpoint(self.checkpoint, state)
+        save_checkpoint(path, state)
 
     def _collect(self, draws: list[Tensor]) -> None:
         """Hand draws and diagnostics to the base class, chain by chain."""
@@ -160,13 +163,18 @@ def step_size_refinement(
 
     Args:
         kernel: the kernel to test.
-        *args, **kwargs: arguments of the model.
-        num_samples, warmup_steps, num_chains, vectorize, disable_progbar: those of :class:`SGMCMC`.
+        *args: arguments of the model.
+        num_samples: draws per chain.
+        warmup_steps: updates of burn-in at the kernel's own step size.
+        num_chains: chains.
+        vectorize: as in :class:`SGMCMC`.
+        disable_progbar: show no progress bar.
+        **kwargs: keyword arguments of the model.
 
     Returns:
-        For each site, tensors of the site's shape: "mean shift", from the fine run to the kernel's, in posterior standard
-        deviations; "variance ratio", of the kernel's run to the fine one; and both differences in standard errors (by
-        effective sample sizes) as "mean z" and "variance z".
+        For each site, tensors of the site's shape: "mean shift", from the fine run to the kernel's, in posterior
+        standard deviations; "variance ratio", of the kernel's run to the fine one; and both differences in standard
+        errors (by effective sample sizes) as "mean z" and "variance z".
 
     Cost: three times a run of the kernel.
     """

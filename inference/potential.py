@@ -2,9 +2,9 @@ r"""The potential energy of any Pyro model, minibatches included, on one flat ve
 
 .. math:: \tilde U(\psi) = -\log \tilde p(T(\psi), y) - \log |\det \partial T / \partial \psi|
 
-T moves each site from unconstrained space to its support (:func:`torch.distributions.biject_to`, as Pyro's HMC does) and
-:math:`\log \tilde p` is the log density of one run of the model, with the scales N/B that its plates give. Pyro's own
-``initialize_model`` refuses subsampled plates; this one runs the model afresh each time, on a new minibatch.
+T moves each site from unconstrained space to its support (:func:`torch.distributions.biject_to`, as Pyro's HMC does)
+and :math:`\log \tilde p` is the log density of one run of the model, with the scales N/B that its plates give. Pyro's
+own ``initialize_model`` refuses subsampled plates; this one runs the model afresh each time, on a new minibatch.
 
 Cost: one run of the model and its backward pass. Nothing here is O(N), but a plate with ``subsample_size`` draws its
 minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O(B).
@@ -107,7 +107,7 @@ class ModelPotential:
             ValueError: if sites or shapes are not the model's.
         """
         if values.keys() != self.shapes.keys():
-            fail(self._where, "values", f"at the sites {sorted(self.shapes)}", sorted(values), "Give each site a value.")
+            fail(self._where, "values", f"at the sites {sorted(self.shapes)}", sorted(values), "Give each site one.")
         flat = []
         for name, shape in self.shapes.items():
             batch = values[name].shape[: values[name].dim() - len(shape)]
@@ -135,8 +135,9 @@ class ModelPotential:
             potential, gradient, _ = self.gradient(position)
             if potential.isfinite() and gradient.isfinite().all():
                 return position
-        sites = self.not_finite(position)
-        fail(self._where, "a finite potential", f"in {tries} draws from init_strategy", f"none ({sites})", "Check them.")
+        actual = f"none; in the last, {self.not_finite(position)}"
+        cure = "Check the model there, or start elsewhere."
+        fail(self._where, "init_strategy", f"to find a finite potential in {tries} draws", actual, cure)
 
     def gradient(
         self, position: Float[Tensor, "*C d"], params: tuple[Tensor, ...] = ()
@@ -212,6 +213,6 @@ def _check_site(where: str, name: str, site: dict[str, Any]) -> None:
             fail(where, f"latent site {name!r}", "outside subsampled plates", actual, cure)
 
 
-def _leaf(value: Tensor) -> Tensor:
+def _leaf(value: Any) -> Tensor:
     """The unconstrained tensor behind a value of ``pyro.param``; a subsampled plate hands it on under another name."""
     return value.unconstrained() if hasattr(value, "unconstrained") else value._pyro_unconstrained_param

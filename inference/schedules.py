@@ -31,8 +31,8 @@ class Constant:
 class PolynomialDecay:
     r"""Step size :math:`\varepsilon_t = a\,(1 + t/b)^{-\gamma}`.
 
-    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then stand for unequal stretches of time: weight
-    them by ``schedule(t)`` in averages.
+    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then stand for unequal stretches of time:
+    weight them by ``schedule(t)`` in averages.
 
     Args:
         initial: a, the first step size.
@@ -56,10 +56,11 @@ class PolynomialDecay:
 
 @dataclass(frozen=True)
 class Cyclical:
-    r"""Step size :math:`\varepsilon_t = \tfrac a2 (\cos(\pi\, (t \bmod P)/P) + 1)`: large steps find a mode, small ones sample it.
+    r"""Step size :math:`\varepsilon_t = \tfrac a2 (\cos(\pi\, (t \bmod P)/P) + 1)`.
 
-    With ``temperature=schedule.temperature`` the first part of each cycle runs without noise, as the paper's exploration
-    stage. ``num_steps=period`` (and a burn-in of whole cycles) draws once a cycle, where the step is smallest.
+    Large steps find a mode, small ones sample it. With ``temperature=schedule.temperature`` the first part of each
+    cycle runs without noise, the paper's exploration stage. ``num_steps=period``, after a burn-in of whole cycles,
+    draws once a cycle, where the step is smallest.
 
     Args:
         initial: a, the step size at the start of a cycle.

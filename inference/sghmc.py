@@ -17,8 +17,8 @@ loses, :math:`\varepsilon C M^{-1} = \alpha` (Springenberg et al., section 4.2, 
       + N(0,\; 2 \alpha T M^{-1} - \varepsilon^2 M^{-2} \sigma^2), \qquad \psi \leftarrow \psi + \varepsilon v .
 
 Differs from the papers: :math:`\hat B` uses the variance of the gradient over minibatches instead of its second moment
-along the chain, see :mod:`pyro_nngp.inference.sgmcmc`. Where the gradient brings more noise than the step needs, none is
-added, and a warning says so.
+along the chain, see :mod:`pyro_nngp.inference.adaptation`. Where the gradient brings more noise than the step needs,
+none is added, and a warning says so.
 
 Cost: one gradient and O(d) per update. Symbols: r momentum, v velocity, the rest as in the base module.
 """
@@ -31,8 +31,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp.inference.adaptation import State
 from pyro_nngp.inference.schedules import Schedule
-from pyro_nngp.inference.sgmcmc import State, StochasticGradientKernel
+from pyro_nngp.inference.sgmcmc import StochasticGradientKernel
 
 Plain = TypeVar("Plain", bound="SGHMC")
 

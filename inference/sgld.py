@@ -4,8 +4,9 @@ r"""Stochastic-gradient Langevin dynamics (Welling and Teh 2011) and its precond
    \psi \leftarrow \psi - \varepsilon G \nabla \tilde U(\psi)
       + N(0,\; 2 \varepsilon T G - \varepsilon^2 G^2 \sigma^2)
 
-G is 1, or with `adapt` the diagonal preconditioner :math:`V^{-1/2}` of :mod:`pyro_nngp.inference.sgmcmc`, which plays the
-part of RMSprop in Li et al. As it is frozen after burn-in, their term :math:`\Gamma = \nabla \cdot G` is exactly 0.
+G is 1, or with `adapt` the diagonal preconditioner :math:`V^{-1/2}` of :mod:`pyro_nngp.inference.adaptation`, which
+plays the part of RMSprop in Li et al. As it is frozen after burn-in, their term :math:`\Gamma = \nabla \cdot G` is
+exactly 0.
 
 Differs from the papers: epsilon is half of theirs; V forgets at the adaptive rate of SGHMC instead of a fixed one; the
 variance of the gradient noise, which they leave in, is taken off what is injected (``gradient_noise=0`` leaves it in).
@@ -19,8 +20,9 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.inference.adaptation import State
 from pyro_nngp.inference.schedules import Schedule
-from pyro_nngp.inference.sgmcmc import State, StochasticGradientKernel
+from pyro_nngp.inference.sgmcmc import StochasticGradientKernel
 
 
 class SGLD(StochasticGradientKernel):
@@ -44,9 +46,7 @@ class SGLD(StochasticGradientKernel):
         networks".
     """
 
-    def __init__(
-        self, model: Callable, step_size: float | Schedule, *, adapt: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, model: Callable, step_size: float | Schedule, *, adapt: bool = False, **options: Any) -> None:
         super().__init__(model, step_size, adapt=adapt, **options)
 
     def start(self, position: Float[Tensor, "*C d"]) -> State:

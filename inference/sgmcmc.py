@@ -1,32 +1,16 @@
 r"""The common part of the stochastic-gradient samplers: a Pyro MCMC kernel without a Metropolis step.
 
 A sampler is a Markov chain on a position and auxiliary variables, driven by gradients of the potential on minibatches;
-its stationary law tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in, coordinate by coordinate, the
-base class estimates, and then freezes,
+its stationary law tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in the base class estimates a
+preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.adaptation`) and can optimise parameters; then
+all of that is frozen, so that draws come from one homogeneous chain.
 
-- the scale of the gradients (Springenberg, Klein, Falkner and Hutter 2016, section 4.1): tau, g and V start at 1 and
-  follow the gradient :math:`\nabla` with the rate :math:`r = 1/(\tau + 1)`,
-
-  .. math:: g \leftarrow g + r (\nabla - g), \quad V \leftarrow V + r (\nabla^2 - V), \quad
-     \tau \leftarrow 1 + \tau (1 - g^2 / V), \qquad M^{-1} = V^{-1/2},
-
-  where the second half of burn-in leaves out :math:`g^2/V`, so that V ends as a plain mean;
-
-- the variance :math:`\sigma^2` of the gradient over minibatches at one position: the mean of half the squared difference
-  of two independent gradients, at every tenth update of the second half of burn-in, or more often, up to 100 pairs.
-
-Differs from the paper: it forgets to the end of burn-in. But where gradients are nearly exact, successive ones are alike,
-tau falls to 1, and what would be frozen is the square of one gradient. It also takes V for :math:`\sigma^2`. But V holds
-the variation of the exact gradient along the chain too, which is no noise: with full batches :math:`\sigma^2` is 0 and V
-is not, and the chain comes out too cold.
-
-Cost: an update is one gradient of the potential and O(d); estimating sigma^2 adds 5 % of gradients to burn-in.
+Cost: an update is one gradient of the potential and O(d). Estimating the noise adds 5 % of burn-in, or 100 gradients.
 
 Symbols: U potential, T temperature, psi position, epsilon step size, d unconstrained dimensions, C chains.
 """
 
 import copy
-import functools
 import math
 import warnings
 from abc import abstractmethod
@@ -42,10 +26,16 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._run import DivergenceError
+from pyro_nngp.inference.adaptation import (
+    State,
+    configurational_temperature,
+    follow_noise,
+    follow_scale,
+    kinetic_temperature,
+)
 from pyro_nngp.inference.potential import ModelPotential
 from pyro_nngp.inference.schedules import Refined, Schedule, as_schedule
 
-State = dict[str, Tensor]
 Kernel = TypeVar("Kernel", bound="StochasticGradientKernel")
 
 _PAIRS, _PAIR_EVERY = 100, 10  # gradient pairs that burn-in takes at least, and updates per pair at most
@@ -98,7 +88,7 @@ class StochasticGradientKernel(MCMCKernel):
         self.model, self.num_steps, self.gradient_noise, self.adapt = model, num_steps, gradient_noise, adapt
         self.step_size = as_schedule(self._where, "step_size", step_size)
         self.temperature = as_schedule(self._where, "temperature", temperature)
-        self._optim = functools.partial(torch.optim.Adam, **optim) if isinstance(optim, dict) else optim
+        self._optim = optim
         self._init_strategy = init_strategy
         self.transforms: dict[str, Any] | None = None
         self._initial_params: dict[str, Tensor] | None = None
@@ -146,15 +136,13 @@ class StochasticGradientKernel(MCMCKernel):
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
         self.potential = ModelPotential(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
-        self._params = dict(sorted(self.potential.params.items())) if self._optim else {}
-        if self._optim and not self._params:
-            fail(self._where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
-        self._optimizer = self._optim(list(self._params.values())) if self._optim else None
+        self._params = {} if self._optim is None else dict(sorted(self.potential.params.items()))
+        self._optimizer = self._make_optimizer()
         if self._loaded is None:
             self._state = self._first_state(batch)
             self._updates, self._warmup_end = 0, warmup_steps
         else:
-            self._restore(self._loaded)
+            self._restore(self._loaded, batch)
             self._warmup_end = self._updates + warmup_steps if warmup_steps else min(self._warmup_end, self._updates)
             self._loaded = None
 
@@ -211,7 +199,7 @@ class StochasticGradientKernel(MCMCKernel):
             found["kinetic temperature"] = self._state["kinetic"]
         found["gradient noise"] = self._state["gradient_variance"].mean(-1)
         found["gradient noise share"] = share.amax(-1)
-        params = {"params": self.potential.param_values()} if self._optim else {}
+        params = {"params": self.potential.param_values()} if self._params else {}
         return {"step size": step_size, **{name: value.tolist() for name, value in found.items()}, **params}
 
     def cleanup(self) -> None:
@@ -230,6 +218,7 @@ class StochasticGradientKernel(MCMCKernel):
         return {
             "kernel": self._where,
             "sites": self._site_shapes(),
+            "chains": list(self._state["position"].shape[:-1]),
             "updates": self._updates,
             "warmup_end": self._warmup_end,
             "state": dict(self._state),
@@ -246,12 +235,12 @@ class StochasticGradientKernel(MCMCKernel):
         """
         self._loaded = state
 
-    def _restore(self, saved: dict[str, Any]) -> None:
-        expected = {"kernel": self._where, "sites": self._site_shapes(), "params": list(self._params)}
-        for key, here in expected.items():
-            there = list(saved[key]) if key == "params" else saved[key]
-            if there != here:
-                fail(self._where, f"{key} of the snapshot", f"{here}", there, "Load it into the kernel it came from.")
+    def _restore(self, saved: dict[str, Any], batch: tuple[int, ...]) -> None:
+        here = {"kernel": self._where, "sites": self._site_shapes(), "chains": list(batch)}
+        here["params"] = list(self._params)
+        there = {**{name: saved[name] for name in ("kernel", "sites", "chains")}, "params": list(saved["params"])}
+        if there != here:
+            fail(self._where, "snapshot", f"of {here}", there, "Load it into a run like the one it came from.")
         device = self.potential.device
         self._state = {name: value.to(device) for name, value in saved["state"].items()}
         self._updates, self._warmup_end = saved["updates"], saved["warmup_end"]
@@ -272,8 +261,11 @@ class StochasticGradientKernel(MCMCKernel):
         else:
             starts = [self.potential.initial() for _ in range(math.prod(batch))]
             position = torch.stack(starts).reshape(batch + starts[0].shape)
+        if position.shape[:-1] != batch:
+            actual = f"{tuple(position.shape[:-1])} in front of the sites' shapes"
+            fail(self._where, "initial_params", f"for {batch} chains", actual, "Give one value per chain.")
         per_chain = torch.zeros_like(position[..., 0])
-        state = {name: per_chain for name in ("potential", "kinetic", "configurational")}
+        state = dict.fromkeys(("potential", "kinetic", "configurational"), per_chain)
         state |= {name: torch.ones_like(position) for name in ("inverse_mass", "window", "mean", "square")}
         noise = torch.full_like(position, self.gradient_noise or 0.0)
         state |= {"gradient_variance": noise, "pairs": per_chain[..., None], "center": position}
@@ -289,17 +281,32 @@ class StochasticGradientKernel(MCMCKernel):
         if burn_in:
             settled = 2 * updates >= self._warmup_end
             if self.adapt:
-                state |= _follow_scale(state, gradient, settled)
+                state |= follow_scale(state, gradient, settled)
             pair_every = min(max(self._warmup_end // (2 * _PAIRS), 1), _PAIR_EVERY)
             if self.gradient_noise is None and settled and left % pair_every == 0:
-                state |= _follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
+                state |= follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
             self._optimize(by_params)
-        else:
-            if left == 0:
-                state |= {"center": state["position"]}
-                self._warn_of_heat(state, step_size, temperature)
+        elif left == 0:
+            state |= {"center": state["position"]}
+            self._warn_of_heat(state, step_size, temperature)
         changed = self.update(state, gradient, step_size, temperature)
-        return {**state, **({} if burn_in else _measure(state, changed, gradient, 1 - left)), **changed}
+        measured = {} if burn_in else self._measure(state, changed, gradient, 1 - left)
+        return {**state, **measured, **changed}
+
+    def _measure(self, state: State, changed: State, gradient: Tensor, count: int) -> State:
+        """Bring the mean temperatures up to date with the update that is number `count` after burn-in."""
+        now = {"configurational": configurational_temperature(state, gradient)}
+        if "velocity" in state:
+            now["kinetic"] = kinetic_temperature(state, changed["velocity"])
+        return {name: state[name] + (value - state[name]) / count for name, value in now.items()}
+
+    def _make_optimizer(self) -> torch.optim.Optimizer | None:
+        if self._optim is None:
+            return None
+        if not self._params:
+            fail(self._where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
+        leaves = list(self._params.values())
+        return torch.optim.Adam(leaves, **self._optim) if isinstance(self._optim, dict) else self._optim(leaves)
 
     def _optimize(self, gradients: list[Tensor | None]) -> None:
         if self._optimizer:
@@ -337,38 +344,3 @@ class StochasticGradientKernel(MCMCKernel):
 
     def _site_shapes(self) -> dict[str, list[int]]:
         return {name: list(shape) for name, shape in self.potential.shapes.items()}
-
-
-def midpoint_temperature(state: State, velocity: Float[Tensor, "*C d"]) -> Float[Tensor, " *C"]:
-    """Mean of v' M v / d for the mean v of a step's two velocities.
-
-    A velocity at the end of a step is too hot by 1 / (1 - alpha/2) for a chain whose positions have temperature T, alpha
-    being the part of the velocity lost per step; the mean of two successive ones is not, to first order in epsilon.
-    """
-    middle = (state["velocity"] + velocity) / 2
-    return (middle**2 / state["inverse_mass"]).mean(-1)
-
-
-def _follow_scale(state: State, gradient: Tensor, settled: bool) -> State:
-    rate, forget = 1 / (state["window"] + 1), 0.0 if settled else state["mean"] ** 2 / state["square"]
-    square = state["square"] + rate * (gradient**2 - state["square"])
-    return {
-        "mean": state["mean"] + rate * (gradient - state["mean"]),  # g
-        "square": square,  # V
-        "window": 1 + state["window"] * (1 - forget),  # tau
-        "inverse_mass": square.rsqrt(),  # M^-1
-    }
-
-
-def _follow_noise(state: State, gradient: Tensor, again: Tensor) -> State:
-    pairs = state["pairs"] + 1
-    change = (0.5 * (gradient - again) ** 2 - state["gradient_variance"]) / pairs
-    return {"pairs": pairs, "gradient_variance": state["gradient_variance"] + change}
-
-
-def _measure(state: State, changed: State, gradient: Tensor, count: int) -> State:
-    """Bring the mean temperatures up to date with the update that is number `count` after burn-in."""
-    temperatures = {"configurational": ((state["position"] - state["center"]) * gradient).mean(-1)}
-    if "velocity" in state:
-        temperatures["kinetic"] = midpoint_temperature(state, changed["velocity"])
-    return {name: state[name] + (now - state[name]) / count for name, now in temperatures.items()}

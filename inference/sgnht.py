@@ -1,15 +1,19 @@
 r"""Stochastic-gradient Nose-Hoover thermostat (Ding, Fang, Babbush, Chen, Skeel and Neven 2014, algorithm 2).
 
-The friction :math:`\xi` is itself a variable: it grows while the momentum is hotter than T and falls while it is colder,
-and so settles at whatever friction the unknown noise of the gradient needs, with no estimate of it. With the velocity
-:math:`v = M^{-1} r`,
+The friction :math:`\xi` is itself a variable: it grows while the momentum is hotter than T and falls while it is
+colder, and so settles at whatever friction the unknown noise of the gradient needs, with no estimate of it. With the
+velocity :math:`v = M^{-1} r`,
 
 .. math::
    v &\leftarrow (1 - \varepsilon \xi) v - \varepsilon M^{-1} \nabla \tilde U(\psi)
       + N(0,\; 2 A \varepsilon T M^{-1}), \qquad \psi \leftarrow \psi + \varepsilon v, \\
-   \xi &\leftarrow \xi + \varepsilon (v^\top M v / d - T).
+   \xi &\leftarrow \xi + \varepsilon (\bar v^\top M \bar v / d - T).
 
-Differs from the paper: a mass M (1 there) and a temperature T. One thermostat serves all coordinates, so gradient noise
+Differs from the paper: a mass M (1 there) and a temperature T; and the thermostat reads the mean :math:`\bar v` of the
+velocities before and after the step. The paper reads the velocity after it, which is hotter than the positions by
+:math:`1/(1 - \varepsilon\xi/2)`: holding it at T leaves them too cold to first order in epsilon.
+
+One thermostat serves all coordinates, so gradient noise
 that differs between coordinates by more than M makes up for is balanced on average only.
 
 Cost: one gradient and O(d) per update. Symbols: A diffusion, the rest as in the base module.
@@ -23,8 +27,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp.inference.adaptation import State, kinetic_temperature
 from pyro_nngp.inference.schedules import Schedule
-from pyro_nngp.inference.sgmcmc import State, StochasticGradientKernel, midpoint_temperature
+from pyro_nngp.inference.sgmcmc import StochasticGradientKernel
 
 
 class SGNHT(StochasticGradientKernel):
@@ -72,7 +77,7 @@ class SGNHT(StochasticGradientKernel):
             - step_size * state["inverse_mass"] * gradient
             + self.inject(state, step_size, temperature)
         )
-        heat = midpoint_temperature(state, velocity)[..., None] - temperature
+        heat = kinetic_temperature(state, velocity)[..., None] - temperature
         return {
             "velocity": velocity,
             "position": state["position"] + step_size * velocity,

@@ -57,6 +57,7 @@ def fit(
     decay: float = 0.1,
     clip_norm: float | None = None,
     refresh_every: int | None = None,
+    solve_every: int | None = None,
     elbo: ELBO | None = None,
     num_data: int | None = None,
     validate: Callable[[], float] | None = None,
@@ -74,7 +75,7 @@ def fit(
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
-            ``refresh()`` and ``batch_args(idx, generator)`` for models that want more than the row numbers. Or a tuple
+            ``refresh()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than row numbers. Or a tuple
             (model, guide), with `num_data`.
         num_steps: number of gradient steps in all, resumed ones included.
         batch_size: rows per step; None, or at least as many as there are, calls the model without row numbers.
@@ -85,6 +86,9 @@ def fit(
         decay: that factor.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
         refresh_every: steps between calls of ``method.refresh()``; None never calls it.
+        solve_every: steps between calls of ``method.solve()``, which puts the parameters ``method.solved_parameters()`` at
+            their optimum given all others in closed form; they then take no gradient steps. None trains them by
+            gradients. The first call comes before the first step, the last after the last.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points where `method` does not say.
         validate: score to be small, called every `validate_every` steps; the best state is kept and restored.
@@ -112,14 +116,19 @@ def fit(
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):
         fail("fit", "method", "to have refresh() with refresh_every", type(method).__name__, "Leave refresh_every out.")
+    if solve_every is not None and not hasattr(method, "solve"):
+        fail("fit", "method", "to have solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     local_lr = 10 * lr if local_lr is None else local_lr
     elbo = IntegratedELBO() if elbo is None else elbo
-    run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, device, seed)
+    solving = solve_every is not None
+    run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, solving, device, seed)
     best, start, slower, interrupted = _Best(), time.perf_counter(), 0, False
     with torch.random.fork_rng(devices=run.cuda_devices()), run.sparse_gradients(), deferred_interrupt() as pressed:
         torch.manual_seed(seed)
         if checkpoint is not None and os.path.exists(checkpoint):
             _load(checkpoint, run, best)
+        elif solving:
+            method.solve()
         bar = tqdm(total=num_steps, initial=run.step, disable=not progress, desc="fit", unit="step")
         try:
             while run.step < num_steps and not (interrupted or pressed):
@@ -140,6 +149,8 @@ def fit(
                     bar.set_postfix(loss=f"{sum(run.losses[-20:]) / 20:.4f}", refresh=False)
                 if refresh_every is not None and run.step % refresh_every == 0 and run.step < num_steps:
                     method.refresh()
+                if solve_every is not None and (run.step % solve_every == 0 or run.step == num_steps):
+                    method.solve()
                 if validate is not None and run.step % validate_every == 0:
                     best.update(run, float(validate()))
                     interrupted = patience is not None and best.since() >= patience

@@ -232,6 +232,13 @@ class VNNGP(GPModule):
             draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, num_neighbors, seed))
         return torch.cat(draws)
 
+    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
+        """Arguments of model and guide for a minibatch: with inducing points apart, as many of those drawn at random."""
+        if self.at_data or idx is None or self.num_inducing <= len(idx):
+            return () if idx is None else (idx,)
+        drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
+        return idx, drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+
     @torch.no_grad()
     def refresh(self) -> None:
         """Find the neighbors again under the kernel's present lengthscales and inducing points.
@@ -251,9 +258,9 @@ class VNNGP(GPModule):
 
     @torch.no_grad()
     def solve(self) -> None:
-        """Put q(u) at its optimum for the present hyperparameters, in closed form.
+        """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, in closed form.
 
-        The mean is the exact one for every family; of a sparse Cholesky factor the off-diagonal entries are kept.
+        That is all of a mean-field q(u), and the mean of a sparse-Cholesky one, whose factor is left to gradients.
 
         Raises:
             ValueError: unless the likelihood is Gaussian and the inducing points are at the data.
@@ -271,7 +278,12 @@ class VNNGP(GPModule):
         start = self.local.distribution().loc
         loc, scale = mean_field_optimum(w, var, self.graph.neighbors, y, noise_var, start)
         self.local.loc.copy_(loc.reshape(self.local.loc.mT.shape).mT)
-        self.local.log_scale.copy_(scale.log()[:, None])
+        if self.local.pattern is None:
+            self.local.log_scale.copy_(scale.log()[:, None])
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return [self.local.loc] if self.local.pattern is not None else [self.local.loc, self.local.log_scale]
 
     def _moments(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor]:
         self.hyper_guide.median()

@@ -1,6 +1,6 @@
 """Hyperparameters of kernels and likelihoods: positive parameters by default, priors wherever the user wants them."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from pyro.nn import PyroParam, PyroSample
@@ -9,7 +9,7 @@ from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
 
-Hyperparameter = Tensor | float | int | PyroParam | PyroSample
+Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 """A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
 
 

@@ -473,6 +473,14 @@ def test_tails_in_float32(make: Callable[[], Likelihood], data: list[float], f: 
         assert all(g is None or g.isfinite().all() for g in gradients)
 
 
+def test_heavy_tails_in_float32() -> None:
+    """Half a degree of freedom: mixture components of noise variance beyond the range of float32."""
+    likelihood = StudentT(0.5)
+    log_prob = likelihood.marginal(torch.zeros(3), torch.ones(3)).log_prob(torch.tensor([0.0, 1e3, 1e6]))
+    assert log_prob.isfinite().all()
+    assert all(g.isfinite() for g in torch.autograd.grad(log_prob.sum(), list(likelihood.parameters())))
+
+
 @pytest.mark.parametrize(
     ("likelihood", "y", "f", "exact"),
     [

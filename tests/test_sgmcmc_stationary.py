@@ -1,4 +1,4 @@
-"""The samplers against stationary laws that are known: the discrete Lyapunov solution of their own update, and posteriors."""
+"""The samplers against known stationary laws: the discrete Lyapunov solution of their own update, and posteriors."""
 
 import math
 
@@ -175,7 +175,8 @@ def hierarchical_moments():
 
 
 COVARIATE = torch.linspace(-2, 2, 40, dtype=F64)
-LABELS = (torch.rand(40, dtype=F64, generator=torch.Generator().manual_seed(2)) < torch.sigmoid(1.5 * COVARIATE)).double()
+UNIFORM = torch.rand(40, dtype=F64, generator=torch.Generator().manual_seed(2))
+LABELS = (torch.sigmoid(1.5 * COVARIATE) > UNIFORM).double()
 
 
 def logistic(subsample_size=None):
@@ -209,7 +210,8 @@ def assert_moments(draws, means, variances, allowance=0.0):
     """Chains are independent: standard errors come from the spread of their averages over (S, C, d) draws."""
     for found, expected in ((draws.mean(0), means), (((draws - means) ** 2).mean(0), variances)):
         error = found.std(0) / math.sqrt(len(found))
-        assert ((found.mean(0) - expected).abs() < 6 * error + allowance * expected.abs()).all(), (found.mean(0), expected)
+        difference = (found.mean(0) - expected).abs()
+        assert (difference < 6 * error + allowance * expected.abs()).all(), (found.mean(0), expected)
 
 
 def _values(model, values):
@@ -263,7 +265,7 @@ def test_minibatches_give_the_posterior_of_full_batches():
 def test_sghmc_through_pyro_mcmc_agrees_with_nuts(case):
     model, _ = CASES[case]
     found = {}
-    for name, kernel, warmup in (("sghmc", SGHMC(model, 0.1, friction=0.2, num_steps=20), 3000), ("nuts", NUTS(model), 300)):
+    for name, kernel, warmup in (("sghmc", SAMPLERS["SGHMC"](model), 3000), ("nuts", NUTS(model), 300)):
         mcmc = MCMC(kernel, num_samples=1500, warmup_steps=warmup, disable_progbar=True)
         mcmc.run()
         draws = _values(model, mcmc.get_samples())

@@ -68,9 +68,7 @@ class Likelihood(PyroModule):
         """
         parameters = (name.removesuffix("_unconstrained") for name in self._parameters)
         values = {name: getattr(self, name) for name in (*parameters, *self._pyro_samples, *self._modules)}
-        bound, blank = copy.copy(self), PyroModule()
-        for name in ("_pyro_params", "_pyro_samples", "_pyro_context"):
-            values[name] = getattr(blank, name)
+        bound = copy.copy(self)
         bound.__dict__.update(values)  # found before the parameters and priors that the copy still holds
         return bound
 

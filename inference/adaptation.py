@@ -1,0 +1,62 @@
+r"""What a stochastic-gradient sampler learns during burn-in, and the temperatures it measures after it.
+
+Coordinate by coordinate, from the gradient :math:`\nabla` of each update:
+
+- its scale (Springenberg, Klein, Falkner and Hutter 2016, section 4.1): tau, g and V start at 1 and follow
+  with the rate :math:`r = 1/(\tau + 1)`,
+
+  .. math:: g \leftarrow g + r (\nabla - g), \quad V \leftarrow V + r (\nabla^2 - V), \quad
+     \tau \leftarrow 1 + \tau (1 - g^2 / V), \qquad M^{-1} = V^{-1/2},
+
+  where the second half of burn-in leaves out :math:`g^2/V`, so that V ends as a plain mean;
+
+- its variance :math:`\sigma^2` over minibatches at one position: the mean of half the squared difference of two
+  independent gradients, over pairs taken in the second half of burn-in.
+
+Differs from the paper: it forgets to the end of burn-in. But where gradients are nearly exact, successive ones are
+alike, tau falls to 1, and what would be frozen is the square of one gradient. It also takes V for :math:`\sigma^2`. But
+V holds the variation of the exact gradient along the chain too, which is no noise: with full batches :math:`\sigma^2`
+is 0 and V is not, and the chain comes out too cold.
+
+Cost: O(d). Symbols: M mass, T temperature, d unconstrained dimensions, C chains; a state is a dict of tensors.
+"""
+
+from jaxtyping import Float
+from torch import Tensor
+
+State = dict[str, Tensor]
+
+
+def follow_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -> State:
+    """Bring the scale of the gradients up to date; `settled` in the half of burn-in that forgets nothing."""
+    rate, forget = 1 / (state["window"] + 1), 0.0 if settled else state["mean"] ** 2 / state["square"]
+    square = state["square"] + rate * (gradient**2 - state["square"])
+    return {
+        "mean": state["mean"] + rate * (gradient - state["mean"]),  # g
+        "square": square,  # V
+        "window": 1 + state["window"] * (1 - forget),  # tau
+        "inverse_mass": square.rsqrt(),  # M^-1
+    }
+
+
+def follow_noise(state: State, gradient: Float[Tensor, "*C d"], again: Float[Tensor, "*C d"]) -> State:
+    """Bring the variance over minibatches up to date with two independent gradients at one position."""
+    pairs = state["pairs"] + 1
+    change = (0.5 * (gradient - again) ** 2 - state["gradient_variance"]) / pairs
+    return {"pairs": pairs, "gradient_variance": state["gradient_variance"] + change}
+
+
+def configurational_temperature(state: State, gradient: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
+    """(psi - c)' grad U / d, whose mean is T whatever the fixed c: a thermometer for the position alone."""
+    return ((state["position"] - state["center"]) * gradient).mean(-1)
+
+
+def kinetic_temperature(state: State, velocity: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
+    """v' M v / d for the mean v of the velocities before and after a step.
+
+    The velocity after a step is too hot by 1 / (1 - alpha/2) in a chain whose positions have temperature T, alpha
+    being the part of the velocity lost per step. The mean of two successive ones has temperature T, to first order in
+    epsilon.
+    """
+    middle = (state["velocity"] + velocity) / 2
+    return (middle**2 / state["inverse_mass"]).mean(-1)
