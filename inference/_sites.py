@@ -1,4 +1,4 @@
-"""Runs of a model at given values of its latent sites, and what their traces hold: data, densities, named dimensions.
+"""Runs of a model at given values of its latent sites, and what a trace holds: data, densities, dimensions, rows.
 
 Cost: one run of the model each.
 """
@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.distributions import Delta, MaskedDistribution, Unit
+from pyro.poutine import Trace
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
@@ -18,84 +20,54 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP
 
 
-class AtValues(Messenger):
-    """Run a model at values of its latent sites; observed data are kept, or drawn anew.
+def run_at(
+    where: str,
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    rows: Int[Tensor, " B"] | None = None,
+    resample: bool = False,
+) -> Trace:
+    """Trace of a model at values of its latent sites.
 
     Args:
         where: name of the caller, for messages.
-        values: one for each latent site; more are ignored.
-        resample: draw the observed data from the model.
-        rows: the rows that the model runs on, where `values` are of all rows.
+        model, args, kwargs: the model and its arguments.
+        values: one for each latent site; others are ignored.
+        rows: run ``model(rows)`` instead, at values that are of all rows.
+        resample: draw the observed data from the model instead of keeping them.
+
+    Raises:
+        ValueError: if a latent site has no value, or one that does not follow the rows.
     """
-
-    def __init__(self, where: str, values: Mapping[str, Tensor], resample: bool = False, rows: Tensor | None = None) -> None:
-        super().__init__()
-        self.where, self.values, self.resample, self.rows = where, values, resample, rows
-
-    def _pyro_sample(self, msg: Any) -> None:
-        if is_data(msg):
-            if self.resample:
-                msg["is_observed"], msg["value"] = False, None
-        elif isinstance(msg["fn"], _Subsample):
-            if self.rows is None:
-                msg["value"] = self.values.get(msg["name"], msg["value"])
-        elif not msg["is_observed"]:
-            if msg["name"] not in self.values:
-                cure = "Draw every latent site; discrete ones that were summed out have no draws."
-                fail(self.where, f"latent site {msg['name']!r}", f"among {sorted(self.values)}", "no value of it", cure)
-            value = self.values[msg["name"]]
-            msg["value"] = value if self.rows is None else self._at_rows(msg, value, self.rows)
-
-    def _at_rows(self, msg: Any, value: Tensor, rows: Tensor) -> Tensor:
-        prior = _base(msg["fn"])
-        if isinstance(prior, NNGP):
-            value = value[..., prior.batch.rows]
-        for frame in msg["cond_indep_stack"]:
-            if frame.vectorized and frame.size < frame.full_size:
-                value = value.index_select(frame.dim - msg["fn"].event_dim, rows)
-        if value.shape != msg["fn"].shape():
-            actual = f"{tuple(value.shape)} where the model wants {tuple(msg['fn'].shape())}"
-            cure = "Its shape changes with the batch outside any plate: leave batch_size out."
-            fail(self.where, f"the value of {msg['name']!r}", "to follow the rows of a batch", actual, cure)
-        return value
+    if rows is not None:
+        args = (rows.to(next(iter(values.values())).device),)
+    return poutine.trace(_AtValues(where, values, rows, resample)(model)).get_trace(*args, **kwargs)
 
 
-def run_at(where: str, model: Callable, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Tensor], **options):
-    """Trace of a model at values of its latent sites; options are those of :class:`AtValues`."""
-    return poutine.trace(AtValues(where, values, **options)(model)).get_trace(*args, **kwargs)
+def sample_sites(trace: Trace) -> dict[str, Any]:
+    """The sample statements of a trace, without those that plates make."""
+    nodes = trace.nodes.items()
+    return {n: site for n, site in nodes if site["type"] == "sample" and not isinstance(site["fn"], _Subsample)}
+
+
+def latent_values(trace: Trace) -> dict[str, Tensor]:
+    """What a guide drew; also the rows that its plates took, so that a model takes the same."""
+    return {name: site["value"] for name, site in trace.iter_stochastic_nodes()}
 
 
 def is_data(site: Any) -> bool:
-    """Whether a site holds data: observed, and neither a deterministic function of others nor a factor."""
+    """Whether a site holds data: observed, and neither a factor nor a deterministic function of others."""
     return site["is_observed"] and not isinstance(_base(site["fn"]), (Delta, Unit))
 
 
-def is_deterministic(site: Any) -> bool:
-    """Whether a site is a deterministic function of others, by ``pyro.deterministic`` or a reparametrization."""
-    return site["is_observed"] and isinstance(_base(site["fn"]), Delta)
+def is_variable(site: Any) -> bool:
+    """Whether a site is latent, or a deterministic function of others."""
+    return not site["is_observed"] or isinstance(_base(site["fn"]), Delta)
 
 
-def sample_sites(trace: poutine.Trace) -> dict[str, Any]:
-    """The sample statements of a trace, without those that plates make."""
-    return {
-        name: site
-        for name, site in trace.nodes.items()
-        if site["type"] == "sample" and not isinstance(site["fn"], _Subsample)
-    }
-
-
-def latent_values(trace: poutine.Trace) -> dict[str, Tensor]:
-    """What a guide drew, the rows that its plates took included, so that a model runs on the same."""
-    return {name: s["value"] for name, s in trace.nodes.items() if s["type"] == "sample" and not s["is_observed"]}
-
-
-def plate_rows(trace: poutine.Trace) -> dict[str, tuple[Tensor, int]]:
-    """For each plate, the rows that it took and how many there are."""
-    plates = {name: site for name, site in trace.nodes.items() if isinstance(site.get("fn"), _Subsample)}
-    return {name: (torch.as_tensor(site["value"]), int(site["fn"].size)) for name, site in plates.items()}
-
-
-def log_prob(site: Any, outside: float) -> Tensor:
+def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
     """Log densities of a site entry by entry, without any scale; `outside` where they are masked."""
     value = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
     own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
@@ -105,22 +77,63 @@ def log_prob(site: Any, outside: float) -> Tensor:
     return value
 
 
-def log_density(trace: poutine.Trace) -> Tensor:
-    """Log density of a trace, without any scale."""
+def total_log_prob(trace: Trace) -> Float[Tensor, ""]:
+    """Log density of all sites of a trace, without any scale."""
     return torch.stack([log_prob(site, 0.0).sum() for site in sample_sites(trace).values()]).sum()
 
 
+def plate_rows(trace: Trace) -> dict[str, tuple[Int[Tensor, " B"], int]]:
+    """For each plate, the rows that it took, and of how many."""
+    plates = {name: site for name, site in trace.nodes.items() if isinstance(site.get("fn"), _Subsample)}
+    return {name: (torch.as_tensor(site["value"]), int(site["fn"].size)) for name, site in plates.items()}
+
+
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
-    """For each dimension of a site's value, the name of the plate it belongs to; None for the others."""
+    """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
     event_dim = site["fn"].event_dim
-    if is_deterministic(site) and len(site["fn"].shape()) != value.dim():
-        event_dim = 0  # pyro.deterministic takes all of a value for its event unless it is told, plates or not
+    if isinstance(_base(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
+        event_dim = 0  # pyro.deterministic takes a whole value for one event unless told otherwise, plates or not
     names: list[str | None] = [None] * value.dim()
     for frame in site["cond_indep_stack"]:
         axis = frame.dim - event_dim if frame.vectorized else 0
         if -value.dim() <= axis < 0 and value.shape[axis] in (frame.size, frame.full_size):
             names[axis] = frame.name
     return names
+
+
+class _AtValues(Messenger):
+    """Gives latent sites their values, and takes them from observed sites if asked to."""
+
+    def __init__(self, where: str, values: Mapping[str, Tensor], rows: Tensor | None, resample: bool) -> None:
+        super().__init__()
+        self._where, self._values, self._rows, self._resample = where, values, rows, resample
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name = msg["name"]
+        if is_data(msg):
+            if self._resample:
+                msg["is_observed"], msg["value"] = False, None
+        elif isinstance(msg["fn"], _Subsample):
+            if self._rows is None:
+                msg["value"] = self._values.get(name, msg["value"])
+        elif not msg["is_observed"]:
+            if name not in self._values:
+                cure = "Draw every latent site; discrete ones that were summed out have no draws."
+                fail(self._where, f"latent site {name!r}", f"among {sorted(self._values)}", "no value of it", cure)
+            msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg)
+
+    def _at_rows(self, msg: Any) -> Tensor:
+        value, prior = self._values[msg["name"]], _base(msg["fn"])
+        if isinstance(prior, NNGP):
+            value = value[..., prior.batch.rows]
+        for frame in msg["cond_indep_stack"]:
+            if frame.vectorized and frame.size < frame.full_size:
+                value = value.index_select(frame.dim - msg["fn"].event_dim, self._rows.to(value.device))
+        if value.shape != msg["fn"].shape():
+            actual = f"{tuple(value.shape)} where the model wants {tuple(msg['fn'].shape())}"
+            cure = "Its shape changes with the rows, but it is in no plate: leave batch_size out."
+            fail(self._where, f"the value of {msg['name']!r}", "to follow the rows of a batch", actual, cure)
+        return value
 
 
 def _base(fn: Any) -> Any:

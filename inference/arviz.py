@@ -1,43 +1,40 @@
-"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods with a model and a guide.
+"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods that have a model and a guide.
 
-The model is run once more at each draw, conditioned on the data, and once with the data drawn anew. Arrays are allocated
-once and filled draw by draw, off the device that the model runs on.
+At each draw the model is run conditioned on the data, and once more with the data drawn anew. Arrays are allocated once
+and filled draw by draw, in main memory wherever the model runs.
 
-Cost: two runs of the model per draw (one of the guide), S draws of all that is kept in memory.
+Cost: two runs of the model per draw, and one of the guide; memory for the draws that are kept.
 """
 
-import functools
-import importlib.metadata
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
 import xarray as xr
-from jaxtyping import Int
-from pyro import poutine
-from pyro.infer import MCMC
+from pyro.poutine import Trace
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
+from pyro_nngp.inference._draws import MCMCDraws, draws_of
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._sites import (
     is_data,
-    is_deterministic,
-    latent_values,
-    log_density as density_of,
+    is_variable,
     log_prob,
     plate_dims,
     plate_rows,
     run_at,
     sample_sites,
+    total_log_prob,
 )
-from pyro_nngp.inference.potential import Minibatch
 
 _WHERE = "to_arviz"
-_SAMPLES = ("posterior", "posterior_predictive", "log_likelihood", "sample_stats")
+Place = tuple[int, int]  # chain and draw
 
 
 def to_arviz(
@@ -54,64 +51,148 @@ def to_arviz(
     losses: Any = None,
     constant_data: Mapping[str, Any] | None = None,
     coords: Mapping[str, Any] | None = None,
-    dims: Mapping[str, Iterable[str]] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
     progress: bool = True,
 ) -> Any:
     """Export a posterior to ArviZ.
 
     Groups of the result:
 
-    - ``posterior``: latent and deterministic sites;
-    - ``posterior_predictive``: observed sites drawn anew;
-    - ``log_likelihood``: log density of each observation, without the scales of plates and ``poutine.scale``; NaN where
-      it is masked;
-    - ``sample_stats``: for MCMC ``diverging`` and what the kernel tells of each chain (step size, temperatures, ...); with
-      `log_density`, ``log_p`` and, for guides, ``log_q``;
-    - ``observed_data``; ``constant_data`` with the inputs ``x`` of a method; ``params`` with the model's parameters, which
-      are point estimates; ``svi`` with the trace of losses.
+    - ``posterior``: latent sites, and deterministic ones;
+    - ``posterior_predictive``: observed sites, drawn anew;
+    - ``log_likelihood``: log density of each observation, without the scales of plates and ``poutine.scale``, and NaN
+      where it is masked;
+    - ``sample_stats``: of MCMC, ``diverging`` and what the kernel tells of each chain (step size, temperatures, ...);
+      with `log_density`, ``log_p`` and, for guides, ``log_q``;
+    - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the model's parameters,
+      which are point estimates; ``svi``, the trace of the loss.
 
-    Plates are dimensions with the rows they took as coordinates. Other dimensions are ``<site>_dim_<k>``, or named by
-    `dims`.
+    A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, or
+    ``<site>_dim_<k>``.
 
     Args:
         source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
-        *args: arguments of model and guide. For MCMC, none takes those of its run, a
-            :class:`~pyro_nngp.inference.potential.Minibatch` being replaced by all its rows.
+        *args: arguments of model and guide. None given to an MCMC run takes its own, with all rows in place of a
+            :class:`~pyro_nngp.inference.potential.Minibatch`.
         model_kwargs: keyword arguments of model and guide.
-        num_samples: draws, per chain. None is all of an MCMC run (fewer are taken evenly spaced) and 500 of a guide.
+        num_samples: draws per chain. None is all draws of an MCMC run (fewer are taken evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
-        posterior_predictive: whether to draw the data anew.
-        log_likelihood: whether to keep pointwise log likelihoods.
-        log_density: whether to keep the log joint density ``log_p`` of latent sites and data, and that of the guide.
-        batch_size: run the model on so many rows at a time, as ``model(idx)``, at values drawn for all rows.
-        num_data: number of rows for `batch_size`, where `source` has no ``num_data``.
-        losses: trace of the loss, one number per step, such as ``fit(...).losses``.
-        constant_data: further arrays to store, {name: array}.
-        coords: labels of dimensions, {dimension: labels}; of a plate, one for each of all its rows.
-        dims: names for the dimensions of a site (or of an entry of `constant_data`) that belong to no plate.
-        progress: show a progress bar where the export takes longer than a second.
+        posterior_predictive: draw the data anew.
+        log_likelihood: keep the pointwise log likelihood.
+        log_density: keep the log joint density ``log_p`` of latent sites and data, and the guide's, ``log_q``, both
+            without scales.
+        batch_size: run the model on so many rows at a time, as ``model(idx)``, at values drawn for all rows at once.
+        num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
+        losses: the loss at each step, such as ``fit(...).losses``.
+        constant_data: further arrays to keep, {name: array}.
+        coords: labels, {dimension: labels}; of a plate one for each of its rows, taken or not.
+        dims: names, {site or constant: names of its dimensions that are no plates}.
+        progress: show a progress bar if the export takes more than a second.
 
     Returns:
-        ``InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x. Ctrl-C ends it with the draws so far.
+        ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x. Ctrl-C ends it with the draws so far.
 
     Raises:
-        TypeError, ValueError: for a source of another kind or not yet run, arguments out of range, latent sites without
-            draws, rows that change from draw to draw, names that do not fit.
+        TypeError: for a source of another kind.
+        ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that do
+            not fit, arguments out of range.
 
-    Cost: two runs of the model per draw, one without `posterior_predictive`, and the guide's. `log_density` adds the
-    densities of latent sites, O(N K^3) for a nearest-neighbor prior.
+    Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's. `log_density` adds the
+    densities of the latent sites: O(N K^3) for a nearest-neighbor prior.
     """
-    if num_samples is not None and num_samples < 1:
-        fail(_WHERE, "num_samples", ">= 1", num_samples, "Ask for at least one draw.")
-    draws = _MCMCDraws(source, num_samples) if isinstance(source, MCMC) else _GuideDraws(source, 500 if num_samples is None else num_samples)
-    kwargs = dict(model_kwargs or {})
-    if isinstance(source, MCMC) and not args and not kwargs and batch_size is None:
+    for arg, number in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            fail(_WHERE, arg, ">= 1, or None", number, "Ask for at least one.")
+    draws, kwargs = draws_of(_WHERE, source, num_samples), dict(model_kwargs or {})
+    if isinstance(draws, MCMCDraws) and not args and not kwargs and batch_size is None:
         args, kwargs = draws.arguments()
-    blocks = _blocks(batch_size, getattr(source, "num_data", None) if num_data is None else num_data, args, kwargs, log_density)
-    arrays = _Arrays(draws.num_chains, draws.num_samples, dims or {})
+    num_data = getattr(source, "num_data", None) if num_data is None else num_data
+    blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs, log_density)
+    arrays = _Arrays((draws.num_chains, draws.num_samples), var_names or (), dims or {}, coords or {})
     with torch.no_grad(), deferred_interrupt() as pressed:
-        done = 0
         for s in tqdm(range(draws.num_samples), disable=not progress, delay=1, desc=_WHERE, unit="draw"):
-            for c in range(draws.num_chains):
-                values, log_q = draws.at(c, s, args, kwargs)
-    ...
+            for place in ((c, s) for c in range(draws.num_chains)):
+                values, guide_trace = draws.at(*place, args, kwargs)
+                for rows in blocks:
+                    run = partial(run_at, _WHERE, draws.model, args, kwargs, values, rows)
+                    trace = run()
+                    arrays.add(place, trace, values, rows, log_likelihood)
+                    if posterior_predictive:
+                        arrays.add_replicates(place, trace, run(resample=True), rows)
+                if log_density:
+                    arrays.add_densities(place, log_p=trace, log_q=guide_trace)
+            if s == 0:
+                arrays.add_constants(trace, getattr(source, "x", None), constant_data or {})
+                arrays.check_names()
+            if pressed:
+                break
+    arrays.groups["sample_stats"].update(draws.statistics())
+    if losses is not None:
+        arrays.groups["svi"]["loss"] = (("step",), np.asarray(losses, dtype=float))
+    return _container(arrays.datasets(num_draws=s + 1))
+
+
+class _Arrays:
+    """The arrays of each group with the names of their dimensions, {group: {name: (dims, array)}}.
+
+    Args:
+        shape: numbers of chains and draws.
+        var_names, dims, coords: as in :func:`to_arviz`.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], var_names: Collection[str], dims: Mapping[str, Any], coords: Mapping[str, Any]
+    ) -> None:
+        self.groups: defaultdict[str, dict[str, tuple[tuple[str, ...], np.ndarray]]] = defaultdict(dict)
+        self._shape, self._dims, self._coords = shape, dims, coords
+        self._left_out = {name[1:] for name in var_names if name.startswith("~")}
+        self._wanted = {name for name in var_names if not name.startswith("~")}
+        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
+        self._variables: set[str] = set()
+        self._named: dict[str, tuple[str, ...]] = {}
+
+    def add(
+        self, place: Place, trace: Trace, values: Mapping[str, Tensor], rows: Tensor | None, log_likelihood: bool
+    ) -> None:
+        """Take a run conditioned on the data."""
+        self._add_plates(trace, rows)
+        for name, site in sample_sites(trace).items():
+            if is_data(site):
+                dims = self._name_dims(name, site["value"], site)
+                if place == (0, 0):
+                    self._put("observed_data", name, site["value"], dims, None, rows)
+                if log_likelihood:
+                    pointwise = log_prob(site, torch.nan)
+                    self._put("log_likelihood", name, pointwise, dims[: pointwise.dim()], place, rows)
+            elif is_variable(site):
+                self._variables.add(name)
+                if name not in self._left_out and (not self._wanted or name in self._wanted):
+                    value = values.get(name, site["value"])
+                    self._put("posterior", name, value, self._name_dims(name, value, site), place, rows)
+
+    def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
+        """Take the data of a run that drew them anew."""
+        for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
+            site = again.nodes[name]
+            self._put("posterior_predictive", name, site["value"], self._name_dims(name, site["value"], site), place, rows)
+
+    def add_densities(self, place: Place, **traces: Trace | None) -> None:
+        """Take the log densities of whole traces."""
+        cut = [name for name, (taken, size) in self._plates.items() if len(taken) < size]
+        if cut:
+            fail(_WHERE, "log_density", "with all rows of every plate", f"some of {cut}", "Leave it False on a batch.")
+        for name, trace in traces.items():
+            if trace is not None:
+                self._put("sample_stats", name, total_log_prob(trace), (), place, None)
+
+    def add_constants(self, trace: Trace, x: Any, given: Mapping[str, Any]) -> None:
+        """Take parameters, inputs and further arrays."""
+        for name, site in trace.nodes.items():
+            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # a subsampled one is not whole
+                self._put("params", name, site["value"], self._name_dims(name, site["value"]), None, None)
+        if isinstance(x, Tensor) and x.dim() == 2:
+            taken = self._plates.get("data", (slice(None),))[0]
+            self.groups["constant_data"]["x"] = (("data", "input_dim"), x.detach().cpu().numpy()[taken])
+        for name, array in given.items():
+            value = torch.as_tensor(array)
+            self._put("constant_data", name, value, self._name_dims(name, value), None, None)

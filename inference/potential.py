@@ -87,10 +87,8 @@ class ModelPotential:
         self._init_strategy, self._vectorize = init_strategy, vectorize
         given = [*args, *kwargs.values()]
         self._minibatches = list({id(a): a for a in given if isinstance(a, Minibatch)}.values())
-        trace = self._run(InitMessenger(init_strategy)(model), self._draw_batches())
+        trace = self._fresh_trace()
         latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
-        for name, site in latent.items():
-            _check_site(where, name, site)
         if not latent:
             fail(where, "model", "with a latent site", "none", "Observe fewer sites, or use SVI for parameters.")
         self.transforms = {name: biject_to(site["fn"].support).inv for name, site in latent.items()}
@@ -130,7 +128,7 @@ class ModelPotential:
             ValueError: if there is none in `tries` draws.
         """
         for _ in range(tries):
-            trace = self._run(InitMessenger(self._init_strategy)(self._model), self._draw_batches())
+            trace = self._fresh_trace()
             position = self.pack({name: t(trace.nodes[name]["value"].detach()) for name, t in self.transforms.items()})
             potential, gradient, _ = self.gradient(position)
             if potential.isfinite() and gradient.isfinite().all():
@@ -155,7 +153,7 @@ class ModelPotential:
 
     def param_values(self) -> dict[str, Tensor]:
         """Values of the model's parameters as a run of the model sees them."""
-        trace = self._run(InitMessenger(self._init_strategy)(self._model), self._draw_batches())
+        trace = self._fresh_trace()
         return {name: trace.nodes[name]["value"].detach().clone() for name in self.params}
 
     def not_finite(self, position: Float[Tensor, " d"]) -> str:
@@ -165,6 +163,14 @@ class ModelPotential:
         bad = {n: float(s["log_prob_sum"]) for n, s in trace.nodes.items() if s["type"] == "sample"}
         bad = {name: value for name, value in bad.items() if value - value != 0}
         return ", ".join(f"site {name!r} has log density {value}" for name, value in bad.items()) or "no single site"
+
+    def _fresh_trace(self) -> poutine.Trace:
+        """Run the model from the initial strategy, on a fresh minibatch."""
+        return self._run(InitMessenger(self._start_site)(self._model), self._draw_batches())
+
+    def _start_site(self, site: dict[str, Any]) -> Tensor:
+        _check_site(self._where, site)
+        return self._init_strategy(site)
 
     def _evaluate(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
         if position.dim() == 1:
@@ -202,7 +208,8 @@ class ModelPotential:
         return tuple(minibatch.draw() for minibatch in self._minibatches)
 
 
-def _check_site(where: str, name: str, site: dict[str, Any]) -> None:
+def _check_site(where: str, site: dict[str, Any]) -> None:
+    name = site["name"]
     if getattr(site["fn"].support, "is_discrete", False):
         cure = "Sum it out of the model (a mixture distribution, for example) or observe it."
         fail(where, f"site {name!r}", "to be continuous", f"the discrete {type(site['fn']).__name__}", cure)

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditional import graph_conditional
@@ -196,7 +197,7 @@ class VNNGP(GPModule):
         return self._moments(x_new, num_neighbors)
 
     @pyro_entry
-    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> dist.TorchDistribution:
+    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
         Raises:

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -49,7 +49,7 @@ class GPModule(PyroModule):
         with own_param_store(self):
             return super().__call__(*args, **kwargs)
 
-    def named(self, name: str) -> Self:
+    def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
 
         Two kernels that stand alone in one Pyro program need names, or their sites collide. Inside a model or a larger

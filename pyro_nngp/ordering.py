@@ -32,8 +32,8 @@ Ints = NDArray[np.int64]
 
 ORDERINGS = ("random", "maximin", "coordinate", "given")
 
-_SHRINK = 0.75  # a batch places every point down to this share of the largest distance
-_MAX_PAIRS = 5_000_000  # directed pairs of points within reach of each other in one batch
+_GROWTH = 1.4  # a batch multiplies the number of placed points by about this
+_MAX_PAIRS = 2_000_000  # directed pairs of points within reach of each other in one batch
 _STEPS = 64  # single placements where a batch would hold too many pairs
 
 
@@ -131,8 +131,8 @@ def _place_singly(points: Floats, d2: Floats) -> Ints:
 
 
 def _place_batch(points: Floats, d2: Floats, top: float) -> Ints | None:
-    """Place all points whose turn comes at a distance of at least _SHRINK times the largest; None if they are too many at a time."""
-    floor = _SHRINK**2 * top
+    """Place all points whose turn comes at a distance not much below the largest; None if too many have to be looked at for it."""
+    floor = top * _GROWTH ** (-2 / points.shape[1])
     near = np.flatnonzero(d2 >= floor)  # only these can be placed here
     radius = top**0.5 * (1 + 1e-12)
     tree = cKDTree(points[near], balanced_tree=False)

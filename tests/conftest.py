@@ -3,6 +3,7 @@
 The import hook has to be installed before the package is first imported, so this file imports nothing of it.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,7 +22,9 @@ def checked_after_return(signature: Callable) -> Callable:
     """
     if signature.__annotations__.get("return") is Any:
         return signature
-    return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Pyro's distributions derive from typing.Callable
+        return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
 
 
 install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")

@@ -253,7 +253,7 @@ def test_autonormal_trains_and_predictive_returns_the_site():
     guide = AutoNormal(regression)
     svi = SVI(regression, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
     losses = [svi.step(graph, y, 0.5) for _ in range(150)]
-    assert sum(losses[-20:]) < 0.5 * sum(losses[:20])
+    assert sum(losses[-20:]) < 0.75 * sum(losses[:20])
     draws = Predictive(regression, guide=guide, num_samples=7)(graph, y, 0.5)
     assert draws["f"].reshape(7, -1).shape == (7, N)
 

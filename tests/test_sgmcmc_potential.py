@@ -44,8 +44,9 @@ class Regression(PyroModule):
         pyro.deterministic("twice", 2 * scale)
         with poutine.scale(scale=0.5), poutine.mask(mask=torch.tensor(True)):
             pyro.sample("extra", dist.Normal(scale, 1.0))
+        mean = self.linear(X).squeeze(-1)
         with pyro.plate("data", 12, subsample=idx) as i, poutine.mask(mask=Y[i] > -1):
-            pyro.sample("y", dist.Normal(self.linear(X[i]).squeeze(-1), scale), obs=Y[i])
+            pyro.sample("y", dist.Normal(mean[i], scale), obs=Y[i])
 
 
 def test_value_and_gradient_are_those_of_pyro():

@@ -236,6 +236,7 @@ class Hostile:
         return (os.system, ("touch pwned",))
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_hostile_checkpoint_runs_no_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"run": Hostile()}, "hostile.pt")

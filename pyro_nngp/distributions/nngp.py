@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from pyro.distributions import TorchDistribution
 from torch import Tensor
-from torch.distributions import constraints
+from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.conditional import graph_conditional
@@ -121,7 +121,7 @@ class NNGP(TorchDistribution):
 
     def predict(
         self, x_new: Float[Tensor, "P D"], f: Float[Tensor, "*S N"], num_neighbors: int | None = None
-    ) -> dist.Normal:
+    ) -> Distribution:
         """Marginal conditionals at new points given the values at all points of the graph.
 
         Args:

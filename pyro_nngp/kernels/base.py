@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule, pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.module import GPModule, pyro_entry
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
 """Anything that maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m)."""
@@ -69,8 +69,8 @@ def bind(kernel: KernelLike) -> Covariance:
     return Covariance(block, diag)
 
 
-class Kernel(PyroModule):
-    """Base class; a subclass defines :meth:`bind`, decorated with ``pyro.nn.pyro_method``.
+class Kernel(GPModule):
+    """Base class; a subclass defines :meth:`bind`, decorated with :func:`~pyro_nngp.module.pyro_entry`.
 
     Args:
         input_dim: Number D of input columns that the kernel acts on.
@@ -121,6 +121,8 @@ class Kernel(PyroModule):
     def _read(self, arg: str) -> Tensor:
         """Value of the hyperparameter ``arg``; fires its Pyro statement."""
         value = getattr(self, arg)
+        while value.dim() > 1 and len(value) == 1:  # Predictive puts dimensions of one before a draw
+            value = value[0]
         self._check_size(arg, value)
         return value.reshape(()) if value.numel() == 1 else value
 
@@ -164,7 +166,7 @@ class Sum(Kernel):
         self.kern0 = kern0
         self.kern1 = kern1
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x))
@@ -183,7 +185,7 @@ class Product(Kernel):
         self.kern0 = kern0
         self.kern1 = kern1
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x))

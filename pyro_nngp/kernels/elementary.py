@@ -6,12 +6,12 @@ Cost: one product per block. Symbols: \sigma^2 variance.
 from collections.abc import Callable, Sequence
 
 import torch
-from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
+from pyro_nngp.module import pyro_entry
 
 
 class Constant(Kernel):
@@ -23,7 +23,7 @@ class Constant(Kernel):
         super().__init__(input_dim, active_dims)
         self._declare("variance", variance)
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         variance = self._read("variance")
 
@@ -44,7 +44,7 @@ class Linear(Kernel):
         super().__init__(input_dim, active_dims)
         self._declare("variance", variance)
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         variance = self._read("variance")
 
@@ -75,7 +75,7 @@ class VerticalScaling(Kernel):
         self.kern = kern
         self.vscaling_fn = vscaling_fn
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         cov, amplitude = self.kern.bind(), self.vscaling_fn
         return Covariance(

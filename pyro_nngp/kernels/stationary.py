@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 from jaxtyping import Float
-from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike
+from pyro_nngp.module import pyro_entry
 
 
 def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " D"] | None:
@@ -65,7 +65,7 @@ class Stationary(Kernel):
         self._declare("variance", variance)
         self._declare("lengthscale", lengthscale, input_dim)
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         lengthscale = self._read("lengthscale")
         return self._covariance(
@@ -130,7 +130,7 @@ class RationalQuadratic(Stationary):
         super().__init__(input_dim, variance, lengthscale, active_dims)
         self._declare("scale_mixture", scale_mixture)
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         lengthscale = self._read("lengthscale")
         alpha = self._read("scale_mixture")
@@ -164,7 +164,7 @@ class Periodic(Stationary):
         super().__init__(input_dim, variance, lengthscale, active_dims)
         self._declare("period", period, input_dim)
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> Covariance:
         lengthscale = self._read("lengthscale")
         period = self._read("period")

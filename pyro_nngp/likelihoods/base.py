@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro.distributions import TorchDistribution
-from pyro.nn import PyroModule, pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
+from pyro_nngp.module import GPModule, pyro_entry
 
 
-class Likelihood(PyroModule):
+class Likelihood(GPModule):
     r"""Base class; a subclass defines :meth:`forward` and sets the class attributes that differ.
 
     Hyperparameters are attributes: ``PyroParam`` by default, replaceable by ``PyroSample`` or tensors. Everything is
@@ -60,7 +60,7 @@ class Likelihood(PyroModule):
         """The distribution of y given f, of the batch shape of f (without the latent dimension, if there is one)."""
         raise NotImplementedError
 
-    @pyro_method
+    @pyro_entry
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
@@ -72,7 +72,7 @@ class Likelihood(PyroModule):
         bound.__dict__.update(values)  # found before the parameters and priors that the copy still holds
         return bound
 
-    @pyro_method
+    @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
@@ -89,7 +89,7 @@ class Likelihood(PyroModule):
         nodes, weights = self._nodes(loc)
         return torch.tensordot(weights, self.forward(self._latent(loc, var, nodes)).log_prob(y), 1)
 
-    @pyro_method
+    @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         r"""The distribution of y for :math:`f \sim N(loc, var)`; shapes as in :meth:`expected_log_prob`."""
         return Marginal(self.bind(), loc, var)

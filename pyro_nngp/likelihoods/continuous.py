@@ -12,12 +12,12 @@ import math
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
+from pyro_nngp.module import pyro_entry
 
 _NODES = 64  # components of the mixtures of normals
 _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
@@ -37,14 +37,14 @@ class Gaussian(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Normal(f, self.variance.to(f.dtype).sqrt())
 
-    @pyro_method
+    @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
         noise = self.variance.to(loc.dtype)
         return dist.Normal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
-    @pyro_method
+    @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return dist.Normal(loc, (var + self.variance.to(loc.dtype)).sqrt())
 
@@ -89,7 +89,7 @@ class StudentT(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.StudentT(self.df.to(f.dtype), f, self.scale.to(f.dtype))
 
-    @pyro_method
+    @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         r"""A mixture of normals: y has noise :math:`s^2 / \lambda` given :math:`\lambda \sim Gamma(\nu/2, \nu/2)`."""
         a = self.df.to(loc.dtype)[..., None] / 2
@@ -120,14 +120,14 @@ class LogNormal(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.LogNormal(f, self.variance.to(f.dtype).sqrt())
 
-    @pyro_method
+    @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
         noise = self.variance.to(loc.dtype)
         return dist.LogNormal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
-    @pyro_method
+    @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return dist.LogNormal(loc, (var + self.variance.to(loc.dtype)).sqrt())
 
@@ -152,7 +152,7 @@ class Gamma(Likelihood):
         a = self.concentration.to(f.dtype)
         return dist.Gamma(a, a * (-bounded(f)).exp())
 
-    @pyro_method
+    @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:

@@ -14,7 +14,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
-from pyro.nn import PyroParam, pyro_method
+from pyro.nn import PyroParam
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
@@ -23,6 +23,7 @@ from torch.special import log_ndtr
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
+from pyro_nngp.module import pyro_entry
 
 _INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
@@ -193,7 +194,7 @@ class Ordinal(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self._between(self.cutpoints.to(f.dtype), f)
 
-    @pyro_method
+    @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
             scale = (1 + var).sqrt()
