@@ -13,7 +13,8 @@ from pyro_nngp._checks import fail
 from pyro_nngp.inference._sites import latent_values
 from pyro_nngp.inference.potential import Minibatch
 
-Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the guide's trace if there is one
+Statistics = dict[str, tuple[tuple[str, ...], np.ndarray]]  # names of dimensions, and an array
+Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the trace of a guide
 
 
 class MCMCDraws:
@@ -31,7 +32,7 @@ class MCMCDraws:
     def __init__(self, where: str, mcmc: MCMC, num_samples: int | None) -> None:
         if mcmc._samples is None:
             fail(where, "the MCMC object", "to hold draws", "none", "Call its run(...) first.")
-        self.model = getattr(mcmc.kernel, "model", None)
+        self.model: Any = getattr(mcmc.kernel, "model", None)
         if self.model is None:
             fail(where, "the MCMC kernel", "to have a model", "a potential only", "Build the kernel from a model.")
         self._mcmc, self._samples = mcmc, mcmc.get_samples(group_by_chain=True)
@@ -50,9 +51,10 @@ class MCMCDraws:
         """Values at one of the draws taken."""
         return {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}, None
 
-    def statistics(self) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-        """What the kernel tells of its chains, as {name: (dims, array)}: divergences draw by draw, numbers per chain."""
-        chains, found = self._mcmc._diagnostics, {}
+    def statistics(self) -> Statistics:
+        """What the kernel tells, as {name: (dims, array)}: divergences draw by draw, numbers chain by chain."""
+        chains: Any = self._mcmc._diagnostics
+        found: Statistics = {}
         for name in chains[0]:
             values = [chain[name] for chain in chains]
             if name == "divergences":
@@ -78,7 +80,7 @@ class GuideDraws:
         trace = poutine.trace(self._guide).get_trace(*args, **kwargs)
         return latent_values(trace), trace
 
-    def statistics(self) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    def statistics(self) -> Statistics:
         """Nothing: independent draws have no diagnostics."""
         return {}
 

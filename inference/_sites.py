@@ -33,7 +33,9 @@ def run_at(
 
     Args:
         where: name of the caller, for messages.
-        model, args, kwargs: the model and its arguments.
+        model: the model.
+        args: its arguments.
+        kwargs: its keyword arguments.
         values: one for each latent site; others are ignored.
         rows: run ``model(rows)`` instead, at values that are of all rows.
         resample: draw the observed data from the model instead of keeping them.
@@ -78,14 +80,22 @@ def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
 
 
 def total_log_prob(trace: Trace) -> Float[Tensor, ""]:
-    """Log density of all sites of a trace, without any scale."""
-    return torch.stack([log_prob(site, 0.0).sum() for site in sample_sites(trace).values()]).sum()
+    """Log density of all sites of a trace, without any scale, summed in double precision."""
+    return torch.stack([log_prob(site, 0.0).double().sum() for site in sample_sites(trace).values()]).sum()
 
 
 def plate_rows(trace: Trace) -> dict[str, tuple[Int[Tensor, " B"], int]]:
     """For each plate, the rows that it took, and of how many."""
     plates = {name: site for name, site in trace.nodes.items() if isinstance(site.get("fn"), _Subsample)}
     return {name: (torch.as_tensor(site["value"]), int(site["fn"].size)) for name, site in plates.items()}
+
+
+def check_all_rows(where: str, trace: Trace) -> None:
+    """Raise ``ValueError`` if a plate took some of its rows only."""
+    part = [name for name, (taken, size) in plate_rows(trace).items() if len(taken) < size]
+    if part:
+        cure = "A log joint density needs all data: do not subsample."
+        fail(where, "the model", "to take all rows of its plates", f"some of {part}", cure)
 
 
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
@@ -120,15 +130,15 @@ class _AtValues(Messenger):
             if name not in self._values:
                 cure = "Draw every latent site; discrete ones that were summed out have no draws."
                 fail(self._where, f"latent site {name!r}", f"among {sorted(self._values)}", "no value of it", cure)
-            msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg)
+            msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg, self._rows)
 
-    def _at_rows(self, msg: Any) -> Tensor:
+    def _at_rows(self, msg: Any, rows: Tensor) -> Tensor:
         value, prior = self._values[msg["name"]], _base(msg["fn"])
         if isinstance(prior, NNGP):
             value = value[..., prior.batch.rows]
         for frame in msg["cond_indep_stack"]:
             if frame.vectorized and frame.size < frame.full_size:
-                value = value.index_select(frame.dim - msg["fn"].event_dim, self._rows.to(value.device))
+                value = value.index_select(frame.dim - msg["fn"].event_dim, rows.to(value.device))
         if value.shape != msg["fn"].shape():
             actual = f"{tuple(value.shape)} where the model wants {tuple(msg['fn'].shape())}"
             cure = "Its shape changes with the rows, but it is in no plate: leave batch_size out."

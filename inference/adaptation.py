@@ -13,6 +13,8 @@ Coordinate by coordinate, from the gradient :math:`\nabla` of each update:
 - its variance :math:`\sigma^2` over minibatches at one position: the mean of half the squared difference of two
   independent gradients, over pairs taken in the second half of burn-in.
 
+The mean position c over the second half of burn-in is the center of the configurational temperature.
+
 Differs from the paper: it forgets to the end of burn-in. But where gradients are nearly exact, successive ones are
 alike, tau falls to 1, and what would be frozen is the square of one gradient. It also takes V for :math:`\sigma^2`. But
 V holds the variation of the exact gradient along the chain too, which is no noise: with full batches :math:`\sigma^2`
@@ -46,8 +48,13 @@ def follow_noise(state: State, gradient: Float[Tensor, "*C d"], again: Float[Ten
     return {"pairs": pairs, "gradient_variance": state["gradient_variance"] + change}
 
 
+def follow_center(state: State, count: int) -> State:
+    """Bring the mean position up to date with the `count`-th one."""
+    return {"center": state["center"] + (state["position"] - state["center"]) / count}
+
+
 def configurational_temperature(state: State, gradient: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
-    """(psi - c)' grad U / d, whose mean is T whatever the fixed c: a thermometer for the position alone."""
+    """(psi - c)' grad U / d: it sees the position alone, and its mean is T for any c that psi has forgotten."""
     return ((state["position"] - state["center"]) * gradient).mean(-1)
 
 

@@ -6,35 +6,23 @@ and filled draw by draw, in main memory wherever the model runs.
 Cost: two runs of the model per draw, and one of the guide; memory for the draws that are kept.
 """
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import pyro
 import torch
 import xarray as xr
-from pyro.poutine import Trace
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
+from pyro_nngp.inference._arrays import Arrays
 from pyro_nngp.inference._draws import MCMCDraws, draws_of
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference._sites import (
-    is_data,
-    is_variable,
-    log_prob,
-    plate_dims,
-    plate_rows,
-    run_at,
-    sample_sites,
-    total_log_prob,
-)
+from pyro_nngp.inference._sites import run_at
 
 _WHERE = "to_arviz"
-Place = tuple[int, int]  # chain and draw
 
 
 def to_arviz(
@@ -64,8 +52,8 @@ def to_arviz(
       where it is masked;
     - ``sample_stats``: of MCMC, ``diverging`` and what the kernel tells of each chain (step size, temperatures, ...);
       with `log_density`, ``log_p`` and, for guides, ``log_q``;
-    - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the model's parameters,
-      which are point estimates; ``svi``, the trace of the loss.
+    - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the parameters of the
+      model, which are point estimates; ``svi``, the trace of the loss.
 
     A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, or
     ``<site>_dim_<k>``.
@@ -90,12 +78,13 @@ def to_arviz(
         progress: show a progress bar if the export takes more than a second.
 
     Returns:
-        ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with ArviZ 1.x. Ctrl-C ends it with the draws so far.
+        ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with 1.x. Ctrl-C ends the export with the draws
+        so far.
 
     Raises:
         TypeError: for a source of another kind.
-        ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that do
-            not fit, arguments out of range.
+        ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that
+            do not fit, arguments out of range.
 
     Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's. `log_density` adds the
     densities of the latent sites: O(N K^3) for a nearest-neighbor prior.
@@ -108,7 +97,7 @@ def to_arviz(
         args, kwargs = draws.arguments()
     num_data = getattr(source, "num_data", None) if num_data is None else num_data
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs, log_density)
-    arrays = _Arrays((draws.num_chains, draws.num_samples), var_names or (), dims or {}, coords or {})
+    arrays = Arrays(_WHERE, (draws.num_chains, draws.num_samples), var_names or (), dims or {}, coords or {})
     with torch.no_grad(), deferred_interrupt() as pressed:
         for s in tqdm(range(draws.num_samples), disable=not progress, delay=1, desc=_WHERE, unit="draw"):
             for place in ((c, s) for c in range(draws.num_chains)):
@@ -132,67 +121,21 @@ def to_arviz(
     return _container(arrays.datasets(num_draws=s + 1))
 
 
-class _Arrays:
-    """The arrays of each group with the names of their dimensions, {group: {name: (dims, array)}}.
+def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any], log_density: bool) -> list[Tensor]:
+    if not isinstance(num_data, int):
+        fail(_WHERE, "num_data", "to be the number of rows, with batch_size", num_data, "Pass num_data=.")
+    if args or kwargs:
+        cure = "With batch_size the model is called as model(idx)."
+        fail(_WHERE, "model arguments", "to be none with batch_size", f"{len(args) + len(kwargs)}", cure)
+    if log_density:
+        fail(_WHERE, "log_density", "to be False with batch_size", True, "Run the model on all rows for it.")
+    return list(torch.arange(num_data).split(batch_size))
 
-    Args:
-        shape: numbers of chains and draws.
-        var_names, dims, coords: as in :func:`to_arviz`.
-    """
 
-    def __init__(
-        self, shape: tuple[int, int], var_names: Collection[str], dims: Mapping[str, Any], coords: Mapping[str, Any]
-    ) -> None:
-        self.groups: defaultdict[str, dict[str, tuple[tuple[str, ...], np.ndarray]]] = defaultdict(dict)
-        self._shape, self._dims, self._coords = shape, dims, coords
-        self._left_out = {name[1:] for name in var_names if name.startswith("~")}
-        self._wanted = {name for name in var_names if not name.startswith("~")}
-        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
-        self._variables: set[str] = set()
-        self._named: dict[str, tuple[str, ...]] = {}
+def _container(datasets: Mapping[str, Any]) -> Any:
+    """The container of the installed ArviZ. It is imported here because that takes long, and 0.x warns of 1.x."""
+    import arviz
 
-    def add(
-        self, place: Place, trace: Trace, values: Mapping[str, Tensor], rows: Tensor | None, log_likelihood: bool
-    ) -> None:
-        """Take a run conditioned on the data."""
-        self._add_plates(trace, rows)
-        for name, site in sample_sites(trace).items():
-            if is_data(site):
-                dims = self._name_dims(name, site["value"], site)
-                if place == (0, 0):
-                    self._put("observed_data", name, site["value"], dims, None, rows)
-                if log_likelihood:
-                    pointwise = log_prob(site, torch.nan)
-                    self._put("log_likelihood", name, pointwise, dims[: pointwise.dim()], place, rows)
-            elif is_variable(site):
-                self._variables.add(name)
-                if name not in self._left_out and (not self._wanted or name in self._wanted):
-                    value = values.get(name, site["value"])
-                    self._put("posterior", name, value, self._name_dims(name, value, site), place, rows)
-
-    def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
-        """Take the data of a run that drew them anew."""
-        for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
-            site = again.nodes[name]
-            self._put("posterior_predictive", name, site["value"], self._name_dims(name, site["value"], site), place, rows)
-
-    def add_densities(self, place: Place, **traces: Trace | None) -> None:
-        """Take the log densities of whole traces."""
-        cut = [name for name, (taken, size) in self._plates.items() if len(taken) < size]
-        if cut:
-            fail(_WHERE, "log_density", "with all rows of every plate", f"some of {cut}", "Leave it False on a batch.")
-        for name, trace in traces.items():
-            if trace is not None:
-                self._put("sample_stats", name, total_log_prob(trace), (), place, None)
-
-    def add_constants(self, trace: Trace, x: Any, given: Mapping[str, Any]) -> None:
-        """Take parameters, inputs and further arrays."""
-        for name, site in trace.nodes.items():
-            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # a subsampled one is not whole
-                self._put("params", name, site["value"], self._name_dims(name, site["value"]), None, None)
-        if isinstance(x, Tensor) and x.dim() == 2:
-            taken = self._plates.get("data", (slice(None),))[0]
-            self.groups["constant_data"]["x"] = (("data", "input_dim"), x.detach().cpu().numpy()[taken])
-        for name, array in given.items():
-            value = torch.as_tensor(array)
-            self._put("constant_data", name, value, self._name_dims(name, value), None, None)
+    if arviz.__version__.startswith("0."):
+        return arviz.InferenceData(**datasets)
+    return xr.DataTree.from_dict(datasets)

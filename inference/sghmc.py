@@ -48,7 +48,8 @@ class SGHMC(StochasticGradientKernel):
 
     Args:
         model: any Pyro model with continuous latent sites.
-        step_size: epsilon, or a schedule. With `adapt`, 0.01 suits most models; with ``adapt=False`` it must be well
+        step_size: epsilon, or a schedule. With `adapt`, choose it by the "gradient noise share" of the diagnostics,
+            which is proportional to its square and should stay below about 0.3. With ``adapt=False`` it must be well
             below twice the smallest posterior standard deviation.
         friction: alpha in (0, 1], the part of the momentum lost per step.
         adapt: estimate M during burn-in; False is the plain sampler of Chen et al. with M = 1.

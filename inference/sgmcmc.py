@@ -29,6 +29,7 @@ from pyro_nngp.inference._run import DivergenceError
 from pyro_nngp.inference.adaptation import (
     State,
     configurational_temperature,
+    follow_center,
     follow_noise,
     follow_scale,
     kinetic_temperature,
@@ -185,7 +186,8 @@ class StochasticGradientKernel(MCMCKernel):
         Returns:
             - "step size": epsilon of the last update.
             - "kinetic temperature", of samplers with momentum r: the mean of r' M^-1 r / d after burn-in.
-            - "configurational temperature": the mean of (psi - c)' grad U / d after burn-in, c a fixed position.
+            - "configurational temperature": the mean of (psi - c)' grad U / d after burn-in, c the mean of burn-in's
+              second half.
               Both are T, up to Monte-Carlo error, for an exact sampler; this one sees the position alone.
             - "gradient noise": sigma^2, averaged over coordinates.
             - "gradient noise share": the part of the sampler's noise that minibatches bring, in the worst coordinate.
@@ -280,6 +282,8 @@ class StochasticGradientKernel(MCMCKernel):
         step_size, temperature = self.step_size(updates), self.temperature(updates)
         if burn_in:
             settled = 2 * updates >= self._warmup_end
+            if settled:
+                state |= follow_center(state, updates + 1 - (self._warmup_end + 1) // 2)
             if self.adapt:
                 state |= follow_scale(state, gradient, settled)
             pair_every = min(max(self._warmup_end // (2 * _PAIRS), 1), _PAIR_EVERY)
@@ -287,7 +291,6 @@ class StochasticGradientKernel(MCMCKernel):
                 state |= follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
             self._optimize(by_params)
         elif left == 0:
-            state |= {"center": state["position"]}
             self._warn_of_heat(state, step_size, temperature)
         changed = self.update(state, gradient, step_size, temperature)
         measured = {} if burn_in else self._measure(state, changed, gradient, 1 - left)

@@ -129,7 +129,7 @@ def fit(
             _load(checkpoint, run, best)
         elif solving:
             method.solve()
-        bar = tqdm(total=num_steps, initial=run.step, disable=not progress, desc="fit", unit="step")
+        bar = tqdm(total=num_steps, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
         try:
             while run.step < num_steps and not (interrupted or pressed):
                 if checkpoint is not None and run.step % checkpoint_every == 0:

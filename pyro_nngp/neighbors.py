@@ -1,23 +1,25 @@
 """Neighbor graphs: which points each point is conditioned on, kept with the points as a module of buffers.
 
 Rows are numbered as in the x that the user gave, whatever the ordering; ties in distance go to the point that comes
-first in the ordering, so that results do not depend on the order of the rows. -1 stands for no neighbor.
+first in the ordering, so that results do not depend on the order of the rows. -1 stands for no neighbor. Distances are
+taken in float64 of the points and lengthscales as they are stored.
 
 Cost: one search at construction and at each refresh; O(N (K + D)) memory. A batch of B points costs O(B K), whatever N.
 
-Symbols: N points in D dimensions, K neighbors, B points of a batch, U points of a batch and its neighbors, P new points.
+Symbols: N points in D dimensions, K neighbors, B points of a batch, U points of a batch and its neighbors,
+P new points.
 """
 
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, fail
-from pyro_nngp.ordering import make_ordering
+from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp.levels import dependency_levels
+from pyro_nngp.ordering import make_ordering, random_ordering
 from pyro_nngp.search import Metric, SearchIndex
 
 
@@ -50,8 +52,10 @@ class NeighborGraph(torch.nn.Module):
         seed: of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
             callable (n, D), (m, D) -> (n, m) gives distances of its own (blocked brute force).
-        neighbors: instead of a search, the user's own rows (N, K): predecessors in the ordering, -1 padded.
+        neighbors: instead of a search, the user's own rows (N, K): predecessors in the ordering, -1 padded. Such
+            a graph cannot be refreshed; the metric serves its queries.
         backend: of the search, see :class:`~pyro_nngp.search.SearchIndex`.
+        nprobe: of the approximate search, see there.
         progress: whether a search above three seconds shows a progress bar.
 
     Attributes:
@@ -77,24 +81,27 @@ class NeighborGraph(torch.nn.Module):
         metric: Float[Tensor, " *D"] | Metric | None = None,
         neighbors: Int[Tensor, "N K"] | None = None,
         backend: str = "auto",
+        nprobe: int = 16,
         progress: bool = True,
     ) -> None:
         super().__init__()
         check_inputs("NeighborGraph", "x", x)
         check_num_neighbors("NeighborGraph", num_neighbors, len(x) - 1)
-        self._metric = metric if callable(metric) and not isinstance(metric, Tensor) else None
-        self._backend, self._progress = backend, progress
-        self._index: SearchIndex | None = None
+        self._metric = None if isinstance(metric, Tensor) else metric
+        self._backend, self._nprobe, self._progress = backend, nprobe, progress
+        self._given = neighbors is not None
+        self._index: tuple[SearchIndex, Tensor] | None = None
         self._levels: list[Tensor] | None = None
-        self.register_buffer("x", x.detach())
-        self.register_buffer("order", make_ordering(x, ordering, seed))
+        self.register_buffer("x", x.detach().clone())
         self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype, device=x.device))
         if isinstance(metric, Tensor):
             self._set_lengthscale(metric)
+        self.register_buffer("order", make_ordering(self._scaled(self.x), ordering, seed).clone())
         if neighbors is None:
             neighbors = self._search(num_neighbors)
         else:
             _check_neighbors(neighbors, self.order, num_neighbors)
+            neighbors = neighbors.clone()
         self.register_buffer("neighbors", neighbors)
         self.register_load_state_dict_post_hook(_forget_after_loading)
 
@@ -113,7 +120,14 @@ class NeighborGraph(torch.nn.Module):
 
         Args:
             lengthscale: what the inputs are divided by, (D,) or scalar, positive; None keeps the present ones.
+
+        Raises:
+            ValueError, TypeError: for malformed lengthscales, lengthscales with a metric of one's own, or a graph whose
+                neighbors the user gave.
         """
+        if self._given:
+            cure = "Give no neighbors at construction to have them searched."
+            fail("NeighborGraph.refresh", "neighbors", "to come from a search", "the user's own", cure)
         if lengthscale is not None:
             self._set_lengthscale(lengthscale)
         self._forget()
@@ -128,19 +142,35 @@ class NeighborGraph(torch.nn.Module):
             x_new: places to search from.
             k: how many, 1..N (N-1 with `exclude`); None is K.
             exclude: for each place the row of one point to leave out, -1 for none.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: the search index is built by the first call and kept until points or lengthscales change.
         """
+        where = "NeighborGraph.query"
+        self._check_new(where, x_new)
         k = self.num_neighbors if k is None else k
-        position = None
+        check_num_neighbors(where, k, self.num_points - (exclude is not None), "k")
         if exclude is not None:
-            ranks = torch.empty_like(self.order)
-            ranks[self.order] = torch.arange(self.num_points, device=self.order.device)
-            position = torch.where(exclude < 0, -1, ranks[exclude.clamp(min=0)])
-        return self.order[self._searcher().nearest(x_new / self.lengthscale, k, position)[0]]
+            _check_rows(where, "exclude", exclude, self.num_points, len(x_new), lowest=-1)
+        index, positions = self._searcher()
+        if exclude is not None:
+            exclude = torch.where(exclude < 0, -1, positions[exclude])
+        return self._rows(index.nearest(self._scaled(x_new), k, exclude)[0])
 
     def others(self, k: int | None = None, idx: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
-        """Rows of the k nearest *other* points of the rows `idx` (None: of all rows); duplicates count as others."""
-        rows = torch.arange(self.num_points, device=self.x.device) if idx is None else idx
-        return self.query(self.x[rows], k, rows)
+        """Rows of the k nearest *other* points of the rows `idx` (None: of all rows), nearest first.
+
+        Exact duplicates count as others: only the row itself is left out.
+
+        Raises:
+            ValueError, TypeError: if k is not in 1..N-1, or `idx` is not a vector of row numbers.
+        """
+        if idx is None:
+            idx = torch.arange(self.num_points, device=self.x.device)
+        _check_rows("NeighborGraph.others", "idx", idx, self.num_points)
+        return self.query(self.x[idx], k, idx)
 
     def levels(self) -> list[Int[Tensor, " _"]]:
         """Rows by dependency level: level 0 has no neighbors, others come one above the highest of their neighbors."""
@@ -156,18 +186,23 @@ class NeighborGraph(torch.nn.Module):
             extra: further rows to have among ``Batch.rows``, of any shape; -1 is passed through.
 
         Raises:
-            ValueError, TypeError: if `idx` is not a vector of distinct row numbers.
+            ValueError, TypeError: if `idx` is not a vector of distinct row numbers, or `extra` holds others.
         """
+        if extra is not None:
+            _check_rows("NeighborGraph.batch", "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
         if idx is None:
             every = torch.arange(self.num_points, device=self.x.device)
             return Batch(every, every, self.neighbors, 1.0, extra)
-        _check_idx(idx, self.num_points)
+        _check_rows("NeighborGraph.batch", "idx", idx, self.num_points)
+        if repeats := len(idx) - len(idx.unique()):
+            fail("NeighborGraph.batch", "idx", "without repeats", f"{repeats} repeats", "Draw without replacement.")
         neighbors = self.neighbors[idx]
-        parts = [idx, neighbors.flatten()] + ([] if extra is None else [extra.flatten()])
+        further = idx[:0] if extra is None else extra.flatten()
+        parts = [idx, neighbors.flatten(), further]
         rows, positions = torch.cat(parts).unique(return_inverse=True)
         if rows[0] < 0:
             rows, positions = rows[1:], positions - 1
-        targets, near, rest = positions.split([len(idx), neighbors.numel(), len(positions) - len(idx) - neighbors.numel()])
+        targets, near, rest = positions.split([len(part) for part in parts])
         rest = None if extra is None else rest.view_as(extra)
         return Batch(rows, targets, near.view_as(neighbors), self.num_points / len(idx), rest)
 
@@ -178,26 +213,37 @@ class NeighborGraph(torch.nn.Module):
 
         Args:
             x_new: new points.
-            k: neighbors per new point; None is K.
+            k: neighbors per new point, 1..N+P-1; None is K.
             seed: of the order of the new points.
 
         Returns:
-            That order, and for each new point (in the rows of `x_new`) the rows of its nearest points among the old
-            ones (0..N-1) and the earlier new ones (N plus their row).
+            That order, and for each new point (in the rows of `x_new`) the rows of the nearest among all old points
+            (0..N-1) and the earlier new ones (N plus their row), nearest first, old ones first at equal distance;
+            -1 padded.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: that of one `query` and one search for predecessors among the P new points; O(P k) memory.
         """
+        where = "NeighborGraph.extend"
+        self._check_new(where, x_new)
         k = self.num_neighbors if k is None else k
-        n, scaled = self.num_points, x_new / self.lengthscale
-        order = make_ordering(x_new, "random", seed)
-        searcher = SearchIndex(scaled[order], backend=self._backend, metric=self._metric, progress=self._progress)
-        among_new, far_new = searcher.predecessors(min(k, len(x_new)))
-        among_old, far_old = self._searcher().nearest(scaled[order], min(k, n))
-        rows = torch.cat([self.order[among_old], torch.where(among_new < 0, -1, n + order[among_new.clamp(min=0)])], -1)
-        nearest = torch.cat([far_old, far_new], -1).sort(dim=-1, stable=True).indices[:, :k]
-        neighbors = torch.empty_like(rows[:, : nearest.shape[1]])
-        neighbors[order] = rows.gather(-1, nearest)
-        return order, neighbors
+        check_num_neighbors(where, k, self.num_points + len(x_new) - 1, "k")
+        order = random_ordering(x_new, seed)
+        scaled = self._scaled(x_new)[order]
+        old, old_distance = self._searcher()[0].nearest(scaled, min(k, self.num_points))
+        new, new_distance = self._search_index(scaled).predecessors(k)
+        new = torch.where(new < 0, -1, self.num_points + order[new])  # -1 is infinitely far
+        rows = torch.cat([self._rows(old), new], -1)
+        nearest = torch.cat([old_distance, new_distance], -1).sort(dim=-1, stable=True).indices[:, :k]
+        return order, rows.gather(-1, nearest)[_positions(order)]
 
     def _set_lengthscale(self, lengthscale: Tensor) -> None:
+        check_tensor("NeighborGraph", "lengthscale", lengthscale)
+        if self._metric is not None:
+            cure = "Call refresh without lengthscales after the metric has changed."
+            fail("NeighborGraph", "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
         lengthscale = lengthscale.detach().to(self.lengthscale)
         if lengthscale.shape not in ((), self.lengthscale.shape):
             expectation = f"a scalar or of shape {tuple(self.lengthscale.shape)}"
@@ -207,17 +253,34 @@ class NeighborGraph(torch.nn.Module):
             fail("NeighborGraph", "lengthscale", "> 0", float(lengthscale.min()), "Inputs are divided by it.")
         self.lengthscale.copy_(lengthscale.expand_as(self.lengthscale))
 
-    def _searcher(self) -> SearchIndex:
+    def _scaled(self, x: Tensor) -> Tensor:
+        """What is searched: x over the lengthscales in float64, or x itself for a metric of the user's."""
+        return x.double() / self.lengthscale.double() if self._metric is None else x
+
+    def _search_index(self, points: Tensor) -> SearchIndex:
+        return SearchIndex(
+            points, backend=self._backend, metric=self._metric, nprobe=self._nprobe, progress=self._progress
+        )
+
+    def _searcher(self) -> tuple[SearchIndex, Tensor]:
+        """The search index over the points in their ordering, and the position of each row in it."""
         if self._index is None:
-            points = (self.x / self.lengthscale)[self.order]
-            self._index = SearchIndex(points, backend=self._backend, metric=self._metric, progress=self._progress)
+            self._index = self._search_index(self._scaled(self.x)[self.order]), _positions(self.order)
         return self._index
 
     def _search(self, k: int) -> Tensor:
-        found, _ = self._searcher().predecessors(k)
-        neighbors = torch.empty_like(found)
-        neighbors[self.order] = torch.where(found < 0, -1, self.order[found.clamp(min=0)])
-        return neighbors
+        index, positions = self._searcher()
+        return self._rows(index.predecessors(k)[0])[positions]
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        return torch.where(positions < 0, -1, self.order[positions])
+
+    def _check_new(self, where: str, x_new: Any) -> None:
+        check_inputs(where, "x_new", x_new)
+        check_same_kind(where, x=self.x, x_new=x_new)
+        if x_new.shape[1] != self.x.shape[1]:
+            expectation = f"with {self.x.shape[1]} columns, as x has"
+            fail(where, "x_new", expectation, x_new.shape[1], "Give the same input dimensions.")
 
     def _forget(self) -> None:
         self._index = self._levels = None
@@ -230,53 +293,28 @@ class NeighborGraph(torch.nn.Module):
         return self.__dict__ | {"_index": None, "_levels": None}
 
 
-def dependency_levels(neighbors: Int[Tensor, "N K"]) -> list[Int[Tensor, " _"]]:
-    """Rows grouped so that all neighbors of a row are in earlier groups; the first group has no neighbors.
-
-    Args:
-        neighbors: rows that each row depends on, -1 padded.
-
-    Raises:
-        ValueError: if the dependencies form a cycle.
-
-    Cost: O(N K), in as many vectorised passes as there are groups.
-    """
-    table = neighbors.cpu().numpy()
-    n = len(table)
-    child, slot = np.nonzero(table >= 0)
-    parent = table[child, slot]
-    children = child[np.argsort(parent, kind="stable")]
-    start = np.searchsorted(np.sort(parent), np.arange(n + 1))
-    waiting = np.bincount(child, minlength=n)
-    level, levels = np.flatnonzero(waiting == 0), []
-    while len(level):
-        levels.append(torch.from_numpy(level).to(neighbors.device))
-        count = start[level + 1] - start[level]
-        offset = np.arange(count.sum()) - np.repeat(count.cumsum() - count, count)
-        freed, times = np.unique(children[np.repeat(start[level], count) + offset], return_counts=True)
-        waiting[freed] -= times
-        level = freed[waiting[freed] == 0]
-    placed = sum(map(len, levels))
-    if placed < n:
-        cure = "Each row may depend on rows before it in some ordering only."
-        fail("dependency_levels", "neighbors", "to form no cycle", f"a cycle among {n - placed} rows", cure)
-    return levels
+def _positions(order: Tensor) -> Tensor:
+    """Position of each row in an ordering."""
+    positions = torch.empty_like(order)
+    positions[order] = torch.arange(len(order), device=order.device)
+    return positions
 
 
 def _forget_after_loading(graph: NeighborGraph, incompatible_keys: Any) -> None:
     graph._forget()
 
 
-def _check_idx(idx: Any, num_points: int) -> None:
-    where = "NeighborGraph.batch"
-    if not isinstance(idx, Tensor) or idx.dtype != torch.int64:
-        fail(where, "idx", "to be an int64 tensor", getattr(idx, "dtype", type(idx)), "Give row numbers.", TypeError)
-    if idx.dim() != 1 or len(idx) == 0:
-        fail(where, "idx", "of shape (B,) with B >= 1", tuple(idx.shape), "Give at least one row.")
-    if idx.min() < 0 or idx.max() >= num_points:
-        fail(where, "idx", f"in 0..{num_points - 1}", (int(idx.min()), int(idx.max())), "Give rows of x.")
-    if len(idx.unique()) < len(idx):
-        fail(where, "idx", "without repeats", f"{len(idx) - len(idx.unique())} repeats", "Draw without replacement.")
+def _check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | None = None, lowest: int = 0) -> None:
+    """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1."""
+    check_tensor(where, arg, rows)
+    if rows.dtype != torch.int64:
+        fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers of x.", TypeError)
+    if rows.dim() != 1 or (len(rows) == 0 if size is None else len(rows) != size):
+        expectation = "of shape (B,) with B >= 1" if size is None else f"of shape ({size},)"
+        fail(where, arg, expectation, tuple(rows.shape), "Give a vector of row numbers of x.")
+    if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
+        actual = f"{int(rows.min())}..{int(rows.max())}"
+        fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
 
 
 def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:
@@ -285,15 +323,14 @@ def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:
         actual = f"{neighbors.dtype} of shape {tuple(neighbors.shape)}"
         fail(where, "neighbors", f"to be int64 of shape ({n}, {k})", actual, "Give rows of x, padded with -1.")
     check_same_kind(where, ordering=order, neighbors=neighbors)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(n, device=order.device)
+    rank = _positions(order)
     real = neighbors >= 0
     if neighbors.min() < -1 or neighbors.max() >= n or (real[:, 1:] & ~real[:, :-1]).any():
         fail(where, "neighbors", f"in 0..{n - 1} with -1 at the end of a row only", "other entries", "Pad with -1.")
     late = real & (rank[neighbors.clamp(min=0)] >= rank[:, None])
     if late.any():
         row = int(late.any(-1).nonzero()[0])
-        fail(where, "neighbors", "to precede their point in the ordering", f"others in row {row}", "Order, then search.")
+        fail(where, "neighbors", "to precede their point in the ordering", f"others in row {row}", "Order first.")
     ordered = neighbors.sort(dim=-1).values
     if ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any():
         fail(where, "neighbors", "without repeats in a row", "a row with repeats", "Give each neighbor once.")

@@ -1,21 +1,22 @@
 """Orderings of points for nearest-neighbor Gaussian processes: random, maximin, coordinate, given.
 
-An ordering is a permutation: `order[p]` is the row at position p. Random and maximin orderings make the first points cover the domain, so
-that each point finds predecessors on all sides, and serve the approximation far better than coordinate orderings at the same number of
-neighbors (Guinness 2018).
+An ordering is a permutation: `order[p]` is the row at position p. Under random and maximin orderings the first points
+cover the domain, so that later ones find predecessors on all sides, which serves the approximation far better than
+coordinate orderings do at the same number of neighbors (Guinness 2018).
 
-Maximin: each point is the one farthest from all points before it, starting from the point nearest to the mean; ties go to the smaller row.
-What is computed is this greedy ordering itself, not an approximation, up to rounding. A point may be placed, without knowing what happens
-elsewhere, as soon as it is farther from the chosen points than every unplaced point that is close enough to matter: nothing can
-come nearer to it before its turn. So many points are placed at a time, and sorting them by their distances gives the sequence.
+Maximin: each point is the one farthest from all points before it, starting from the point nearest to the mean; ties go
+to the smaller row. This is the greedy ordering itself, not an approximation of it, but computed many points at a time:
+a point may be placed, whatever happens elsewhere, as soon as it is farther from the placed points than every waiting
+point within that distance of it, since nothing can come nearer to it before its turn. Sorting by these distances gives
+the sequence.
 
-Cost: random and coordinate O(N log N). Maximin O(N log^2 N) in low dimension with points spread about evenly (139,000 points in the
-plane take a few seconds), up to O(N^2) in high dimension or over many scales.
+Cost: random and coordinate O(N log N). Maximin O(N log^2 N) in low dimension (139,000 points in the plane: 1 s), more
+for points in high dimension or clustered on many scales, at most O(N^2 D).
 
-Symbols: x (N, D) points, d2 (N,) squared distance of each point to the nearest chosen one.
+Symbols: x (N, D) points, d2 (N,) squared distance of each point to the nearest placed one, -1 for placed ones.
 
-Reference: Guinness, "Permutation and grouping methods for sharpening Gaussian process approximations", Technometrics 60, 2018.
-Schaefer, Katzfuss, Owhadi, "Sparse Cholesky factorization by Kullback-Leibler minimization", SIAM J. Sci. Comput. 43, 2021.
+Reference: Guinness, "Permutation and grouping methods for sharpening Gaussian process approximations", Technometrics 60
+(2018). Schaefer, Katzfuss, Owhadi, "Sparse Cholesky factorization by Kullback-Leibler minimization", SISC 43 (2021).
 """
 
 import numpy as np
@@ -38,11 +39,12 @@ _STEPS = 64  # single placements where a batch would hold too many pairs
 
 
 def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], seed: int = 0) -> Int[Tensor, " N"]:
-    """The ordering called by `ordering`, or `ordering` itself if it is a permutation.
+    """Make the ordering called by `ordering`, or pass it on if it is a permutation.
 
     Args:
         x: points, (N, D).
-        ordering: "random" | "maximin" | "coordinate" | "given" (the rows as they stand), or a permutation of 0..N-1, (N,) int64.
+        ordering: "random" | "maximin" | "coordinate" | "given" (the rows as they stand), or a permutation of
+            0..N-1, (N,) int64.
         seed: seed of the random ordering.
 
     Returns:
@@ -59,7 +61,7 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
             actual = f"{ordering.dtype} of shape {tuple(ordering.shape)}"
             fail(where, "ordering", f"to be int64 of shape ({size},)", actual, "Give the row at each position.")
         if not torch.equal(ordering.sort().values, torch.arange(size, device=ordering.device)):
-            fail(where, "ordering", f"to hold each of 0..{size - 1} once", "something else", "Give a permutation of the rows.")
+            fail(where, "ordering", f"to hold each of 0..{size - 1} once", "repeats or others", "Give a permutation.")
         return ordering.to(x.device)
     if ordering == "random":
         return random_ordering(x, seed)
@@ -69,7 +71,7 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
         return coordinate_ordering(x)
     if ordering == "given":
         return given_ordering(x)
-    fail(where, "ordering", f"to be one of {ORDERINGS} or a permutation tensor", repr(ordering), "Use 'random' if in doubt.")
+    fail(where, "ordering", f"one of {ORDERINGS} or a permutation", repr(ordering), "Use 'random' if in doubt.")
 
 
 def random_ordering(x: Float[Tensor, "N D"], seed: int = 0) -> Int[Tensor, " N"]:
@@ -85,8 +87,8 @@ def given_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
 def coordinate_ordering(x: Float[Tensor, "N D"], dim: int | None = None) -> Int[Tensor, " N"]:
     """By one coordinate, or by the sum of all; ties by row.
 
-    The sum is preferred to the first principal axis as it is the same on every machine and needs no second thought on a square domain, where
-    the axis is arbitrary. It gives each coordinate the weight of its scale, so scale them first if their units differ.
+    The sum, and not the first principal axis: it is the same on every machine, while the axis is arbitrary on a square
+    domain. Each coordinate counts as much as its scale, so bring them to one scale first.
 
     Args:
         x: points, (N, D).
@@ -99,7 +101,8 @@ def coordinate_ordering(x: Float[Tensor, "N D"], dim: int | None = None) -> Int[
     if dim is None:
         return sum(columns[1:], columns[0]).argsort(stable=True)
     if not -len(columns) <= dim < len(columns):
-        fail("coordinate_ordering", "dim", f"in {-len(columns)}..{len(columns) - 1}", dim, "It numbers the columns of x.")
+        expectation = f"in {-len(columns)}..{len(columns) - 1}"
+        fail("coordinate_ordering", "dim", expectation, dim, "It numbers the columns of x.")
     return columns[dim].argsort(stable=True)
 
 
@@ -131,7 +134,7 @@ def _place_singly(points: Floats, d2: Floats) -> Ints:
 
 
 def _place_batch(points: Floats, d2: Floats, top: float) -> Ints | None:
-    """Place all points whose turn comes at a distance not much below the largest; None if too many have to be looked at for it."""
+    """Place all points whose turn comes at a distance not much below the largest; None if it takes too many pairs."""
     floor = top * _GROWTH ** (-2 / points.shape[1])
     near = np.flatnonzero(d2 >= floor)  # only these can be placed here
     radius = top**0.5 * (1 + 1e-12)
@@ -144,7 +147,8 @@ def _place_batch(points: Floats, d2: Floats, top: float) -> Ints | None:
     key = d2[near]  # of waiting points: an upper bound; of taken ones: the squared distance at which their turn comes
     waiting, taken = np.ones(len(near), bool), np.zeros(len(near), bool)
     while waiting.any():
-        matters = waiting[one] & (waiting | taken)[two] & (gap < key[one])  # `two` would bring `one` nearer if placed first
+        # Pairs that matter: where `two`, if it is placed first, brings `one` nearer.
+        matters = waiting[one] & (waiting | taken)[two] & (gap < key[one])
         one, two, gap = one[matters], two[matters], gap[matters]
         before = (key[two] > key[one]) | ((key[two] == key[one]) & (two < one))
         now = waiting.copy()

@@ -1,20 +1,21 @@
 """Where candidates for nearest points come from: k-d tree, brute force, flat FAISS, inverted-file FAISS.
 
-Every backend answers one question. Given queries and a number `fetch`, it returns for each query at least the nearest `fetch` points
-it can find, with their exact distances and a *floor*: no point that it left out has a distance below the floor. `pyro_nngp.search` takes
-an answer only where the floor proves it, which is why backends that round differently return identical neighbors.
+Every backend answers one question: given queries and a number `fetch`, it returns for each query about that many of its
+nearest points with their exact distances, and a *floor*: no point left out has a distance below it. An answer is taken
+only where the floor proves it (`pyro_nngp.search_proof`), so backends that round differently find identical neighbors.
 
-"Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order; every comparison is made on that
-number (or on the value of the user's metric). The floor is what the backend reports for its last candidate less a bound on its rounding.
+"Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order (or the value
+of the user's metric). The floor is what the backend reports for its last candidate less a bound on its rounding.
 
-Cost per query over P points in D dimensions: k-d tree O(fetch log P) for small D; brute force and flat FAISS O(P D); inverted file
-O(sqrt(P) D nprobe).
+Cost per query over P points in D dimensions: k-d tree O(fetch log P) for small D; brute force and flat FAISS O(P D);
+inverted file O(sqrt(P) D nprobe).
 
-Symbols: Q queries, P points, F = fetch, D dimensions.
+Symbols: Q queries, P points, F candidates, D dimensions.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,15 @@ Ints = NDArray[np.int64]
 
 
 class Candidates(NamedTuple):
-    """Candidates of Q queries: `index (Q, F)` into the points, `value (Q, F)` exact distances, `floor (Q,)` bounding all others below."""
+    """Candidates of Q queries.
 
-    index: Ints
+    Attributes:
+        ids: numbers of the points, (Q, F); -1 where an approximate search found none.
+        value: their exact distances, (Q, F).
+        floor: no other point has a smaller distance, (Q,).
+    """
+
+    ids: Ints
     value: Floats
     floor: Floats
 
@@ -71,7 +78,7 @@ class Backend(ABC):
 
 
 def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
-    """Squared Euclidean distances between each query and its candidates, (Q, F): the one number all backends are judged by."""
+    """Squared Euclidean distances of each query to its candidates, (Q, F), by which all backends are judged."""
     total = np.zeros(index.shape)
     for query, point in zip(queries.T, points.T, strict=True):
         difference = point[index]
@@ -88,7 +95,7 @@ class KDTree(Backend):
 
     def __init__(self, points: Floats) -> None:
         self._points = points
-        self._rounding = 4 * (points.shape[1] + 64) * np.finfo(np.float64).eps  # relative; the path through the tree adds up too
+        self._rounding = 4 * (points.shape[1] + 64) * np.finfo(np.float64).eps  # relative, sums down the tree included
 
     def prefix(self, stop: int) -> None:
         self._tree = cKDTree(self._points[:stop], balanced_tree=False)
@@ -105,7 +112,9 @@ class KDTree(Backend):
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
         fetch = min(fetch, self._tree.n)
         distance, index = (each.reshape(-1, fetch) for each in self._tree.query(queries, fetch))
-        floor = np.full(len(queries), np.inf) if fetch == self._tree.n else distance[:, -1] ** 2 * (1 - self._rounding)
+        floor = distance[:, -1] ** 2 * (1 - self._rounding)
+        if fetch == self._tree.n:
+            floor[:] = np.inf
         return Candidates(index, squared_distances(queries, self._points, index), floor)
 
 
@@ -116,37 +125,47 @@ class BruteForce(Backend):
     filters = True
 
     def __init__(self, points: Floats, device: torch.device, dtype: torch.dtype, metric: Metric | None) -> None:
-        self._metric = metric
-        self._raw = points
-        self._center = points.mean(0) if metric is None else np.zeros(points.shape[1])
-        self._points = torch.as_tensor(points - self._center, dtype=torch.float64 if metric is None else dtype, device=device)
-        self._norms = (self._points * self._points).sum(-1)
+        self._points, self._metric = points, metric
+        self._device = device
+        self._dtype = torch.float64 if metric is None else dtype  # a metric sees the points as the user gave them
         self._block = 2**21 if device.type == "cpu" else 2**27  # distances held at a time
+
+    @cached_property
+    def _center(self) -> Floats:
+        return self._points.mean(0) if self._metric is None else np.zeros(self._points.shape[1])
+
+    @cached_property
+    def _centered(self) -> Tensor:
+        return self._to_device(self._points - self._center)
+
+    @cached_property
+    def _norms(self) -> Tensor:
+        return (self._centered * self._centered).sum(-1)
 
     def prefix(self, stop: int) -> None:
         self._stop = stop
 
     def max_fetch(self, k: int) -> int:
-        return len(self._raw)
+        return len(self._points)
 
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        rows = max(1, self._block // self._stop)
+        stop = min(self._stop, max(int(limit.max()), 1))
+        rows = max(1, self._block // stop)
         parts = [
-            self._block_candidates(queries[i : i + rows], fetch, limit[i : i + rows], exclude[i : i + rows])
+            self._from_first(stop, queries[i : i + rows], fetch, limit[i : i + rows], exclude[i : i + rows])
             for i in range(0, len(queries), rows)
         ]
         return Candidates(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
-    def _block_candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        stop = min(self._stop, max(int(limit.max()), 1))
-        points = self._points[:stop]
-        query = torch.as_tensor(queries - self._center, dtype=points.dtype, device=points.device)
-        value = self._values(query, points)
+    def _from_first(self, stop: int, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
+        """Candidates among points 0..stop-1 for one block of queries."""
+        query = self._to_device(queries - self._center)
+        value = self._values(query, self._centered[:stop])
         first = min(int(limit.min()), stop)
-        beyond = torch.arange(first, stop, device=points.device) >= torch.as_tensor(limit, device=points.device)[:, None]
-        value[:, first:].masked_fill_(beyond, torch.inf)
-        row = torch.as_tensor(np.flatnonzero((exclude >= 0) & (exclude < stop)), device=points.device)
-        value[row, torch.as_tensor(exclude, device=points.device)[row]] = torch.inf
+        beyond = np.arange(first, stop) >= limit[:, None]
+        value[:, first:].masked_fill_(torch.as_tensor(beyond, device=value.device), torch.inf)
+        row = np.flatnonzero((exclude >= 0) & (exclude < stop))
+        value[torch.from_numpy(row), torch.from_numpy(exclude[row])] = torch.inf
         top, index = (each.cpu().numpy() for each in value.topk(min(fetch, stop), largest=False))
         last = top[:, -1].astype(np.float64)
         if fetch >= stop:
@@ -154,25 +173,29 @@ class BruteForce(Backend):
         if self._metric is not None:
             return Candidates(index, top.astype(np.float64), last)
         norms = (query * query).sum(-1).cpu().numpy()
-        floor = last + norms - _rounding(norms, float(self._norms[:stop].max()), points.shape[1], torch.finfo(torch.float64).eps)
-        return Candidates(index, squared_distances(queries, self._raw, index), floor)
+        bound = _rounding(norms, float(self._norms[:stop].max()), len(queries.T), float(np.finfo(np.float64).eps))
+        return Candidates(index, squared_distances(queries, self._points, index), last + norms - bound)
+
+    def _to_device(self, array: Floats) -> Tensor:
+        return torch.as_tensor(array, dtype=self._dtype, device=self._device)
 
     def _values(self, query: Tensor, points: Tensor) -> Tensor:
-        """The metric, or for the Euclidean one |p|^2 - 2 p.q, which ranks alike; exact values follow for the candidates alone."""
+        """Values that rank as distances do: those of the metric, or |p|^2 - 2 p.q for the Euclidean one."""
         if self._metric is None:
             return torch.addmm(self._norms[: len(points)], query, points.T, alpha=-2)
         with torch.no_grad():
             value = self._metric(query, points)
         if not isinstance(value, Tensor) or value.shape != (len(query), len(points)):
+            expectation = f"to return a tensor of shape {(len(query), len(points))}"
             actual = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            fail("search", "metric", f"to return a tensor of shape {(len(query), len(points))}", actual, "Map (n, D), (m, D) to (n, m).")
+            fail("SearchIndex", "metric", expectation, actual, "Map (n, D), (m, D) to (n, m).")
         if bool(value.isnan().any()):
-            fail("search", "metric", "to return numbers", "NaN", "Check it on a few points of x.")
+            fail("SearchIndex", "metric", "to return numbers", "NaN", "Try it on a few of the points.")
         return value.clone()  # masked in place by the caller
 
 
 class FlatFaiss(Backend):
-    """Brute force by FAISS in float32: the choice in high dimension on a CPU, or on a GPU when FAISS is built for one."""
+    """Brute force by FAISS in float32: the choice in high dimension, and on a GPU if FAISS is built for one."""
 
     growth = 1 / 16
 
@@ -201,16 +224,18 @@ class FlatFaiss(Backend):
         value = squared_distances(queries, self._points, index)
         norms = (single.astype(np.float64) ** 2).sum(-1)
         bound = _rounding(norms, self._norm, queries.shape[1], float(np.finfo(np.float32).eps))
-        honest = (np.abs(distance - value) <= bound[:, None]).all(-1)  # a build that rounds more coarsely is found out
-        floor = np.where(honest, distance[:, -1] - bound, -np.inf)
-        return Candidates(index, value, np.full(len(queries), np.inf) if fetch == stop else floor)
+        as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # finds out a build that rounds more coarsely
+        floor = np.where(as_bounded, distance[:, -1] - bound, -np.inf)
+        if fetch == stop:
+            floor[:] = np.inf
+        return Candidates(index, value, floor)
 
     def _to_single(self, array: Floats) -> NDArray[np.float32]:
         return np.ascontiguousarray(array - self._center, dtype=np.float32)
 
 
 class InvertedFile(Backend):
-    """FAISS's inverted file (`IndexIVFFlat`): approximate, for sizes where exact search is out of reach; measure it with `recall`."""
+    """FAISS's inverted file: approximate, for sizes where exact search is out of reach; `recall` measures it."""
 
     growth = 0.25
 
@@ -259,5 +284,5 @@ def has_gpu_faiss() -> bool:
 
 
 def _rounding(norms: Floats, norm: float, dim: int, eps: float) -> Floats:
-    """Bound on the error of |q|^2 - 2 p.q + |p|^2 for |q|^2 = norms and |p|^2 <= norm, rounding of the inputs included."""
+    """Bound on the error of |q|^2 - 2 p.q + |p|^2 for |q|^2 = norms and |p|^2 <= norm, that of the inputs included."""
     return 2 * (dim + 8) * eps * (np.sqrt(norms) + np.sqrt(norm)) ** 2

@@ -1,10 +1,13 @@
 """Chains side by side: samples, checkpoints, Ctrl-C, death of the process, refinement of the step size."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyro
 import pyro.distributions as dist
@@ -12,6 +15,7 @@ import pytest
 import torch
 from pyro.infer import NUTS
 
+from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.checkpoint import CheckpointError, save_checkpoint
 from pyro_nngp.inference.potential import Minibatch
@@ -232,7 +236,7 @@ def test_refinement_sees_the_bias_of_coarse_steps_where_it_is():
     # Langevin steps make the variance 1 / (1 - epsilon h / 2): 2.5 and 1.43 times too large for epsilon h = 1.2, 0.6.
     pyro.set_rng_seed(0)
     kernel = SGLD(stiff, 0.012, num_steps=4, gradient_noise=0.0)
-    found = step_size_refinement(kernel, num_samples=300, warmup_steps=600, num_chains=40, disable_progbar=True)["z"]
+    found = step_size_refinement(kernel, num_samples=150, warmup_steps=300, num_chains=40, disable_progbar=True)["z"]
     assert found.keys() == {"mean shift", "mean z", "variance ratio", "variance z"}
     assert found["variance ratio"][1] == pytest.approx(2.5 / (1 / 0.7), rel=0.1)
     assert found["variance z"][1] > 10
@@ -245,3 +249,47 @@ def test_refined_kernels_keep_the_dynamics():
     fine = kernel.refined()
     assert (fine.step_size(0), fine.friction, fine.num_steps) == (0.05, 0.1, 10)
     assert (kernel.step_size(0), kernel.friction, kernel.num_steps) == (0.1, 0.2, 5)
+
+
+def test_a_second_ctrl_c_interrupts_at_once():
+    with deferred_interrupt() as pressed:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert pressed == [signal.SIGINT]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_threads_cannot_be_interrupted_and_need_no_handler():
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(lambda: deferred_interrupt().__enter__()).result() == []
+
+
+def test_the_example_of_the_documentation_runs(capsys):
+    page = Path(__file__).parents[1] / "docs" / "sgmcmc.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    scope: dict = {}
+    exec(compile(example, str(page), "exec"), scope)
+    w = scope["mcmc"].get_samples()["w"]
+    assert ((w.mean(0) - torch.tensor([1.0, -2.0, 0.5])).abs() < 0.25).all()
+    assert "w[2]" in capsys.readouterr().out
+
+
+@pytest.mark.gpu
+def test_chains_on_a_gpu_resume_with_the_same_bits(tmp_path):
+    y = Y.to("cuda")
+
+    def on_gpu(idx):
+        z = pyro.sample("z", dist.Normal(torch.zeros(2, device="cuda", dtype=F64), 1.0).to_event(1))
+        with pyro.plate("data", 30, subsample=idx):
+            pyro.sample("y", dist.Normal(z.sum(), 1.0), obs=y[idx])
+
+    def samples(num_samples, seed, path):
+        mcmc = chains(SGHMC(on_gpu, 0.01, friction=0.5), num_samples, seed=seed, checkpoint=tmp_path / path)
+        mcmc.run(Minibatch(30, 10, device="cuda"))
+        return mcmc.get_samples(group_by_chain=True)["z"]
+
+    whole = samples(9, 3, "whole.pt")
+    assert whole.device.type == "cuda"
+    assert torch.equal(samples(4, 3, "parts.pt"), whole[:, :4])
+    assert torch.equal(samples(9, 99, "parts.pt"), whole)

@@ -161,7 +161,9 @@ def test_parameters_have_gradients_of_the_mean_over_chains():
         leaf = here.params["shift"]
         _, _, (gradient,) = here.gradient(torch.tensor([[1.0], [2.0]], dtype=F64), (leaf,))
     torch.testing.assert_close(leaf.exp(), torch.tensor(2.0, dtype=F64))
-    torch.testing.assert_close(gradient, torch.tensor(2 * -1.5, dtype=F64))  # d/dlog shift of mean (5 - z - shift)^2 / 2
+    torch.testing.assert_close(
+        gradient, torch.tensor(2 * -1.5, dtype=F64)
+    )  # d/dlog shift of mean (5 - z - shift)^2 / 2
     torch.testing.assert_close(here.param_values()["shift"], torch.tensor(2.0, dtype=F64))
 
 

@@ -93,14 +93,24 @@ def test_covariance_is_the_lyapunov_solution_of_the_update(sampler, inverse_mass
     else:
         velocity = torch.cat([-step * inv @ h, (1 - alpha) * eye], 1)
         a = torch.cat([torch.cat([eye, torch.zeros_like(eye)], 1) + step * velocity, velocity])
-        injected = 2 * alpha * temperature * inv - given * step**2 * inv @ inv
+        kick = 2 * alpha * temperature * inv - given * step**2 * inv @ inv + brought
         spread = torch.cat([step * eye, eye])
-        noise = spread @ (injected + brought) @ spread.T
+        noise = spread @ kick @ spread.T
     assert np.abs(np.linalg.eigvals(a)).max() ** 40 < 1e-2  # 40 updates forget the start
-    expected = torch.as_tensor(solve_discrete_lyapunov(a.numpy(), noise.numpy())[:2, :2])
-    limit = temperature * h.inverse()
+    joint = torch.as_tensor(solve_discrete_lyapunov(a.numpy(), noise.numpy()))
+    expected, limit = joint[:2, :2], temperature * h.inverse()
     assert ((expected - limit).diag() / limit.diag()).abs().max() > 0.2  # the chain's own law, not its limit, is tested
     assert_covariance(draws, expected)
+
+    # The mean temperatures over the next 120 updates, from those over 40 and 160.
+    before, _, after = kernel.diagnostics(), advance(kernel, 3), kernel.diagnostics()
+    exact = {"configurational temperature": (h @ expected).trace() / 2}
+    if sampler is SGHMC:
+        middle = (torch.cat([torch.zeros_like(eye), eye], 1) + velocity) / 2
+        exact["kinetic temperature"] = (inv.inverse() @ (middle @ joint @ middle.T + kick / 4)).trace() / 2
+    for name, value in exact.items():
+        found = (4 * torch.tensor(after[name]) - torch.tensor(before[name])) / 3
+        assert abs(found.mean() - value) < 6 * found.std() / math.sqrt(4000), name
 
 
 def test_gradient_noise_estimate_is_the_variance_over_minibatches():

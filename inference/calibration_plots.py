@@ -1,0 +1,94 @@
+"""Plots of calibration: transforms, coverage, reliability. Matplotlib is imported by the first that needs it.
+
+Cost: O(N).
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from scipy import stats
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference.calibration import Reliability, coverage_curve
+
+_BAND = (0.005, 0.995)
+
+
+def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -> Any:
+    """Histogram of transforms or ranks with the band that holds a bar of uniform values with probability 0.99.
+
+    Args:
+        values: from :func:`~pyro_nngp.inference.calibration.pit` or ``sbc_ranks``.
+        num_bins: number of bars.
+        ax: axis to draw on; None makes one.
+
+    Returns:
+        The axis.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    ax = _axis("plot_pit") if ax is None else ax
+    n = values.numel()
+    low, high = stats.binom.ppf(_BAND, n, 1 / num_bins) * num_bins / n
+    ax.axhspan(low, high, color="0.85", label="99 % band")
+    ax.axhline(1, color="0.5", linewidth=1)
+    heights = torch.histc(values.detach().cpu().double(), num_bins, 0, 1) * num_bins / n
+    ax.bar((torch.arange(num_bins) + 0.5) / num_bins, heights, 0.9 / num_bins)
+    ax.set(xlabel="probability integral transform", ylabel="density", xlim=(0, 1))
+    return ax
+
+
+def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
+    """Share of observations in central prediction intervals against their level, with a pointwise 99 % band.
+
+    Args:
+        values: from :func:`~pyro_nngp.inference.calibration.pit`.
+        ax: axis to draw on; None makes one.
+
+    Returns:
+        The axis.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    ax = _axis("plot_coverage") if ax is None else ax
+    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
+    low, high = (stats.binom.ppf(p, values.numel(), levels.numpy()) / values.numel() for p in _BAND)
+    ax.fill_between(levels, low, high, color="0.85", label="99 % band")
+    ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
+    ax.plot(levels, coverage_curve(values.detach().cpu().double(), levels))
+    ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))
+    return ax
+
+
+def plot_reliability(found: Reliability, ax: Any = None) -> Any:
+    """Frequencies of labels against their predicted probabilities, with two standard errors.
+
+    Args:
+        found: from :func:`~pyro_nngp.inference.calibration.reliability`.
+        ax: axis to draw on; None makes one.
+
+    Returns:
+        The axis.
+
+    Raises:
+        ImportError: without matplotlib.
+    """
+    ax = _axis("plot_reliability") if ax is None else ax
+    predicted, observed, number = (value.detach().cpu() for value in found)
+    ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
+    errors = 2 * (predicted * (1 - predicted) / number).sqrt()
+    ax.errorbar(predicted, observed, errors, fmt="o", capsize=2)
+    ax.set(xlabel="predicted probability", ylabel="frequency", xlim=(0, 1), ylim=(0, 1))
+    return ax
+
+
+def _axis(where: str) -> Any:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        fail(where, "matplotlib", "to be installed", "no such package", "pip install matplotlib.", ImportError)
+    return pyplot.subplots()[1]
