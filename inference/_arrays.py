@@ -119,10 +119,10 @@ class Arrays:
             self._labels(dim, size)
 
     def datasets(self, num_draws: int) -> dict[str, xr.Dataset]:
-        """Every group with its first draws."""
+        """Every group that holds anything, with its first draws."""
         attrs = {"inference_library": "pyro", "inference_library_version": pyro.__version__}
         made = {}
-        for group, variables in self.groups.items():
+        for group, variables in ((group, held) for group, held in self.groups.items() if held):
             kept = {n: (dims, a[:, :num_draws] if "draw" in dims else a) for n, (dims, a) in variables.items()}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
             made[group] = xr.Dataset(kept, labels, attrs)

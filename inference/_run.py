@@ -4,18 +4,56 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pyro
 import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.inference.checkpoint import CheckpointError
 
 
 class DivergenceError(RuntimeError):
     """The loss or a gradient stopped being finite."""
+
+
+class Minibatches:
+    """Rows of the data, without replacement within an epoch; a last batch that would be smaller is left out.
+
+    Args:
+        num_data: number of rows.
+        size: rows per batch; None, or as many as there are, gives None for "all rows".
+        seed: of the order.
+    """
+
+    def __init__(self, num_data: int, size: int | None, seed: int) -> None:
+        self.num_data = num_data
+        self.size = None if size is None or size >= num_data else size
+        self.generator = torch.Generator().manual_seed(seed)
+        self._epoch, self._position, self._order = self.generator.get_state(), num_data, torch.empty(0)
+
+    def next(self, device: torch.device) -> Tensor | None:
+        """The next batch of rows."""
+        if self.size is None:
+            return None
+        if self._position + self.size > self.num_data:
+            self._epoch, self._position = self.generator.get_state(), 0
+            self._order = torch.randperm(self.num_data, generator=self.generator)
+        batch = self._order[self._position : self._position + self.size]
+        self._position += self.size
+        return batch.to(device)
+
+    def state(self) -> dict[str, Any]:
+        """The random states now and at the start of the epoch, and how far the epoch is."""
+        return {"now": self.generator.get_state(), "epoch": self._epoch, "position": self._position}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self._epoch, self._position = state["epoch"], state["position"]
+        self.generator.set_state(self._epoch)
+        self._order = torch.randperm(self.num_data, generator=self.generator)
+        self.generator.set_state(state["now"])
 
 
 class Run:
@@ -40,20 +78,21 @@ class Run:
         seed: int,
     ) -> None:
         self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
-        self.modules = [part for part in (method if isinstance(method, tuple) else (method,)) if isinstance(part, nn.Module)]
+        parts = method if isinstance(method, tuple) else (method,)
+        self.modules = [part for part in parts if isinstance(part, nn.Module)]
         if device is not None:
             for module in self.modules:
                 module.to(device)
-        self.num_data = num_data if num_data is not None else getattr(method, "num_data", None)
-        if not isinstance(self.num_data, int) or self.num_data < 1:
-            fail("fit", "num_data", "to be a positive int", self.num_data, "Pass num_data= with a (model, guide) pair.")
-        self.batch_size = None if batch_size is None or batch_size >= self.num_data else batch_size
+        num_data = getattr(method, "num_data", None) if num_data is None else num_data
+        if not isinstance(num_data, int) or num_data < 1:
+            fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
+        self.batches = Minibatches(num_data, batch_size, seed)
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
-        self.elbo, self.step, self.losses = elbo, 0, []
-        self.generator = torch.Generator().manual_seed(seed)
-        self.epoch_start, self.position, self.permutation = self.generator.get_state(), self.num_data, None
-        self.kind = {"num_steps": num_steps, "batch_size": self.batch_size, "num_data": self.num_data, "seed": seed}
+        self.elbo, self.num_data, self.step = elbo, num_data, 0
+        self.losses: list[float] = []
+        self.kind = {"num_steps": num_steps, "batch_size": self.batches.size, "num_data": num_data, "seed": seed}
         self.params = self._find_parameters()
+        self.device = next(iter(self.params.values())).device
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
         self.optimisers = self._optimisers(lr, local_lr)
         steps = [round(fraction * num_steps) for fraction in milestones]
@@ -61,7 +100,7 @@ class Run:
 
     def advance(self, clip_norm: float | None) -> float:
         """One gradient step on the next minibatch; returns the loss per data point."""
-        args = self.batch_args(self._next_batch(), self.generator)
+        args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
         loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
@@ -71,7 +110,9 @@ class Run:
         total = torch.stack(list(norms.values())).norm()
         if not (torch.isfinite(total) and torch.isfinite(loss)):
             bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
-            raise DivergenceError(f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}.")
+            raise DivergenceError(
+                f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
+            )
         if clip_norm is not None and total > clip_norm:
             for param in self.params.values():
                 if param.grad is not None:
@@ -114,9 +155,7 @@ class Run:
             "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
             "step": self.step,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
-            "epoch_start": self.epoch_start,
-            "position": self.position,
-            "generator": self.generator.get_state(),
+            "batches": self.batches.state(),
             "random": torch.get_rng_state(),
             "random_cuda": [torch.cuda.get_rng_state(d) for d in self.cuda_devices()],
         }
@@ -138,8 +177,7 @@ class Run:
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
         self.step, self.losses = state["step"], state["losses"].tolist()
-        self.epoch_start, self.position, self.permutation = state["epoch_start"], state["position"], None
-        self.generator.set_state(state["generator"])
+        self.batches.load(state["batches"])
         torch.set_rng_state(state["random"])
         for device, random in zip(self.cuda_devices(), state["random_cuda"], strict=True):
             torch.cuda.set_rng_state(random, device)
@@ -151,48 +189,31 @@ class Run:
     @contextmanager
     def sparse_gradients(self) -> Iterator[None]:
         """Let the modules that can do so give sparse gradients, and only meanwhile."""
-        switches = [m for m in self._local_modules()]
+        switches = self._local_modules()
         for module in switches:
-            module.sparse_grad = self.batch_size is not None
+            module.sparse_grad = self.batches.size is not None
         try:
             yield
         finally:
             for module in switches:
                 module.sparse_grad = False
 
-    def _next_batch(self) -> Tensor | None:
-        if self.batch_size is None:
-            return None
-        if self.position + self.batch_size > self.num_data:
-            self.epoch_start, self.position, self.permutation = self.generator.get_state(), 0, None
-        if self.permutation is None:
-            replay = torch.Generator()
-            replay.set_state(self.epoch_start)
-            self.permutation = torch.randperm(self.num_data, generator=replay)
-            if self.position == 0:
-                self.generator.set_state(replay.get_state())
-        batch = self.permutation[self.position : self.position + self.batch_size]
-        self.position += self.batch_size
-        device = next(iter(self.params.values())).device
-        return batch.to(device)
-
     def _find_parameters(self) -> dict[str, Tensor]:
         """Every parameter that model and guide touch, by its Pyro name."""
-        generator = torch.Generator().manual_seed(0)
-        idx = None if self.batch_size is None else torch.arange(self.batch_size)
+        idx = None if self.batches.size is None else torch.arange(self.batches.size)
         if idx is not None and self.modules:
             idx = idx.to(next(self.modules[0].parameters()).device)
-        args = self.batch_args(idx, generator)
+        args = self.batch_args(idx, torch.Generator().manual_seed(0))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
-        params = {name: site["value"].unconstrained() for name, site in capture.trace.nodes.items() if site["type"] == "param"}
-        params = {name: param for name, param in params.items() if param.requires_grad}
+        sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
+        params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
 
     def _optimisers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
-        local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False)} if self.batch_size else set()
+        local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
         free = [p for p in self.params.values() if id(p) not in self.solved]
         dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
         made: list[torch.optim.Optimizer] = []
@@ -202,8 +223,8 @@ class Run:
             made.append(torch.optim.SparseAdam(sparse, lr=local_lr))
         return made
 
-    def _local_modules(self) -> list[nn.Module]:
-        return [m for module in self.modules for m in module.modules() if hasattr(m, "sparse_grad")]
+    def _local_modules(self) -> list[LocalGaussian]:
+        return [m for module in self.modules for m in module.modules() if isinstance(m, LocalGaussian)]
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         norms = {}

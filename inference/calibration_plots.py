@@ -5,6 +5,7 @@ Cost: O(N).
 
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import stats
@@ -33,10 +34,10 @@ def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -
     ax = _axis("plot_pit") if ax is None else ax
     n = values.numel()
     low, high = stats.binom.ppf(_BAND, n, 1 / num_bins) * num_bins / n
+    counts, edges = np.histogram(values.detach().cpu(), num_bins, (0, 1))
     ax.axhspan(low, high, color="0.85", label="99 % band")
     ax.axhline(1, color="0.5", linewidth=1)
-    heights = torch.histc(values.detach().cpu().double(), num_bins, 0, 1) * num_bins / n
-    ax.bar((torch.arange(num_bins) + 0.5) / num_bins, heights, 0.9 / num_bins)
+    ax.bar(edges[:-1], counts * num_bins / n, 0.9 / num_bins, align="edge")
     ax.set(xlabel="probability integral transform", ylabel="density", xlim=(0, 1))
     return ax
 
@@ -55,11 +56,11 @@ def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
         ImportError: without matplotlib.
     """
     ax = _axis("plot_coverage") if ax is None else ax
-    levels = torch.linspace(0, 1, 101, dtype=torch.float64)
-    low, high = (stats.binom.ppf(p, values.numel(), levels.numpy()) / values.numel() for p in _BAND)
+    levels = np.linspace(0, 1, 101)
+    low, high = (stats.binom.ppf(p, values.numel(), levels) / values.numel() for p in _BAND)
     ax.fill_between(levels, low, high, color="0.85", label="99 % band")
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
-    ax.plot(levels, coverage_curve(values.detach().cpu().double(), levels))
+    ax.plot(levels, coverage_curve(values.detach().cpu(), torch.as_tensor(levels)).numpy())
     ax.set(xlabel="level of the interval", ylabel="coverage", xlim=(0, 1), ylim=(0, 1))
     return ax
 
@@ -78,9 +79,9 @@ def plot_reliability(found: Reliability, ax: Any = None) -> Any:
         ImportError: without matplotlib.
     """
     ax = _axis("plot_reliability") if ax is None else ax
-    predicted, observed, number = (value.detach().cpu() for value in found)
+    predicted, observed, number = (value.detach().cpu().numpy() for value in found)
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
-    errors = 2 * (predicted * (1 - predicted) / number).sqrt()
+    errors = 2 * np.sqrt(predicted * (1 - predicted) / number)
     ax.errorbar(predicted, observed, errors, fmt="o", capsize=2)
     ax.set(xlabel="predicted probability", ylabel="frequency", xlim=(0, 1), ylim=(0, 1))
     return ax

@@ -42,9 +42,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
         raise CheckpointError(
-            f"load_checkpoint: expected {os.fspath(path)} to be a checkpoint of tensors and plain containers, got a file "
+            f"load_checkpoint: expected {os.fspath(path)} to hold tensors and plain containers only, got a file "
             "that torch.load(weights_only=True) refuses. Delete it, or name another path."
         ) from error
     if not isinstance(state, dict):
-        raise CheckpointError(f"load_checkpoint: expected {os.fspath(path)} to hold a dict, got {type(state).__name__}.")
+        raise CheckpointError(
+            f"load_checkpoint: expected {os.fspath(path)} to hold a dict, got {type(state).__name__}."
+        )
     return state

@@ -25,7 +25,6 @@ from pyro_nngp.inference._run import DivergenceError, Run
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO
 
-
 _MAX_STEPS_BACK = 5
 
 
@@ -75,8 +74,8 @@ def fit(
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
-            ``refresh()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than row numbers. Or a tuple
-            (model, guide), with `num_data`.
+            ``refresh()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than row
+            numbers. Or a tuple (model, guide), with `num_data`.
         num_steps: number of gradient steps in all, resumed ones included.
         batch_size: rows per step; None, or at least as many as there are, calls the model without row numbers.
         lr: learning rate of Adam.
@@ -86,8 +85,8 @@ def fit(
         decay: that factor.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
         refresh_every: steps between calls of ``method.refresh()``; None never calls it.
-        solve_every: steps between calls of ``method.solve()``, which puts the parameters ``method.solved_parameters()`` at
-            their optimum given all others in closed form; they then take no gradient steps. None trains them by
+        solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
+            optimum given all others in closed form; they then take no gradient steps. None trains them by
             gradients. The first call comes before the first step, the last after the last.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points where `method` does not say.
@@ -137,7 +136,7 @@ def fit(
                 try:
                     loss = run.advance(clip_norm)
                 except DivergenceError as error:
-                    if not step_back or slower == _MAX_STEPS_BACK:
+                    if checkpoint is None or not step_back or slower == _MAX_STEPS_BACK:
                         raise DivergenceError(f"{error} Last good checkpoint: {checkpoint}.") from None
                     slower += 1
                     _load(checkpoint, run, best)

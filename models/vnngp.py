@@ -14,7 +14,7 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -56,9 +56,9 @@ class VNNGP(GPModule):
         f_i \mid u_{n(i)} &\sim N(\mu(x_i) + w_i^\top u_{n(i)}, v_i), \quad i = 1..N, \\
         y_i \mid f_i &\sim p(y_i \mid f_i).
 
-    With inducing points at the data (the default) f_i is u_i plus the mean. Sites: ``u``, ``f``, ``y``, and one for each
-    hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and likelihood, assigned
-    before the model is built).
+    With inducing points at the data (the default) f_i is u_i plus the mean. Sites: ``u``, ``f``, ``y``, and one for
+    each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and likelihood,
+    assigned before the model is built).
 
     Args:
         x: inputs (N, D).
@@ -70,7 +70,8 @@ class VNNGP(GPModule):
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
         guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
-        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable constant.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
+            constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u).
@@ -234,7 +235,7 @@ class VNNGP(GPModule):
         return torch.cat(draws)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
-        """Arguments of model and guide for a minibatch: with inducing points apart, as many of those drawn at random."""
+        """Arguments of model and guide for a minibatch; inducing points apart from the data are drawn at random."""
         if self.at_data or idx is None or self.num_inducing <= len(idx):
             return () if idx is None else (idx,)
         drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
@@ -270,11 +271,17 @@ class VNNGP(GPModule):
         """
         if not self.at_data or not isinstance(self.likelihood, Gaussian):
             cure = "Train q(u) by gradients instead."
-            fail("VNNGP.solve", "model", "with Gaussian likelihood and inducing points at the data", self.likelihood, cure)
+            fail(
+                "VNNGP.solve",
+                "model",
+                "with Gaussian likelihood and inducing points at the data",
+                self.likelihood,
+                cure,
+            )
         with own_param_store(self), self._pyro_context:
             self.hyper_guide.median()
             w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
-            y = self._targets(None) - self._mean_at(self.x)
+            y = self.y.movedim(0, -1) - self._mean_at(self.x)
             noise_var = self.likelihood.variance
         start = self.local.distribution().loc
         loc, scale = mean_field_optimum(w, var, self.graph.neighbors, y, noise_var, start)
@@ -303,21 +310,21 @@ class VNNGP(GPModule):
     def _sample_f(self, u: Tensor, batch: Batch, idx: Tensor | None, q: SparseCholeskyNormal | None = None) -> Tensor:
         """The site f given u; in the guide (q given) it carries its own marginal for the integrating ELBO."""
         x = self.x if idx is None else self.x[idx]
-        mean = self._mean_at(x)
+        mean, positions = self._mean_at(x), cast(Tensor, batch.extra)
         if self.at_data:
-            f = mean + u[..., batch.extra]
+            f = mean + u[..., positions]
             if q is None:
                 return pyro.deterministic("f", f, event_dim=0)
-            marginal = dist.Normal(mean + q.loc[..., batch.extra], q.variance[..., batch.extra].sqrt())
+            marginal = dist.Normal(mean + q.loc[..., positions], q.variance[..., positions].sqrt())
             return pyro.sample(
                 "f", dist.Delta(f, event_dim=0).mask(False), infer={"marginal": marginal, "is_auxiliary": True}
             )
         rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
         w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
-        loc = mean + (w * u[..., batch.extra]).sum(-1)
+        loc = mean + (w * u[..., positions]).sum(-1)
         infer = {}
         if q is not None:
-            m, s2 = self._through(q, w, var, batch.extra, mean)
+            m, s2 = self._through(q, w, var, positions, mean)
             infer["marginal"] = dist.Normal(m, s2.sqrt())
         return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 

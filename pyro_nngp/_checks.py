@@ -1,4 +1,4 @@
-"""Checks of user input, written once: each message names the place, the argument, the expectation, what came, and the cure."""
+"""Checks of user input: a message names the place, the argument, what was expected, what came, and the cure."""
 
 from typing import Any, NoReturn
 
@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def fail(where: str, arg: str, expectation: str, actual: Any, cure: str, error: type[Exception] = ValueError) -> NoReturn:
+def fail(
+    where: str, arg: str, expectation: str, actual: Any, cure: str, error: type[Exception] = ValueError
+) -> NoReturn:
     """Raise `error` in the house format `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`."""
     raise error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
 

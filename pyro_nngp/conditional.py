@@ -14,8 +14,8 @@ pass therefore reuses the Cholesky factor and costs one pair of triangular solve
 factorisation.
 
 Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math:`(1 + \epsilon) k(x, x)` for every
-point, among the neighbors and at the target, so the prior stays a valid Gaussian process and v stays positive even where
-two points coincide.
+point, among the neighbors and at the target, so the prior stays a valid Gaussian process and v stays positive even
+where two points coincide.
 
 Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
 """
@@ -210,13 +210,13 @@ def _factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
         if not failed.any():
             warnings.warn(
                 f"nn_conditional: {count} of {len(scale)} neighbor covariances were indefinite in {system.dtype} and "
-                f"took an extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale "
-                "are the usual cause; a larger jitter or float64 makes the nugget deliberate.",
+                f"took an extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long "
+                "lengthscale are the usual cause; a larger jitter or float64 makes the nugget deliberate.",
                 stacklevel=2,
             )
             return tril, extra
     raise NotPositiveDefiniteError(
         f"nn_conditional: {int(failed.sum())} of {len(scale)} neighbor covariances of size {system.shape[-1]} in "
-        f"{system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN hyperparameters, or a kernel that is "
-        "not positive definite, are the usual cause."
+        f"{system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN hyperparameters, or a kernel that "
+        "is not positive definite, are the usual cause."
     )

@@ -5,8 +5,8 @@ With :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` the precision of the nearest-
 
 .. math:: (\Lambda + \Sigma^{-1}) m = \Sigma^{-1} y, \qquad s_j = 1 / (\Lambda_{jj} + \sigma_j^{-2}),
 
-so m is the exact posterior mean under the prior, found by conjugate gradients, and s_j the exact conditional variance of
-u_j given all the others.
+so m is the exact posterior mean under the prior, found by conjugate gradients, and s_j the exact conditional variance
+of u_j given all the others.
 
 Cost: O(N K) per iteration of conjugate gradients, O(N K) memory.
 """
@@ -54,7 +54,7 @@ def mean_field_optimum(
         return r - pulled + m / noise
 
     right = y / noise
-    m = right / diagonal if start is None else start.double()
+    m = right / diagonal if start is None else start.double().clone()
     residual = right - product(m)
     direction = scaled = residual / diagonal
     strength = (residual * scaled).sum(-1, keepdim=True)

@@ -44,7 +44,9 @@ class LocalGaussian(PyroModule):
         like = torch.empty(0) if like is None else like
         shape = (num_points, num_latents or 1)
         if loc is not None and loc.shape != shape:
-            fail("LocalGaussian", "loc", f"of shape {shape}", tuple(loc.shape), "One initial mean per point and latent.")
+            fail(
+                "LocalGaussian", "loc", f"of shape {shape}", tuple(loc.shape), "One initial mean per point and latent."
+            )
         self.num_latents, self.sparse_grad = num_latents, False
         self.loc = nn.Parameter(like.new_zeros(shape) if loc is None else loc.detach().clone().to(like))
         self.log_scale = nn.Parameter(like.new_full(shape, scale).log())
@@ -55,7 +57,7 @@ class LocalGaussian(PyroModule):
     def distribution(
         self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
     ) -> SparseCholeskyNormal:
-        """q at some points (None: all), batch shape (L,) or (), event shape (U,); `targets` count in its log density."""
+        """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
         loc, scale = self._read(self.loc, rows).mT, self._read(self.log_scale, rows).mT.exp()
         weights, pattern = None, None
         if self.pattern is not None:

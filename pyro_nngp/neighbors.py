@@ -188,14 +188,16 @@ class NeighborGraph(torch.nn.Module):
         Raises:
             ValueError, TypeError: if `idx` is not a vector of distinct row numbers, or `extra` holds others.
         """
+        where = "NeighborGraph.batch"
+        if idx is not None:
+            _check_rows(where, "idx", idx, self.num_points)
+            if repeats := len(idx) - len(idx.unique()):
+                fail(where, "idx", "without repeats", f"{repeats} repeats", "Draw without replacement.")
         if extra is not None:
-            _check_rows("NeighborGraph.batch", "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
+            _check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
         if idx is None:
             every = torch.arange(self.num_points, device=self.x.device)
             return Batch(every, every, self.neighbors, 1.0, extra)
-        _check_rows("NeighborGraph.batch", "idx", idx, self.num_points)
-        if repeats := len(idx) - len(idx.unique()):
-            fail("NeighborGraph.batch", "idx", "without repeats", f"{repeats} repeats", "Draw without replacement.")
         neighbors = self.neighbors[idx]
         further = idx[:0] if extra is None else extra.flatten()
         parts = [idx, neighbors.flatten(), further]

@@ -33,9 +33,8 @@ def dense_precision(kernel, graph):
 def dense_cholesky(q):
     """R of a SparseCholeskyNormal without batch dimensions, as an N x N matrix."""
     factor = torch.diag(q.scale)
-    if q.weights is not None:
-        for i, row in enumerate(q.pattern):
-            factor[i, row[row >= 0]] = q.weights[i, row >= 0]
+    for i, row in enumerate(q.pattern):
+        factor[i, row[row >= 0]] = q.weights[i, row >= 0]
     return factor
 
 

@@ -89,6 +89,7 @@ def test_guide_draws_and_densities_by_hand():
     torch.testing.assert_close(tensor(stats["log_q"])[0], log_q, rtol=1e-12, atol=0)
     assert "factor" not in idata.observed_data
     assert "factor" not in post
+    assert "sample_stats" not in to_arviz((model, guide), num_samples=2)
     assert idata.svi["loss"].dims == ("step",)
     assert idata.svi["loss"].values.tolist() == [3.0, 2.0]
 
@@ -324,6 +325,8 @@ def test_arviz_accepts_the_result():
         stats = good.sample_stats
         corrected = az.loo_approximate_posterior(good, log_p=stats["log_p"], log_q=stats["log_q"])
         assert abs(float(corrected.elpd) - expected) < 0.1
+        part = az.loo_subsample(good, 20, log_p=stats["log_p"], log_q=stats["log_q"])
+        assert abs(float(part.elpd) - expected) < 6 * part.subsampling_se + 0.1
 
 
 def test_interrupt_returns_the_draws_so_far():

@@ -107,7 +107,9 @@ def test_float32_is_close_to_float64_far_from_the_origin():
 
 def singular(x, z):
     """A kernel of rank one with a negative twist: indefinite until the nugget reaches 1e-4."""
-    return torch.ones(x.shape[-2], z.shape[-2], dtype=x.dtype) - 2e-5 * torch.eye(x.shape[-2], z.shape[-2], dtype=x.dtype)
+    return torch.ones(x.shape[-2], z.shape[-2], dtype=x.dtype) - 2e-5 * torch.eye(
+        x.shape[-2], z.shape[-2], dtype=x.dtype
+    )
 
 
 def test_failing_members_alone_take_more_jitter_and_say_so():

@@ -2,6 +2,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
@@ -10,7 +11,6 @@ from torch.distributions import kl_divergence
 from pyro_nngp.distributions import NNGP, NNGPReparam, SparseCholeskyNormal
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.neighbors import NeighborGraph
-from dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 
 F64 = torch.float64
 N = 40
@@ -28,7 +28,9 @@ def factor(graph, columns=4, batch=()):
     """A random guide on the nearest `columns` neighbors of each point."""
     n, pattern = graph.num_points, graph.neighbors[:, :columns]
     weights = 0.3 * torch.randn(*batch, n, columns, dtype=F64)
-    return SparseCholeskyNormal(torch.randn(*batch, n, dtype=F64), 0.2 + torch.rand(*batch, n, dtype=F64), weights, pattern)
+    return SparseCholeskyNormal(
+        torch.randn(*batch, n, dtype=F64), 0.2 + torch.rand(*batch, n, dtype=F64), weights, pattern
+    )
 
 
 def test_full_neighbors_give_the_exact_process():
@@ -51,7 +53,10 @@ def test_draws_have_the_covariance_of_the_precision():
     prior, white = NNGP(kernel(), graph), torch.eye(N, dtype=F64)
     color = prior.color(white).mT  # the columns of (I - A)^-1 V^1/2
     torch.testing.assert_close(
-        color @ color.mT, torch.cholesky_inverse(torch.linalg.cholesky(dense_precision(kernel(), graph))), rtol=1e-8, atol=1e-9
+        color @ color.mT,
+        torch.cholesky_inverse(torch.linalg.cholesky(dense_precision(kernel(), graph))),
+        rtol=1e-8,
+        atol=1e-9,
     )
     draws = prior.expand([2]).sample((3,))
     assert draws.shape == (3, 2, N)
@@ -120,7 +125,11 @@ def test_prediction_and_joint_draws_agree_with_the_dense_conditional():
 @pytest.mark.parametrize("columns", [0, 4, N - 1])
 def test_divergence_agrees_with_the_dense_one(columns):
     graph = NeighborGraph(points(), N - 1 if columns == N - 1 else 6)
-    q = factor(graph, columns) if columns else SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64))
+    q = (
+        factor(graph, columns)
+        if columns
+        else SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64))
+    )
     root = dense_cholesky(q)
     want = gaussian_kl(q.loc, root @ root.mT, dense_precision(kernel(), graph))
     torch.testing.assert_close(kl_divergence(q, NNGP(kernel(), graph)), want, rtol=1e-9, atol=0)
@@ -142,7 +151,9 @@ def test_divergence_from_a_batch_averages_to_the_whole():
     parts = []
     for idx in torch.randperm(N).split(10):
         b = graph.batch(idx)
-        local = SparseCholeskyNormal(q.loc[:, b.rows], q.scale[:, b.rows], q.weights[:, b.rows], q.pattern[b.rows], b.rows, b.targets)
+        local = SparseCholeskyNormal(
+            q.loc[:, b.rows], q.scale[:, b.rows], q.weights[:, b.rows], q.pattern[b.rows], b.rows, b.targets
+        )
         parts.append(kl_divergence(local, NNGP(k, graph, b).expand([2])) * b.scale)
     assert whole.shape == (2,)
     torch.testing.assert_close(torch.stack(parts).mean(0), whole, rtol=1e-11, atol=0)
@@ -167,7 +178,11 @@ def test_divergence_needs_the_same_rows():
 @pytest.mark.parametrize("columns", [0, 4])
 def test_guide_density_and_moments_agree_with_the_dense_normal(columns):
     graph = NeighborGraph(points(), 6)
-    q = factor(graph, columns) if columns else SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64))
+    q = (
+        factor(graph, columns)
+        if columns
+        else SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64))
+    )
     root = dense_cholesky(q)
     exact, value = dist.MultivariateNormal(q.loc, root @ root.mT), torch.randn(2, N, dtype=F64)
     torch.testing.assert_close(q.log_prob(value), exact.log_prob(value), rtol=1e-9, atol=0)
@@ -183,7 +198,9 @@ def test_guide_density_and_moments_agree_with_the_dense_normal(columns):
 def test_guide_on_some_rows_is_the_marginal():
     graph = NeighborGraph(points(), 6)
     q, rows = factor(graph), torch.tensor([3, 8, 21, 30])
-    part = SparseCholeskyNormal(q.loc[rows], q.scale[rows], q.weights[rows], q.pattern[rows], rows, torch.tensor([0, 2]))
+    part = SparseCholeskyNormal(
+        q.loc[rows], q.scale[rows], q.weights[rows], q.pattern[rows], rows, torch.tensor([0, 2])
+    )
     root = dense_cholesky(q)
     want = (root @ root.mT)[rows][:, rows]
     draws = part.sample((20_000,))
@@ -292,7 +309,9 @@ def test_whitening_rejects_other_sites():
     with pytest.raises(TypeError, match=r"site 'y' to be an NNGP over all points"):
         pyro.poutine.reparam(regression, config={"y": NNGPReparam()})(graph, y, torch.tensor(0.5, dtype=F64))
     with pytest.raises(ValueError, match=r"site 'f' to be latent"):
-        pyro.poutine.reparam(pyro.condition(regression, {"f": y}), config={"f": NNGPReparam()})(graph, y, torch.tensor(0.5, dtype=F64))
+        pyro.poutine.reparam(pyro.condition(regression, {"f": y}), config={"f": NNGPReparam()})(
+            graph, y, torch.tensor(0.5, dtype=F64)
+        )
 
 
 def test_a_kernel_written_as_a_function_fires_its_sites_in_the_model():

@@ -139,10 +139,11 @@ def stop_at(step):
     return callback
 
 
+@pytest.mark.parametrize("solve_every", [None, 4])
 @pytest.mark.parametrize("cut", [1, 10, 17])
-def test_a_resumed_run_has_the_same_bits(tmp_path, cut):
+def test_a_resumed_run_has_the_same_bits(tmp_path, cut, solve_every):
     path = tmp_path / "run.pt"
-    settings = SETTINGS | {"checkpoint_every": 5, "refresh_every": 7, "seed": 2}
+    settings = SETTINGS | {"checkpoint_every": 5, "refresh_every": 7, "solve_every": solve_every, "seed": 2}
     whole, stopped, resumed = gp(), gp(), gp()
     want = fit(whole, 20, **settings)
     with pytest.raises(RuntimeError, match="power cut"):
@@ -211,7 +212,8 @@ def test_a_killed_process_resumes(tmp_path):
         def callback(step, loss):
             if step == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
-        fit(gp, 12, batch_size=16, lr=0.02, progress=False, checkpoint=sys.argv[1], checkpoint_every=3, callback=callback)
+        settings = {"batch_size": 16, "lr": 0.02, "progress": False, "callback": callback}
+        fit(gp, 12, checkpoint=sys.argv[1], checkpoint_every=3, **settings)
         """
     )
     path = str(tmp_path / "run.pt")
@@ -280,7 +282,9 @@ def test_divergence_names_step_parameters_and_checkpoint(tmp_path):
     line, path = Line(), tmp_path / "run.pt"
     pyro.enable_validation(False)
     try:
-        with pytest.raises(DivergenceError, match=r"at step 4; not finite, value or gradient: \['loc'.*checkpoint: .*run.pt"):
+        with pytest.raises(
+            DivergenceError, match=r"at step 4; not finite, value or gradient: \['loc'.*checkpoint: .*run.pt"
+        ):
             fit(line, 10, checkpoint=path, callback=poison(line, 4), **SETTINGS)
     finally:
         pyro.enable_validation(True)
@@ -305,6 +309,16 @@ def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
     assert rates == pytest.approx([0.5 * 0.02 * 0.1**2] * len(rates))
 
 
+def test_closed_form_updates_take_the_place_of_gradients():
+    model, seen = gp(torch.float64), []
+    fit(model, 5, solve_every=2, callback=lambda step, _: seen.append(values(model)), **SETTINGS)
+    moved = [not torch.equal(a["local.loc"], b["local.loc"]) for a, b in zip(seen, seen[1:], strict=False)]
+    assert moved == [True, False, True, True]  # solved after steps 2, 4 and the last
+    assert not torch.equal(seen[0]["local.weights"], seen[1]["local.weights"])  # the factor is left to gradients
+    model.solve()
+    torch.testing.assert_close(values(model)["local.loc"], seen[-1]["local.loc"], rtol=1e-3, atol=1e-3)
+
+
 def test_clipping_bounds_the_step():
     free, clipped = Line(), Line()
     settings = {"batch_size": 16, "lr": 0.02, "progress": False, "elbo": Trace_ELBO()}
@@ -325,6 +339,7 @@ def test_clipping_bounds_the_step():
     [
         ({"step_back": True}, r"expected checkpoint to be given with step_back"),
         ({"refresh_every": 3}, r"expected method to have refresh\(\)"),
+        ({"solve_every": 3}, r"expected method to have solve\(\)"),
         ({"batch": 3}, r"unexpected keyword argument 'batch'"),
     ],
 )

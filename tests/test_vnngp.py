@@ -5,6 +5,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -15,7 +16,6 @@ from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.models import VNNGP
-from dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 
 F64 = torch.float64
 N = 48
@@ -67,7 +67,9 @@ def test_full_neighbors_give_the_dense_elbo_and_predictions(guide_neighbors):
     loc, var = gp(new, num_neighbors=N)
     torch.testing.assert_close(loc.detach(), mean @ weights + gp.mean.value.detach(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var.detach(), want_var, rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(gp.predict(new, N).variance.detach(), want_var + gp.likelihood.variance.detach(), rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        gp.predict(new, N).variance.detach(), want_var + gp.likelihood.variance.detach(), rtol=1e-8, atol=0
+    )
 
 
 def test_elbo_agrees_with_the_dense_one_at_few_neighbors():
@@ -114,7 +116,9 @@ def test_figure_3_of_the_paper_divergence_against_neighbors():
         k = RBF(1, lengthscale=torch.tensor(lengthscale)).double()
         values = []
         for num_neighbors in (1, 2, 4, enough, 59):
-            gp = VNNGP(x, torch.zeros(60, dtype=F64), k, Gaussian(), num_neighbors=num_neighbors, ordering="given", jitter=1e-6)
+            gp = VNNGP(
+                x, torch.zeros(60, dtype=F64), k, Gaussian(), num_neighbors=num_neighbors, ordering="given", jitter=1e-6
+            )
             prior = NNGP(k, gp.graph, jitter=1e-6)
             gp.local.loc.data[:, 0] = torch.sin(x[:, 0] / 5)
             values.append(float(kl_divergence(gp.local.distribution(), prior).detach()))
@@ -262,7 +266,7 @@ def test_inside_a_larger_program():
 
 
 def test_mean_functions():
-    x, y = data()
+    x, _ = data()
     linear = torch.nn.Linear(2, 1).double()
     gp = VNNGP(x, 3 * x[:, 0] + 2, kernel(), Gaussian(0.01), num_neighbors=5, mean=linear)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
@@ -300,7 +304,9 @@ def test_saving_copying_and_pickling_keep_predictions():
 
 def test_single_precision_is_close_to_double():
     x, y = data()
-    wide, single = (VNNGP(x.to(d), y.to(d), kernel(), Gaussian(0.1), num_neighbors=6, jitter=1e-5) for d in (F64, torch.float32))
+    wide, single = (
+        VNNGP(x.to(d), y.to(d), kernel(), Gaussian(0.1), num_neighbors=6, jitter=1e-5) for d in (F64, torch.float32)
+    )
     assert single(x.float())[0].dtype == torch.float32
     assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
 
@@ -309,7 +315,15 @@ def test_row_order_does_not_matter():
     x, y = data()
     shuffle, order = torch.randperm(N), torch.randperm(N)
     one = VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=6, ordering=order, loc=y)
-    two = VNNGP(x[shuffle], y[shuffle], kernel(), Gaussian(0.1), num_neighbors=6, ordering=torch.argsort(shuffle)[order], loc=y[shuffle])
+    two = VNNGP(
+        x[shuffle],
+        y[shuffle],
+        kernel(),
+        Gaussian(0.1),
+        num_neighbors=6,
+        ordering=torch.argsort(shuffle)[order],
+        loc=y[shuffle],
+    )
     assert loss(one) == pytest.approx(loss(two), rel=1e-12)
     torch.testing.assert_close(one(x[:5] + 0.01), two(x[:5] + 0.01))
 
@@ -336,7 +350,10 @@ def test_duplicate_rows_without_noise_are_no_trouble():
         ({"num_neighbors": N}, r"expected num_neighbors"),
         ({"num_neighbors": 0}, r"expected num_neighbors"),
         ({"likelihood": Poisson(), "y": -torch.ones(N)}, r"Poisson"),
-        ({"likelihood": Categorical(2), "y": torch.zeros(N, 2, dtype=torch.long)}, r"expected y of shape \(N,\) for Categorical"),
+        (
+            {"likelihood": Categorical(2), "y": torch.zeros(N, 2, dtype=torch.long)},
+            r"expected y of shape \(N,\) for Categorical",
+        ),
         ({"inducing": N + 1}, r"expected inducing in 2\.\.48, got 49"),
         ({"inducing": torch.zeros(9, 3)}, r"expected inducing of shape \(M, 2\)"),
         ({"learn_inducing": True}, r"expected learn_inducing False with inducing points at the data"),
@@ -353,7 +370,9 @@ def test_wrong_input(change, message):
         VNNGP(**settings)
 
 
-@pytest.mark.parametrize("idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)])
+@pytest.mark.parametrize(
+    "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
+)
 def test_wrong_batches(idx):
     x, y = data()
     gp = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=6)

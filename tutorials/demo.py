@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Terrain from 110,000 elevations
 #
-# The elevations around the Jacksboro fault (138,632 points on a grid, part of matplotlib) with a fifth of them held out,
-# once at random and once in whole blocks of a square kilometre. A variational nearest-neighbor Gaussian process learns
-# the rest and predicts them. Run as `python tutorials/demo.py [--out demo] [--smoke]`.
+# The elevations around the Jacksboro fault (138,632 points on a grid, part of matplotlib) with a fifth of them held
+# out, once at random and once in whole blocks of a square kilometre. A variational nearest-neighbor Gaussian process
+# learns the rest and predicts them. Run as `python tutorials/demo.py [--out demo] [--smoke]`.
 
 # %%
 import argparse
@@ -157,7 +157,9 @@ axis.plot([0, 1], [0, 1], color="0.7")
 levels = torch.linspace(0, 1, 101)
 for split, (_, _, _, z_test, predictive) in predictions.items():
     axis.plot(levels, coverage_curve(pit(predictive, z_test), levels), label=f"{split} split")
-axis.set(title="calibration of VNNGP", xlabel="probability of the central interval", ylabel="share of held-out points in it")
+axis.set(
+    title="calibration of VNNGP", xlabel="probability of the central interval", ylabel="share of held-out points in it"
+)
 axis.legend()
 figure.savefig(args.out / "calibration.png", dpi=120)
 print(f"\nwrote map.png, calibration.png and terrain.nc to {args.out}/")

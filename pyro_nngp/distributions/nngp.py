@@ -4,8 +4,8 @@ For an ordering of the points and :math:`n(j) \subset \{1..j-1\}` the at most K 
 
 .. math:: p(u) = \prod_j N(u_j \mid w_j^\top u_{n(j)}, v_j),
 
-with weights and variances from :mod:`pyro_nngp.conditional` (Vecchia 1988; Datta et al. 2016, eq. 5). With K = N-1 it is
-the exact Gaussian process.
+with weights and variances from :mod:`pyro_nngp.conditional` (Vecchia 1988; Datta et al. 2016, eq. 5). With K = N-1
+it is the exact Gaussian process.
 
 Cost: O(N K^3) for the conditionals, computed once per instance; then O(N K) per log density and per draw. A draw takes
 one vectorised step per dependency level of the graph (a few hundred for 10^5 randomly ordered points).
@@ -67,11 +67,15 @@ class NNGP(TorchDistribution):
         validate_args: bool | None = None,
     ) -> None:
         if not isinstance(graph, NeighborGraph):
-            fail("NNGP", "graph", "to be a NeighborGraph", type(graph).__name__, "Build one from the points.", TypeError)
+            fail(
+                "NNGP", "graph", "to be a NeighborGraph", type(graph).__name__, "Build one from the points.", TypeError
+            )
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)
-        if not isinstance(kernel, Kernel):  # a foreign kernel may read Pyro sites when called: call it now, in the model
+        if not isinstance(
+            kernel, Kernel
+        ):  # a foreign kernel may read Pyro sites when called: call it now, in the model
             self._conditionals.of(self.batch)
         super().__init__(torch.Size(), self.batch.rows.shape, validate_args=validate_args)
 
@@ -108,7 +112,7 @@ class NNGP(TorchDistribution):
         return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
-        """Exact joint draws. A batch's draw needs all its ancestors, so all N values are drawn, then the batch's rows."""
+        """Exact joint draws. A batch needs all its ancestors, so all N values are drawn, then the batch's rows."""
         shape = torch.Size(sample_shape) + self.batch_shape + (self.graph.num_points,)
         white = torch.randn(shape, dtype=self.graph.x.dtype, device=self.graph.x.device)
         return self.color(white)[..., self.batch.rows]
@@ -158,8 +162,8 @@ class NNGP(TorchDistribution):
     ) -> Float[Tensor, "*S P"]:
         """Joint draws at new points given the values at all points of the graph.
 
-        The new points are appended to the ordering (in a random order, drawn from `seed`), so each is conditioned on its
-        nearest points among the old and the earlier new ones: the draw is a smooth function, not independent noise
+        The new points are appended to the ordering (in a random order, drawn from `seed`), so each is conditioned on
+        its nearest points among the old and the earlier new ones: the draw is a smooth function, not independent noise
         around a mean.
 
         Args:

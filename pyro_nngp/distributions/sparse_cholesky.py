@@ -1,8 +1,8 @@
 r"""Gaussian with a sparse Cholesky factor of its covariance: :math:`N(m, R R^\top)`, and its divergence from an NNGP.
 
 Row i of R is supported on its own column and on those of a given pattern :math:`\alpha(i)`. An empty pattern is the
-mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, a full one VNNGP's appendix B. The one divergence
-behind all of them (methods: KL of a Gaussian from a nearest-neighbor Gaussian process) is
+mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, a full one VNNGP's appendix B. The one
+divergence from a nearest-neighbor Gaussian process behind all of them is
 
 .. math:: KL[q \| p] = \tfrac12 \sum_j \Big[ \log v_j - \log R_{jj}^2 - 1
    + \big( \| R_j - \textstyle\sum_k w_{jk} R_{n(j)_k} \|^2 + (m_j - w_j^\top m_{n(j)})^2 \big) / v_j \Big],
@@ -68,12 +68,18 @@ class SparseCholeskyNormal(TorchDistribution):
             fail(where, "loc, scale", "of one shape (..., U)", (tuple(loc.shape), tuple(scale.shape)), "Expand one.")
         if (weights is None) != (pattern is None):
             fail(where, "weights, pattern", "together", "one of them", "Give both, or neither for a diagonal factor.")
-        if weights is not None and weights.shape != loc.shape + pattern.shape[-1:]:
-            fail(where, "weights", f"of shape {(*loc.shape, pattern.shape[-1])}", tuple(weights.shape), "Match pattern.")
+        if weights is None or pattern is None:
+            weights, pattern = (
+                loc[..., None][..., :0],
+                torch.empty(loc.shape[-1], 0, dtype=torch.int64, device=loc.device),
+            )
+        if weights.shape != loc.shape + pattern.shape[-1:]:
+            expectation = f"of shape {(*loc.shape, pattern.shape[-1])}"
+            fail(where, "weights", expectation, tuple(weights.shape), "Match pattern.")
         if rows is not None and rows.shape != loc.shape[-1:]:
             fail(where, "loc", f"to have {len(rows)} entries, one per row", loc.shape[-1], "Index it by rows.")
         self.loc, self.scale, self.pattern, self.rows, self.targets = loc, scale, pattern, rows, targets
-        self.weights = None if weights is None else torch.where(pattern >= 0, weights, 0.0)
+        self.weights = torch.where(pattern >= 0, weights, 0.0)
         self._drawn: tuple[Tensor, Tensor] | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
@@ -82,7 +88,7 @@ class SparseCholeskyNormal(TorchDistribution):
         new = self._get_checked_instance(SparseCholeskyNormal, _instance)
         shape = torch.Size(batch_shape) + self.event_shape
         new.loc, new.scale = self.loc.expand(shape), self.scale.expand(shape)
-        new.weights = None if self.weights is None else self.weights.expand(shape + self.weights.shape[-1:])
+        new.weights = self.weights.expand(shape + self.weights.shape[-1:])
         new.pattern, new.rows, new.targets, new._drawn = self.pattern, self.rows, self.targets, None
         super(SparseCholeskyNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
         new._validate_args = self._validate_args
@@ -96,13 +102,17 @@ class SparseCholeskyNormal(TorchDistribution):
     @property
     def variance(self) -> Float[Tensor, "*S U"]:
         """Marginal variances, the squared norms of the rows of R."""
-        own = self.scale.square()
-        return own if self.weights is None else own + self.weights.square().sum(-1)
+        return self.scale.square() + self.weights.square().sum(-1)
+
+    @property
+    def is_diagonal(self) -> bool:
+        """Whether R has no entries beside its diagonal."""
+        return self.pattern.shape[-1] == 0
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
         """m + R white, with one white value per column that the rows touch."""
         shape = torch.Size(sample_shape) + self.batch_shape
-        if self.weights is None:
+        if self.is_diagonal:
             white = self._white(shape + self.event_shape)
             value = self.loc + self.scale * white
         else:
@@ -130,9 +140,7 @@ class SparseCholeskyNormal(TorchDistribution):
         log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * _LOG_2PI
         return (log_prob if self.targets is None else log_prob[..., self.targets]).sum(-1)
 
-    def combined_rows(
-        self, coefficients: Float[Tensor, "B L"], positions: Int[Tensor, "B L"]
-    ) -> Float[Tensor, "*S B"]:
+    def combined_rows(self, coefficients: Float[Tensor, "B L"], positions: Int[Tensor, "B L"]) -> Float[Tensor, "*S B"]:
         r"""Variance of a linear combination of values: :math:`\| \sum_l c_l R_{p_l} \|^2` for each row of (c, p).
 
         Args:
@@ -146,14 +154,16 @@ class SparseCholeskyNormal(TorchDistribution):
         Cost: O(B L) for a diagonal factor; else O(B L K log(L K)), and as much memory.
         """
         own = coefficients * self.scale[..., positions]
-        if self.weights is None:
+        if self.is_diagonal:
             return own.square().sum(-1)
         off = coefficients[..., None] * self.weights[..., positions, :]
         entries = torch.cat([own[..., None], off], -1).flatten(-2)
         columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)
         order, slots = _align(columns)
         sums = entries.new_zeros(entries.shape)
-        return sums.scatter_add(-1, slots.expand(entries.shape), entries[..., _rows_like(order), order]).square().sum(-1)
+        return (
+            sums.scatter_add(-1, slots.expand(entries.shape), entries[..., _rows_like(order), order]).square().sum(-1)
+        )
 
     def _numbers(self) -> Tensor:
         return torch.arange(self.event_shape[0], device=self.loc.device) if self.rows is None else self.rows
@@ -162,7 +172,7 @@ class SparseCholeskyNormal(TorchDistribution):
         return torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
 
     def _whiten(self, value: Tensor) -> Tensor:
-        if self.weights is None:
+        if self.is_diagonal:
             return (value - self.loc) / self.scale
         if self._drawn is not None and self._drawn[0] is value:
             return self._drawn[1]
@@ -187,7 +197,9 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
     """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
     batch = p.batch
     if q.event_shape != p.event_shape or not (q.rows is None or torch.equal(q.rows, batch.rows)):
-        fail("kl_divergence", "q and p", "on the same rows", (q.event_shape, p.event_shape), "Build both from one Batch.")
+        fail(
+            "kl_divergence", "q and p", "on the same rows", (q.event_shape, p.event_shape), "Build both from one Batch."
+        )
     w, var = p.conditionals
     coefficients = torch.cat([torch.ones_like(w[:, :1]), -w], -1)
     positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
