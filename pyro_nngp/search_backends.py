@@ -26,6 +26,8 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 
+CPU_BLOCK, GPU_BLOCK = 2**21, 2**27  # distances that brute force holds at a time
+
 Metric = Callable[[Tensor, Tensor], Tensor]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -128,7 +130,7 @@ class BruteForce(Backend):
         self._points, self._metric = points, metric
         self._device = device
         self._dtype = torch.float64 if metric is None else dtype  # a metric sees the points as the user gave them
-        self._block = 2**21 if device.type == "cpu" else 2**27  # distances held at a time
+        self._block = CPU_BLOCK if device.type == "cpu" else GPU_BLOCK
 
     @cached_property
     def _center(self) -> Floats:

@@ -301,6 +301,7 @@ def test_whitening_keeps_the_density():
     f = prior.color(white)
     _, var = prior.conditionals
     torch.testing.assert_close(trace.nodes["f"]["value"], f)
+    torch.testing.assert_close(prior.whiten(f), white)
     torch.testing.assert_close(prior.log_prob(f), trace.nodes["f_white"]["fn"].log_prob(white) - 0.5 * var.log().sum())
 
 

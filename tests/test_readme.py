@@ -1,12 +1,20 @@
-"""The example that a newcomer copies from the README."""
+"""The examples that a newcomer copies from the README."""
 
 import re
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parents[1] / "README.md"
+EXAMPLES = re.findall(
+    r"```python\n(.*?)```", README.read_text(encoding="utf-8").split("<!-- example -->")[1], re.DOTALL
+)
 
 
-def test_the_example_runs():
-    match = re.search(r"<!-- example -->\s*```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert match, "README.md has no python block after the marker <!-- example -->"
-    exec(compile(match[1], str(README), "exec"), {"__name__": "__main__"})
+@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_the_examples_run(code):
+    exec(compile(code, str(README), "exec"), {"__name__": "__main__"})
+
+
+def test_there_are_two_of_them():
+    assert len(EXAMPLES) == 2

@@ -100,8 +100,7 @@ class NNGP(TorchDistribution):
     def residual(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S B"]:
         """Each target's value minus its expectation given its neighbors' values."""
         w, _ = self.conditionals
-        neighbors = value[..., self.batch.neighbors.clamp(min=0)]
-        return value[..., self.batch.targets] - (w * neighbors).sum(-1)
+        return value[..., self.batch.targets] - (w * _values_at(value, self.batch.neighbors)).sum(-1)
 
     def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
         """Sum over the batch's targets of the log density given their neighbors."""
@@ -119,9 +118,16 @@ class NNGP(TorchDistribution):
 
     def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """Values at all N points made from independent standard normal ones: (I - A)^-1 V^1/2 white."""
-        whole = self.batch if self.batch.neighbors is self.graph.neighbors else self.graph.batch()
-        w, var = self._conditionals.of(whole)
+        w, var = self._conditionals.of(self._whole())
         return _ancestral(w, self.graph.neighbors, white * var.sqrt(), self.graph.levels())
+
+    def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
+        """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
+        w, var = self._conditionals.of(self._whole())
+        return (value - (w * _values_at(value, self.graph.neighbors)).sum(-1)) / var.sqrt()
+
+    def _whole(self) -> Batch:
+        return self.batch if self.batch.neighbors is self.graph.neighbors else self.graph.batch()
 
     def predict(
         self, x_new: Float[Tensor, "P D"], f: Float[Tensor, "*S N"], num_neighbors: int | None = None

@@ -29,10 +29,12 @@ class NNGPReparam(Reparam):
             base = base.base_dist
         if not isinstance(base, NNGP) or base.event_shape[0] != base.graph.num_points:
             fail("NNGPReparam", f"site {name!r}", "to be an NNGP over all points", fn, "Leave idx at None.", TypeError)
-        if value is not None or is_observed:
+        if is_observed:
             fail("NNGPReparam", f"site {name!r}", "to be latent", "an observed site", "Drop it from the config.")
         white_shape = base.batch_shape + base.event_shape
         zero = base.graph.x.new_zeros(())
         white_fn: TorchDistributionMixin = dist.Normal(zero, zero + 1).expand(white_shape).to_event(event_dim)
-        value = base.color(pyro.sample(f"{name}_white", white_fn))
+        start = None if value is None else base.whiten(value)  # where an inference algorithm proposes an initial value
+        white = pyro.sample(f"{name}_white", white_fn, obs=start, infer={"is_observed": False})
+        value = base.color(white) if value is None else value
         return {"fn": dist.Delta(value, event_dim=event_dim).mask(False), "value": value, "is_observed": True}
