@@ -183,6 +183,8 @@ def test_stochastic_gradient_chains_stay_apart():
 
     mcmc = SGMCMC(SGHMC(counts, 0.05), num_samples=6, warmup_steps=20, num_chains=2, disable_progbar=True)
     mcmc.run(Minibatch(N, 4))
+    for chain, found in enumerate(mcmc._diagnostics):
+        found["divergences"] = [chain]
     idata = to_arviz(mcmc)
     draws = mcmc.get_samples(group_by_chain=True)["rate"]
     np.testing.assert_array_equal(idata.posterior["rate"], draws)
@@ -190,6 +192,7 @@ def test_stochastic_gradient_chains_stay_apart():
     torch.testing.assert_close(tensor(idata.log_likelihood["y"]), expected)
     assert idata.sample_stats["step_size"].values.tolist() == [0.05, 0.05]
     assert idata.sample_stats["kinetic_temperature"].dims == ("chain",)
+    assert idata.sample_stats["diverging"].values.tolist() == np.eye(2, 6, dtype=bool).tolist()
 
 
 @pytest.mark.parametrize("settings", [{}, {"inducing": 9}, {"y": 2}, {"likelihood": Poisson()}])

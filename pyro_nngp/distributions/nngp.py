@@ -26,6 +26,7 @@ from pyro_nngp.kernels import Kernel, bind
 from pyro_nngp.neighbors import Batch, NeighborGraph, dependency_levels
 
 _LOG_2PI = 1.8378770664093453
+_DENSE_UP_TO = 500  # points
 
 
 class NNGP(TorchDistribution):
@@ -220,8 +221,13 @@ def _values_at(f: Tensor, neighbors: Tensor) -> Tensor:
 
 
 def _ancestral(w: Tensor, neighbors: Tensor, start: Tensor, levels: list[Tensor]) -> Tensor:
-    """Solve u = A u + start for the weights A (rows w, columns `neighbors`), one dependency level at a time."""
+    """Solve u = A u + start for the weights A (rows w, columns `neighbors`)."""
     columns = neighbors.clamp(min=0)
+    if len(w) <= _DENSE_UP_TO:  # one triangular solve beats many short steps
+        order = torch.cat(levels)
+        place = torch.argsort(order)
+        system = torch.eye(len(w), dtype=w.dtype, device=w.device).scatter_add(-1, place[columns[order]], -w[order])
+        return torch.linalg.solve_triangular(system, start[..., order, None], upper=False)[..., place, 0]
     u = start.clone()
     for rows in levels[1:]:
         u[..., rows] = start[..., rows] + (w[rows] * u[..., columns[rows]]).sum(-1)
