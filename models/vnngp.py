@@ -26,7 +26,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.conjugate import mean_field_optimum
+from pyro_nngp.conjugate import gaussian_sites, mean_field_optimum
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.inducing import kmeans
@@ -259,35 +259,48 @@ class VNNGP(GPModule):
             self.local.change_pattern(self.graph.neighbors[:, : self.local.pattern.shape[1]])
 
     @torch.no_grad()
-    def solve(self) -> None:
-        """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, in closed form.
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+        """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
 
-        That is all of a mean-field q(u), and the mean of a sparse-Cholesky one, whose factor is left to gradients.
+        That is all of a mean-field q(u), and the mean of a sparse-Cholesky one, whose factor is left to gradients. A
+        Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, half as long after the
+        first, until means move by less than `tolerance` standard deviations.
+
+        Args:
+            max_steps: at most so many steps.
+            tolerance: where to stop.
 
         Raises:
-            ValueError: unless the likelihood is Gaussian and the inducing points are at the data.
+            ValueError: unless there is a likelihood and the inducing points are at the data.
 
-        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients.
+        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step.
         """
-        if not self.at_data or not isinstance(self.likelihood, Gaussian):
-            cure = "Train q(u) by gradients instead."
-            fail(
-                "VNNGP.solve",
-                "model",
-                "with Gaussian likelihood and inducing points at the data",
-                self.likelihood,
-                cure,
-            )
+        if self.likelihood is None or not self.at_data:
+            actual = "other inducing points" if self.likelihood is not None else "no likelihood"
+            cure = "Train q(u) by gradients."
+            fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)
         with own_param_store(self), self._pyro_context:
             self.hyper_guide.median()
             w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
-            y = self.y.movedim(0, -1) - self._mean_at(self.x)
-            noise_var = self.likelihood.variance
-        start = self.local.distribution().loc
-        loc, scale = mean_field_optimum(w, var, self.graph.neighbors, y, noise_var, start)
+            likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), self.y.movedim(0, -1)
+            q = self.local.distribution()
+        loc, scale = q.loc, q.variance.sqrt()
+        natural: tuple[Tensor, Tensor] | None = None
+        for _ in range(max_steps):
+            target, precision = gaussian_sites(likelihood, y, mean + loc, scale.square())
+            if natural is not None:
+                shift, precision = (
+                    0.5 * (a + b) for a, b in zip(natural, (precision * target, precision), strict=True)
+                )
+                target = shift / precision
+            natural = precision * target, precision
+            before = loc
+            loc, scale = mean_field_optimum(w, var, self.graph.neighbors, target - mean, precision, loc)
+            if isinstance(likelihood, Gaussian) or ((loc - before).abs() < tolerance * scale).all():
+                break
         self.local.loc.copy_(loc.reshape(self.local.loc.mT.shape).mT)
         if self.local.pattern is None:
-            self.local.log_scale.copy_(scale.log()[:, None])
+            self.local.log_scale.copy_(scale.log().reshape(self.local.loc.mT.shape).mT)
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets."""

@@ -1,12 +1,18 @@
-r"""The optimum of a mean-field q(u) when prior and likelihood are Gaussian: no step size, no epochs.
+r"""The optimum of a mean-field q(u), by closed forms instead of gradient steps.
 
-With :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` the precision of the nearest-neighbor prior and noise variances
-:math:`\sigma_i^2` on observations y of u itself, the ELBO of :math:`q(u) = N(m, \mathrm{diag}\,s)` is largest at
+With :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` the precision of the nearest-neighbor prior and Gaussian observations
+of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) = N(m, \mathrm{diag}\,s)` is largest at
 
 .. math:: (\Lambda + \Sigma^{-1}) m = \Sigma^{-1} y, \qquad s_j = 1 / (\Lambda_{jj} + \sigma_j^{-2}),
 
 so m is the exact posterior mean under the prior, found by conjugate gradients, and s_j the exact conditional variance
 of u_j given all the others.
+
+Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
+with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
+observation with precision :math:`-2\, \partial \ell / \partial s` at
+:math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
+themselves. For a Gaussian likelihood they are the noise precision and y at once.
 
 Cost: O(N K) per iteration of conjugate gradients, O(N K) memory.
 """
@@ -15,45 +21,69 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp.likelihoods import Likelihood
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def gaussian_sites(
+    likelihood: Likelihood, y: Tensor, loc: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Targets and precisions of the Gaussian observations of f that stand for a likelihood at N(loc, var).
+
+    Args:
+        likelihood: p(y | f).
+        y: data, as the likelihood's ``expected_log_prob`` takes them.
+        loc: means of f.
+        var: variances of f.
+
+    Returns:
+        Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
+        precision is a thousandth of the inverse variance.
+    """
+    with torch.enable_grad():
+        loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
+        grad_loc, grad_var = torch.autograd.grad(likelihood.expected_log_prob(y, loc, var).sum(), (loc, var))
+    precision = torch.maximum(-2 * grad_var, 1e-3 / var).detach()
+    return (loc + grad_loc / precision).detach(), precision
+
 
 def mean_field_optimum(
     w: Float[Tensor, "N K"],
     var: Float[Tensor, " N"],
     neighbors: Int[Tensor, "N K"],
-    y: Float[Tensor, "*T N"],
-    noise_var: Float[Tensor, ""] | Float[Tensor, " N"],
-    start: Float[Tensor, "*T N"] | None = None,
+    y: Float[Tensor, "*L N"],
+    precision: Float[Tensor, "*L N"],
+    start: Float[Tensor, "*L N"] | None = None,
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
-) -> tuple[Float[Tensor, "*T N"], Float[Tensor, " N"]]:
-    """Mean and standard deviation of the optimal mean-field q(u).
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Mean and standard deviation of the optimal mean-field q(u) for Gaussian observations.
 
     Args:
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
         y: observations of u (the mean function subtracted), one set per leading index.
-        noise_var: noise variance, one or one per observation.
+        precision: inverse noise variances.
         start: where to start m.
         tolerance: on the residual relative to the right-hand side.
         max_iterations: at most so many iterations; the mean is then merely closer than `start`.
 
     Returns:
-        m (..., N) and standard deviations (N,), in the dtype of `y`.
+        m and standard deviations, in the shape and dtype of `y`.
     """
     dtype = y.dtype
-    w, var, y, noise = w.double(), var.double(), y.double(), noise_var.double().expand(var.shape)
+    w, var, y, precision = w.double(), var.double(), y.double(), precision.double()
     columns = neighbors.clamp(min=0)
-    own = 1 / var + 1 / noise
-    diagonal = own.scatter_add(0, columns.flatten(), (w.square() / var[:, None]).flatten())
+    diagonal = precision + (1 / var).scatter_add(0, columns.flatten(), (w.square() / var[:, None]).flatten())
 
     def product(m: Tensor) -> Tensor:
         r = (m - (w * m[..., columns]).sum(-1)) / var
-        pulled = torch.zeros_like(m)
-        pulled.index_add_(-1, columns.flatten(), (w * r[..., None]).flatten(-2))
-        return r - pulled + m / noise
+        pulled = torch.zeros_like(m).index_add_(-1, columns.flatten(), (w * r[..., None]).flatten(-2))
+        return r - pulled + precision * m
 
-    right = y / noise
+    right = precision * y
     m = right / diagonal if start is None else start.double().clone()
     residual = right - product(m)
     direction = scaled = residual / diagonal
@@ -62,9 +92,9 @@ def mean_field_optimum(
         if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
             break
         image = product(direction)
-        step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
         m, residual = m + step * direction, residual - step * image
         scaled = residual / diagonal
         strength, before = (residual * scaled).sum(-1, keepdim=True), strength
-        direction = scaled + strength / before.clamp(min=torch.finfo(torch.float64).tiny) * direction
+        direction = scaled + strength / before.clamp(min=_TINY) * direction
     return m.to(dtype), diagonal.rsqrt().to(dtype)

@@ -94,6 +94,13 @@ def test_starting_values_of_the_user():
     torch.testing.assert_close(samples["scale"][0], start["scale"].exp(), atol=1e-3, rtol=0)
 
 
+def test_starting_values_serve_one_run():
+    start = {"loc": torch.tensor([30.0, 40.0], dtype=F64), "scale": torch.tensor(-1.0, dtype=F64)}
+    kernel = SGLD(model, 1e-12)
+    run(kernel, initial_params=start)
+    assert run(kernel).get_samples()["loc"].abs().max() < 3  # the default strategy starts in (-2, 2)
+
+
 def test_streaming_mcmc_and_saved_sites():
     mcmc = StreamingMCMC(SGLD(model, 0.001), 5, 5, disable_progbar=True)
     mcmc.run()
@@ -167,6 +174,24 @@ def test_preconditioner_follows_the_units_of_a_site():
         run(kernel, num_samples=2, warmup_steps=1000)
         masses.append(kernel.state_dict()["state"]["inverse_mass"].mean())
     assert masses[0] / masses[1] == pytest.approx(0.01, rel=0.2)
+
+
+def test_thermostat_takes_the_step_of_its_docstring():
+    kernel = SGNHT(model, 0.1, diffusion=2.0)
+    state = {
+        "position": torch.tensor([1.0, -2.0], dtype=F64),
+        "velocity": torch.tensor([0.5, 0.25], dtype=F64),
+        "friction": torch.tensor([3.0], dtype=F64),
+        "inverse_mass": torch.tensor([2.0, 0.5], dtype=F64),
+        "gradient_variance": torch.zeros(2, dtype=F64),
+    }
+    gradient = torch.tensor([4.0, 8.0], dtype=F64)
+    changed = kernel.update(state, gradient, 0.1, 0.0)  # at T = 0 nothing is injected
+    velocity = torch.tensor([0.7 * 0.5 - 0.1 * 2 * 4, 0.7 * 0.25 - 0.1 * 0.5 * 8], dtype=F64)
+    middle = (velocity + state["velocity"]) / 2
+    torch.testing.assert_close(changed["velocity"], velocity)
+    torch.testing.assert_close(changed["position"], state["position"] + 0.1 * velocity)
+    torch.testing.assert_close(changed["friction"], 3 + 0.1 * (middle**2 / state["inverse_mass"]).mean()[None])
 
 
 def test_cycle_explores_by_plain_gradient_descent():

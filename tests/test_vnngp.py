@@ -138,10 +138,31 @@ def test_closed_form_optimum_is_where_the_gradient_vanishes():
     torch.testing.assert_close(gp.local.loc.detach()[:, 0], want, rtol=1e-3, atol=1e-4)
 
 
-def test_closed_form_optimum_needs_a_conjugate_model():
+@pytest.mark.parametrize(
+    ("likelihood", "make"),
+    [
+        (Poisson, lambda f: (2 * f).exp().round()),
+        (lambda: Bernoulli("logit"), lambda f: (f > 0).to(f.dtype)),
+        (lambda: StudentT(4.0, 0.2), lambda f: f),
+        (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+    ],
+)
+def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make):
+    x, f = data()
+    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8)
+    gp.solve(max_steps=200, tolerance=1e-6)
+    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
+    scale = gp.local.log_scale.detach().exp()
+    assert (gp.local.loc.grad * scale).abs().max() < 1e-3
+    assert gp.local.log_scale.grad.abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])
+def test_solving_needs_inducing_points_at_the_data(settings):
     x, y = data()
-    with pytest.raises(ValueError, match=r"Gaussian likelihood and inducing points at the data"):
-        VNNGP(x, y, kernel(), StudentT(), num_neighbors=5).solve()
+    settings = {"likelihood": Gaussian(), "y": y} | settings
+    with pytest.raises(ValueError, match=r"expected model with a likelihood and inducing points at the data"):
+        VNNGP(x=x, kernel=kernel(), num_neighbors=5, **settings).solve()
 
 
 def test_inducing_points_at_the_data_by_hand_are_nearly_those_at_the_data():
