@@ -5,6 +5,7 @@ Usage: python benchmarks/step_time.py [--sizes 10000 100000 1000000] [--out benc
 """
 
 import argparse
+import itertools
 import resource
 import statistics
 import time
@@ -32,7 +33,7 @@ class Setup:
     def run(self, steps, seed):
         ticks = []
         fit(self.gp, steps, seed=seed, progress=False, callback=lambda *_: ticks.append(time.perf_counter()))
-        self.times += [b - a for a, b in zip(ticks[5:], ticks[6:], strict=False)]
+        self.times += [b - a for a, b in itertools.pairwise(ticks[5:])]
 
 
 def main():

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
@@ -117,7 +116,7 @@ def to_arviz(
                 break
     arrays.groups["sample_stats"].update(draws.statistics())
     if losses is not None:
-        arrays.groups["svi"]["loss"] = (("step",), np.asarray(losses, dtype=float))
+        arrays.groups["svi"]["loss"] = (("step",), torch.as_tensor(losses).detach().cpu().numpy())
     return _container(arrays.datasets(num_draws=s + 1))
 
 

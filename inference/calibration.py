@@ -51,7 +51,7 @@ def psis_khat(
         **kwargs: keyword arguments of both.
 
     Returns:
-        The shape; -inf if all weights are equal.
+        The shape; -inf if all weights are equal, inf if four of them or fewer outweigh all others beyond measure.
 
     Raises:
         ValueError: for fewer than 25 draws, latent sites without draws, or plates that took some of their rows only.
@@ -68,11 +68,7 @@ def psis_khat(
         p = run_at("psis_khat", model, args, kwargs, latent_values(q))
         check_all_rows("psis_khat", p)
         weights.append(float(total_log_prob(p) - total_log_prob(q)))
-    ordered = torch.tensor(weights, dtype=torch.float64).sort().values
-    ratios = (ordered - ordered[-1]).exp()
-    size = math.ceil(min(num_samples / 5, 3 * math.sqrt(num_samples)))
-    tail = ratios[-size:] - ratios[-size - 1]
-    return float(fit_generalized_pareto(tail)[0]) if tail[0] > 0 else -math.inf
+    return _tail_shape(torch.tensor(weights, dtype=torch.float64))
 
 
 def sbc_ranks(
@@ -249,3 +245,14 @@ def reliability(
     sums.index_add_(1, bins, torch.stack([prob, (label == y).to(prob.dtype), torch.ones_like(prob)]))
     predicted, observed, number = sums[:, sums[2] > 0]
     return Reliability(predicted / number, observed / number, number)
+
+
+def _tail_shape(log_weights: Float[Tensor, " S"]) -> float:
+    """Pareto shape of the largest weights, as many as Vehtari, Simpson, Gelman, Yao and Gabry (2024) take."""
+    ordered = (log_weights - log_weights.max()).sort().values
+    if ordered[0] == 0:
+        return -math.inf
+    size = math.ceil(min(len(ordered) / 5, 3 * math.sqrt(len(ordered))))
+    cutoff = ordered[-size - 1].clamp(min=math.log(torch.finfo(ordered.dtype).tiny))
+    tail = ordered[ordered > cutoff]
+    return float(fit_generalized_pareto(tail.exp() - cutoff.exp())[0]) if len(tail) > 4 else math.inf

@@ -51,7 +51,7 @@ def nn_versus_exact(
     noise_var: float | Float[Tensor, ""],
     **graph_options: Any,
 ) -> NNReport:
-    """Compare nearest-neighbor priors with the exact process on a subset of the data.
+    """Compare nearest-neighbor priors with the exact process on a subset of the data, in double precision.
 
     Args:
         kernel: a kernel, at the hyperparameters of interest.
@@ -79,7 +79,7 @@ def nn_versus_exact(
     ks = list(num_neighbors)
     for k in ks:
         check_num_neighbors(where, k, len(x) - 1)
-    cov = bind(kernel)
+    cov, x, y = bind(kernel), x.double(), y.double()
     prior = cov(x, x)
     prior = prior + default_jitter(x.dtype) * torch.diag(prior.diagonal())
     log_det = 2 * torch.linalg.cholesky(prior).diagonal().log().sum()

@@ -85,8 +85,7 @@ class ModelPotential:
     ) -> None:
         self._where, self._model, self._args, self._kwargs = where, model, args, kwargs
         self._init_strategy, self._vectorize = init_strategy, vectorize
-        given = [*args, *kwargs.values()]
-        self._minibatches = list({id(a): a for a in given if isinstance(a, Minibatch)}.values())
+        self._minibatches = [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)]
         trace = self._fresh_trace()
         latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
         if not latent:

@@ -242,6 +242,20 @@ def test_refinement_sees_the_bias_of_coarse_steps_where_it_is():
     assert found["variance z"][1] > 10
     assert abs(found["variance z"][0]) < 6
     assert (found["mean z"].abs() < 6).all()
+    assert torch.equal(found["mean z"].sign(), found["mean shift"].sign())
+
+
+def test_refinement_takes_three_times_the_updates_of_a_run():
+    seen = []
+
+    def counted():
+        seen.append(1)
+        stiff()
+
+    kernel = SGLD(counted, 0.001, num_steps=3, gradient_noise=0.0)
+    step_size_refinement(kernel, num_samples=4, warmup_steps=10, num_chains=2, disable_progbar=True)
+    starts = 1 + 2 * 2  # a look at the model, and the draw and check of a start for each chain
+    assert len(seen) == (10 + 4 * 3) * 3 + 2 * starts
 
 
 def test_refined_kernels_keep_the_dynamics():

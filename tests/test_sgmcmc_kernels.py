@@ -176,6 +176,22 @@ def test_preconditioner_follows_the_units_of_a_site():
     assert masses[0] / masses[1] == pytest.approx(0.01, rel=0.2)
 
 
+def test_temperatures_are_means_over_the_updates_after_burn_in():
+    states = []
+    kernel = SGHMC(model, 0.02, init_strategy=NEAR)
+    mcmc = run(kernel, hook_fn=lambda kernel, *_: states.append(kernel.state_dict()["state"]))
+    kinetic, configurational = [], []
+    for before, after in zip(states[11:], states[12:], strict=False):
+        gradient = kernel.potential.gradient(before["position"])[1]
+        configurational.append(((before["position"] - before["center"]) * gradient).mean())
+        kinetic.append(((before["velocity"] + after["velocity"]) ** 2 / 4 / before["inverse_mass"]).mean())
+    found = mcmc.diagnostics()
+    assert found["kinetic temperature"]["chain 0"] == pytest.approx(float(sum(kinetic)) / 8)
+    assert found["configurational temperature"]["chain 0"] == pytest.approx(float(sum(configurational)) / 8)
+    center = torch.stack([state["position"] for state in states[5:11]]).mean(0)  # positions 6 to 11 start its second half
+    torch.testing.assert_close(states[-1]["center"], center)
+
+
 def test_thermostat_takes_the_step_of_its_docstring():
     kernel = SGNHT(model, 0.1, diffusion=2.0)
     state = {
