@@ -97,6 +97,7 @@ class SGMCMC(MCMC):
             finally:
                 if draws:
                     self._collect(draws)
+                self.kernel.cleanup()
 
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
         """Set the kernel up; returns how many of its calls are done and the draws they gave."""

@@ -115,8 +115,6 @@ class KDTree(Backend):
         fetch = min(fetch, self._tree.n)
         distance, index = (each.reshape(-1, fetch) for each in self._tree.query(queries, fetch))
         floor = distance[:, -1] ** 2 * (1 - self._rounding)
-        if fetch == self._tree.n:
-            floor[:] = np.inf
         return Candidates(index, squared_distances(queries, self._points, index), floor)
 
 
@@ -170,8 +168,6 @@ class BruteForce(Backend):
         value[torch.from_numpy(row), torch.from_numpy(exclude[row])] = torch.inf
         top, index = (each.cpu().numpy() for each in value.topk(min(fetch, stop), largest=False))
         last = top[:, -1].astype(np.float64)
-        if fetch >= stop:
-            last[:] = np.inf
         if self._metric is not None:
             return Candidates(index, top.astype(np.float64), last)
         norms = (query * query).sum(-1).cpu().numpy()
@@ -227,10 +223,7 @@ class FlatFaiss(Backend):
         norms = (single.astype(np.float64) ** 2).sum(-1)
         bound = _rounding(norms, self._norm, queries.shape[1], float(np.finfo(np.float32).eps))
         as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # finds out a build that rounds more coarsely
-        floor = np.where(as_bounded, distance[:, -1] - bound, -np.inf)
-        if fetch == stop:
-            floor[:] = np.inf
-        return Candidates(index, value, floor)
+        return Candidates(index, value, np.where(as_bounded, distance[:, -1] - bound, -np.inf))
 
     def _to_single(self, array: Floats) -> NDArray[np.float32]:
         return np.ascontiguousarray(array - self._center, dtype=np.float32)
@@ -262,9 +255,8 @@ class InvertedFile(Backend):
 
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
         _, index = self._index.search(queries.astype(np.float32), min(fetch, self._index.ntotal))
-        value = squared_distances(queries, self._points, index)
-        value[index < 0] = np.inf  # fewer points than asked for in the probed lists
-        return Candidates(index, value, np.full(len(queries), np.inf))  # taken as it is
+        # Where the probed lists hold fewer points, index is -1. The infinite floor has the others taken as they are.
+        return Candidates(index, squared_distances(queries, self._points, index), np.full(len(queries), np.inf))
 
 
 def find_faiss() -> Any:

@@ -162,6 +162,14 @@ def test_own_metric_sees_the_dtype_of_the_points_and_needs_no_gradient():
     assert torch.equal(nearest(points, points, 4, metric=metric), angle)
 
 
+def test_own_metric_may_return_what_it_keeps():
+    points = uniform(30, 2)
+    table = torch.cdist(points, points)
+    kept = table.clone()
+    nearest(points, points, 3, torch.arange(30), metric=lambda a, b: table)
+    assert torch.equal(table, kept)
+
+
 def test_infinitely_far_points_are_never_neighbors():
     points = torch.tensor([[0.0], [1.0], [2.0], [3.0]], dtype=F64)
 
@@ -231,28 +239,26 @@ def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypat
     assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
 
 
-def coarse_faiss(digits, calls):
-    """A stand-in for a GPU build of FAISS that computes distances to a few digits."""
+def rough_faiss(error, calls):
+    """A stand-in for a GPU build of FAISS, whose distances have a relative error."""
 
     def knn_gpu(resources, queries, points, k):
         calls.append(resources)
-        distance = np.round(((queries[:, None] - points) ** 2).sum(-1), digits)
+        distance = ((queries[:, None] - points) ** 2).sum(-1)
+        distance *= 1 + error * np.sin(1e4 * distance)
         index = np.argsort(distance, -1, kind="stable")[:, :k]
         return np.take_along_axis(distance, index, -1), index
 
-    return types.SimpleNamespace(
-        StandardGpuResources=lambda: "resources", get_num_gpus=lambda: 1, knn_gpu=knn_gpu, knn=None
-    )
+    return types.SimpleNamespace(StandardGpuResources=lambda: "resources", get_num_gpus=lambda: 1, knn_gpu=knn_gpu)
 
 
-@pytest.mark.parametrize("digits", [2, 12])
-def test_coarse_arithmetic_of_a_gpu_build_is_found_out(monkeypatch, digits):
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_rough_arithmetic_of_a_gpu_build_is_found_out(monkeypatch, error):
     points, calls = POINTS["uniform in 3-d"][:300], []
-    monkeypatch.setitem(sys.modules, "faiss", coarse_faiss(digits, calls))
+    monkeypatch.setitem(sys.modules, "faiss", rough_faiss(error, calls))
     assert search_backends.has_gpu_faiss()
     monkeypatch.setattr(search, "FlatFaiss", lambda array, on_gpu: search_backends.FlatFaiss(array, True))
-    found = nearest(points, points, 6, backend="faiss")
-    assert torch.equal(found, oracle(points, points, 6))
+    assert torch.equal(nearest(points, points, 6, backend="faiss"), oracle(points, points, 6))
     assert set(calls) == {"resources"}
 
 
@@ -314,6 +320,22 @@ def test_recall_counts_real_neighbors():
 def test_copies_are_counted_from_the_first():
     points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -0.0], [2.0, 0.0], [1.0, 0.0]], dtype=F64).numpy()
     assert search_proof.earlier_copies(points).tolist() == [0, 0, 1, 0, 2]
+
+
+def test_different_points_with_one_hash_are_no_copies():
+    one = np.random.default_rng(0).random(3)
+    factor, shift, ones = 0x9E3779B97F4A7C15, np.uint64(32), 2**64 - 1
+
+    def first_step(value):
+        code = np.uint64(int(np.float64(value).view(np.uint64)) * factor & ones)
+        return code ^ code >> shift
+
+    other = one.copy()
+    other[0] = 0.5
+    twin = first_step(one[0]) ^ one[1].view(np.uint64) ^ first_step(other[0])
+    other[1] = twin.view(np.float64)
+    assert search_proof.earlier_copies(np.stack([one, one])).tolist() == [0, 1]
+    assert search_proof.earlier_copies(np.stack([one, other, other])).tolist() == [0, 0, 1]
 
 
 def test_places_that_many_points_share_are_searched_once(monkeypatch):

@@ -238,9 +238,9 @@ CASES = {
 
 
 SAMPLERS = {
-    "SGHMC": lambda model: SGHMC(model, 0.1, friction=0.2, num_steps=20),
-    "SGLD": lambda model: SGLD(model, 0.02, adapt=True, num_steps=20),
-    "SGNHT": lambda model: SGNHT(model, 0.1, adapt=True, num_steps=20),
+    "SGHMC": lambda model: SGHMC(model, 0.1, friction=0.2, num_steps=10),
+    "SGLD": lambda model: SGLD(model, 0.02, adapt=True, num_steps=10),
+    "SGNHT": lambda model: SGNHT(model, 0.1, adapt=True, num_steps=10),
 }
 QUICK = {("correlated", "SGLD"), ("hierarchical", "SGHMC"), ("logistic", "SGNHT")}
 
@@ -256,14 +256,14 @@ QUICK = {("correlated", "SGLD"), ("hierarchical", "SGHMC"), ("logistic", "SGNHT"
 def test_full_batches_with_small_steps_give_the_posterior(case, sampler):
     model, moments = CASES[case]
     kernel = SAMPLERS[sampler](model)
-    start(kernel, 200, 1000)
-    advance(kernel, 1000)
+    start(kernel, 200, 800)
+    advance(kernel, 800)
     draws = torch.stack([_values(model, advance(kernel, 1)) for _ in range(20)])
     assert_moments(draws, *moments())
 
 
 def test_minibatches_give_the_posterior_of_full_batches():
-    kernel = SGHMC(logistic, 0.05, num_steps=20)
+    kernel = SGHMC(logistic, 0.05, num_steps=10)
     start(kernel, 200, 600, 10)
     advance(kernel, 600)
     draws = torch.stack([advance(kernel, 1)["w"] for _ in range(20)])
@@ -275,7 +275,10 @@ def test_minibatches_give_the_posterior_of_full_batches():
 def test_sghmc_through_pyro_mcmc_agrees_with_nuts(case):
     model, _ = CASES[case]
     found = {}
-    for name, kernel, warmup in (("sghmc", SAMPLERS["SGHMC"](model), 3000), ("nuts", NUTS(model), 300)):
+    for name, kernel, warmup in (
+        ("sghmc", SGHMC(model, 0.1, friction=0.2, num_steps=20), 3000),
+        ("nuts", NUTS(model), 300),
+    ):
         mcmc = MCMC(kernel, num_samples=1500, warmup_steps=warmup, disable_progbar=True)
         mcmc.run()
         draws = _values(model, mcmc.get_samples())
