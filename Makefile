@@ -13,7 +13,7 @@ demo: $(INSTALLED)
 	$(BIN)/python tutorials/demo.py --out demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto
 
 # Every tutorial, the demo among them, at a size that takes seconds.
 smoke: $(INSTALLED)

@@ -201,7 +201,7 @@ class FlatFaiss(Backend):
         self._faiss = find_faiss()
         self._points = points
         self._center = points.mean(0)
-        self._single = self._to_single(points)
+        self._single = _single(points, self._center)
         self._norm = float((self._single.astype(np.float64) ** 2).sum(-1).max())
         self._resources = self._faiss.StandardGpuResources() if on_gpu else None
 
@@ -214,7 +214,7 @@ class FlatFaiss(Backend):
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
         stop = min(self._stop, max(int(limit.max()), 1))
         fetch = min(fetch, stop)
-        single = self._to_single(queries)
+        single = _single(queries, self._center)
         if self._resources is None:
             distance, index = self._faiss.knn(single, self._single[:stop], fetch)
         else:
@@ -225,9 +225,6 @@ class FlatFaiss(Backend):
         as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # finds out a build that rounds more coarsely
         return Candidates(index, value, np.where(as_bounded, distance[:, -1] - bound, -np.inf))
 
-    def _to_single(self, array: Floats) -> NDArray[np.float32]:
-        return np.ascontiguousarray(array - self._center, dtype=np.float32)
-
 
 class InvertedFile(Backend):
     """FAISS's inverted file: approximate, for sizes where exact search is out of reach; `recall` measures it."""
@@ -237,7 +234,8 @@ class InvertedFile(Backend):
     def __init__(self, points: Floats, nprobe: int, on_gpu: bool) -> None:
         faiss = find_faiss()
         self._points = points
-        self._single = points.astype(np.float32)
+        self._center = points.mean(0)
+        self._single = _single(points, self._center)
         lists = max(1, min(len(points) // 40, int(4 * len(points) ** 0.5)))
         self._quantizer = faiss.IndexFlatL2(points.shape[1])  # kept here: the index does not own it
         self._index = faiss.IndexIVFFlat(self._quantizer, points.shape[1], lists)
@@ -254,7 +252,7 @@ class InvertedFile(Backend):
         return 4 * k + 64
 
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
-        _, index = self._index.search(queries.astype(np.float32), min(fetch, self._index.ntotal))
+        _, index = self._index.search(_single(queries, self._center), min(fetch, self._index.ntotal))
         # Where the probed lists hold fewer points, index is -1. The infinite floor has the others taken as they are.
         return Candidates(index, squared_distances(queries, self._points, index), np.full(len(queries), np.inf))
 
@@ -275,6 +273,11 @@ def has_gpu_faiss() -> bool:
     """Whether FAISS is a GPU build that sees a GPU."""
     faiss = find_faiss()
     return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+
+
+def _single(places: Floats, center: Floats) -> NDArray[np.float32]:
+    """As FAISS takes them; centered first, so that single precision suffices far from the origin."""
+    return np.ascontiguousarray(places - center, dtype=np.float32)
 
 
 def _rounding(norms: Floats, norm: float, dim: int, eps: float) -> Floats:

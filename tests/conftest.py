@@ -9,6 +9,7 @@ from typing import Any
 
 import pyro
 import pytest
+import torch
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
@@ -27,6 +28,7 @@ def checked_after_return(signature: Callable) -> Callable:
         return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
 
 
+torch.set_num_threads(1)  # tests are small, and run side by side: threads would wait for each other
 install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
 
 
