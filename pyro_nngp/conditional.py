@@ -215,8 +215,9 @@ def _factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
                 stacklevel=2,
             )
             return tril, extra
+    # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
     raise NotPositiveDefiniteError(
-        f"nn_conditional: {int(failed.sum())} of {len(scale)} neighbor covariances of size {system.shape[-1]} in "
-        f"{system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN hyperparameters, or a kernel that "
-        "is not positive definite, are the usual cause."
+        f"nn_conditional: input is not positive-definite: {int(failed.sum())} of {len(scale)} neighbor covariances of "
+        f"size {system.shape[-1]} in {system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN "
+        "hyperparameters, or a kernel that is not positive definite, are the usual cause."
     )

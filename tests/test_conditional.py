@@ -1,5 +1,6 @@
 import pytest
 import torch
+from pyro.ops.integrator import potential_grad
 
 from pyro_nngp.conditional import NotPositiveDefiniteError, default_jitter, graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
@@ -134,6 +135,16 @@ def test_hopeless_covariances_raise():
     x, z, _, _ = problem()
     with pytest.raises(NotPositiveDefiniteError, match=r"of size 5 in torch.float64 stayed indefinite"):
         nn_conditional(lambda a, b: -RBF(3).double()(a, b), x, z)
+
+
+def test_hamiltonian_monte_carlo_takes_hopeless_covariances_for_a_divergence():
+    x, z, _, _ = problem()
+
+    def potential(position):
+        return nn_conditional(lambda a, b: position["scale"] * RBF(3).double()(a, b), x, z)[1].sum()
+
+    _, energy = potential_grad(potential, {"scale": torch.tensor(-1.0, dtype=F64)})
+    assert energy.isnan()
 
 
 @pytest.mark.parametrize(
