@@ -26,12 +26,12 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.conjugate import gaussian_sites, mean_field_optimum
+from pyro_nngp.conjugate import variational_optimum
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.inducing import kmeans
 from pyro_nngp.kernels import neighbor_lengthscale
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.module import (
     ConstantMean,
     GPModule,
@@ -110,8 +110,8 @@ class VNNGP(GPModule):
         for part in (kernel, likelihood, self.mean):
             if isinstance(part, nn.Module):
                 part.to(x)
-        self.register_buffer("x", x)
-        self.register_buffer("y", y)
+        self.register_buffer("x", x.clone())
+        self.register_buffer("y", None if y is None else y.clone())
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail("VNNGP", "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
@@ -263,8 +263,8 @@ class VNNGP(GPModule):
         """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
 
         That is all of a mean-field q(u), and the mean of a sparse-Cholesky one, whose factor is left to gradients. A
-        Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, half as long after the
-        first, until means move by less than `tolerance` standard deviations.
+        Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, until means move by less
+        than `tolerance` standard deviations.
 
         Args:
             max_steps: at most so many steps.
@@ -284,22 +284,13 @@ class VNNGP(GPModule):
             w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
             likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), self.y.movedim(0, -1)
             q = self.local.distribution()
-        loc, scale = q.loc, q.variance.sqrt()
-        natural: tuple[Tensor, Tensor] | None = None
-        for _ in range(max_steps):
-            target, precision = gaussian_sites(likelihood, y, mean + loc, scale.square())
-            if natural is not None:
-                shift, precision = (
-                    0.5 * (a + b) for a, b in zip(natural, (precision * target, precision), strict=True)
-                )
-                target = shift / precision
-            natural = precision * target, precision
-            before = loc
-            loc, scale = mean_field_optimum(w, var, self.graph.neighbors, target - mean, precision, loc)
-            if isinstance(likelihood, Gaussian) or ((loc - before).abs() < tolerance * scale).all():
-                break
+        mean_field, graph = self.local.pattern is None, self.graph.neighbors
+        scale = q.variance.sqrt()
+        loc, scale = variational_optimum(
+            likelihood, y, mean, w, var, graph, q.loc, scale, mean_field, max_steps, tolerance
+        )
         self.local.loc.copy_(loc.reshape(self.local.loc.mT.shape).mT)
-        if self.local.pattern is None:
+        if mean_field:
             self.local.log_scale.copy_(scale.log().reshape(self.local.loc.mT.shape).mT)
 
     def solved_parameters(self) -> list[nn.Parameter]:

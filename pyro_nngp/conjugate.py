@@ -17,13 +17,62 @@ themselves. For a Gaussian likelihood they are the noise precision and y at once
 Cost: O(N K) per iteration of conjugate gradients, O(N K) memory.
 """
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 
 _TINY = torch.finfo(torch.float64).tiny
+
+
+def variational_optimum(
+    likelihood: Likelihood,
+    y: Tensor,
+    mean: Float[Tensor, " N"],
+    w: Float[Tensor, "N K"],
+    var: Float[Tensor, " N"],
+    neighbors: Int[Tensor, "N K"],
+    loc: Float[Tensor, "*L N"],
+    scale: Float[Tensor, "*L N"],
+    mean_field: bool = True,
+    max_steps: int = 20,
+    tolerance: float = 1e-3,
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Mean and standard deviations of the optimal mean-field q(u) for any likelihood of f = mean + u.
+
+    A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
+    as long and halved again whenever means move farther than before, until they move by less than `tolerance` standard
+    deviations.
+
+    Args:
+        likelihood: p(y | f), bound.
+        y: data, as the likelihood's ``expected_log_prob`` takes them.
+        mean: mean function at the points.
+        w: weights of the prior's conditionals, 0 where there is no neighbor.
+        var: their variances.
+        neighbors: rows of the neighbors, -1 padded.
+        loc: where to start the mean.
+        scale: where to start the standard deviations.
+        mean_field: False keeps the standard deviations, and finds the mean for those.
+        max_steps: at most so many steps.
+        tolerance: where to stop.
+    """
+    shift, precision, length, moved = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf
+    for _ in range(max_steps):
+        target, found = gaussian_sites(likelihood, y, mean + loc, scale.square())
+        shift, precision = torch.lerp(shift, found * target, length), torch.lerp(precision, found, length)
+        before, before_moved = loc, moved
+        loc, spread = mean_field_optimum(w, var, neighbors, shift / precision - mean, precision, loc)
+        scale = spread if mean_field else scale
+        moved = float(((loc - before).abs() / scale).max())
+        if isinstance(likelihood, Gaussian) or moved < tolerance:
+            break
+        if length == 1 or moved >= before_moved:
+            length /= 2
+    return loc, scale
 
 
 def gaussian_sites(

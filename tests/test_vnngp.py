@@ -1,4 +1,5 @@
 import copy
+import os
 import pickle
 
 import pyro
@@ -11,11 +12,14 @@ from pyro.nn import PyroSample
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
+from pyro_nngp.datasets import uci
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.metrics import nll, rmse
 from pyro_nngp.models import VNNGP
+from pyro_nngp.preprocessing import Standardizer, random_split
 
 F64 = torch.float64
 N = 48
@@ -147,14 +151,16 @@ def test_closed_form_optimum_is_where_the_gradient_vanishes():
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make):
+@pytest.mark.parametrize("guide_neighbors", [0, 3])
+def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make, guide_neighbors):
     x, f = data()
-    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8)
+    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8, guide_neighbors=guide_neighbors)
     gp.solve(max_steps=200, tolerance=1e-6)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
     scale = gp.local.log_scale.detach().exp()
     assert (gp.local.loc.grad * scale).abs().max() < 1e-3
-    assert gp.local.log_scale.grad.abs().max() < 1e-3
+    if not guide_neighbors:
+        assert gp.local.log_scale.grad.abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])
@@ -405,3 +411,25 @@ def test_without_a_likelihood_there_is_nothing_to_predict():
     x, _ = data()
     with pytest.raises(ValueError, match=r"expected a likelihood in the model"):
         VNNGP(x, None, kernel(), num_neighbors=6).predict(x[:3])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "PYRO_NNGP_DATA" not in os.environ, reason="elevators can't be downloaded; name a folder that has it"
+)
+def test_elevators_in_a_hundred_epochs():
+    """The budget and the mark of the maintained implementation: test NLL 0.48 and RMSE 0.40, here over two splits."""
+    found = []
+    for seed in (1, 2):
+        data = uci("elevators")
+        train, _, test = random_split(len(data.x), (0.64, 0.16, 0.2), seed)
+        to_x, to_y = Standardizer(data.x[train]), Standardizer(data.y[train])
+        start = torch.full((18,), 0.6931)
+        k = Matern52(18, variance=start[0], lengthscale=start)
+        gp = VNNGP(to_x.transform(data.x[train]), to_y.transform(data.y[train]), k, Gaussian(0.6931), num_neighbors=32)
+        fit(gp, 1000, batch_size=1024, lr=0.03, solve_every=25, refresh_every=100, progress=False)
+        predictive, y = gp.predict(to_x.transform(data.x[test])), to_y.transform(data.y[test])
+        found.append((float(nll(y, predictive)), float(rmse(y, predictive.mean))))
+    means = torch.tensor(found).mean(0)
+    assert means[0] <= 0.48
+    assert means[1] <= 0.40
