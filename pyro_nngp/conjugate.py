@@ -25,6 +25,7 @@ from torch import Tensor
 
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 
+_SHORTEST = 1 / 16  # natural-gradient step
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -44,8 +45,8 @@ def variational_optimum(
     """Mean and standard deviations of the optimal mean-field q(u) for any likelihood of f = mean + u.
 
     A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
-    as long and halved again whenever means move farther than before, until they move by less than `tolerance` standard
-    deviations.
+    as long and halved again, down to 1/16, whenever they would move the mean farther than the one before; until a step
+    of length one would move it by less than `tolerance` standard deviations.
 
     Args:
         likelihood: p(y | f), bound.
@@ -67,11 +68,11 @@ def variational_optimum(
         before, before_moved = loc, moved
         loc, spread = mean_field_optimum(w, var, neighbors, shift / precision - mean, precision, loc)
         scale = spread if mean_field else scale
-        moved = float(((loc - before).abs() / scale).max())
+        moved = float(((loc - before).abs() / scale).max()) / length
         if isinstance(likelihood, Gaussian) or moved < tolerance:
             break
         if length == 1 or moved >= before_moved:
-            length /= 2
+            length = max(length / 2, _SHORTEST)
     return loc, scale
 
 

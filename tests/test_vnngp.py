@@ -158,9 +158,9 @@ def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make
     gp.solve(max_steps=200, tolerance=1e-6)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
     scale = gp.local.log_scale.detach().exp()
-    assert (gp.local.loc.grad * scale).abs().max() < 1e-3
+    assert (gp.local.loc.grad * scale).abs().max() < 5e-3
     if not guide_neighbors:
-        assert gp.local.log_scale.grad.abs().max() < 1e-3
+        assert gp.local.log_scale.grad.abs().max() < 5e-3
 
 
 @pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])
