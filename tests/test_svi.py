@@ -1,3 +1,4 @@
+import itertools
 import os
 import pickle
 import signal
@@ -312,7 +313,7 @@ def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
 def test_closed_form_updates_take_the_place_of_gradients():
     model, seen = gp(torch.float64), []
     fit(model, 5, solve_every=2, callback=lambda step, _: seen.append(values(model)), **SETTINGS)
-    moved = [not torch.equal(a["local.loc"], b["local.loc"]) for a, b in zip(seen, seen[1:], strict=False)]
+    moved = [not torch.equal(a["local.loc"], b["local.loc"]) for a, b in itertools.pairwise(seen)]
     assert moved == [True, False, True, True]  # solved after steps 2, 4 and the last
     assert not torch.equal(seen[0]["local.weights"], seen[1]["local.weights"])  # the factor is left to gradients
     model.solve()
