@@ -7,14 +7,14 @@ sparse gradients (``torch.optim.SparseAdam``) spends O(batch) per step whatever 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from pyro.nn import PyroModule
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.module import GPModule, pyro_entry
 
 
-class LocalGaussian(PyroModule):
+class LocalGaussian(GPModule):
     r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R diagonal, or sparse on a pattern.
 
     Args:
@@ -54,6 +54,7 @@ class LocalGaussian(PyroModule):
         if pattern is not None:
             self.weights = nn.Parameter(like.new_zeros(num_points, shape[1] * pattern.shape[1]))
 
+    @pyro_entry
     def distribution(
         self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
     ) -> SparseCholeskyNormal:
