@@ -131,6 +131,10 @@ class Run:
             for group in optimiser.param_groups:
                 group["lr"] *= factor
 
+    def steps_per_epoch(self) -> int:
+        """Steps in which all rows pass by, but 20 at least."""
+        return max(20, self.num_data // (self.batches.size or self.num_data))
+
     def snapshot(self) -> dict[str, Any]:
         """Copies of all parameters and of the modules' buffers."""
         return {

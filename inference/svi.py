@@ -79,15 +79,16 @@ def fit(
         num_steps: number of gradient steps in all, resumed ones included.
         batch_size: rows per step; None, or at least as many as there are, calls the model without row numbers.
         lr: learning rate of Adam.
-        local_lr: learning rate of parameters with one row per data point (those whose gradients are sparse); None is
-            ten times `lr`, since each of them is visited once per epoch only.
+        local_lr: learning rate of parameters with one row per data point (those whose gradients are sparse), where they
+            are not solved for; None is `lr`.
         milestones: fractions of `num_steps` at which both rates are multiplied by `decay`.
         decay: that factor.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
         refresh_every: steps between calls of ``method.refresh()``; None never calls it.
         solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
-            optimum given all others in closed form; they then take no gradient steps. None trains them by
-            gradients. The first call comes before the first step, the last after the last.
+            optimum given all others without gradient steps; the first call comes before the first step, the last after
+            the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve``; 0 leaves these
+            parameters to gradients like all others.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points where `method` does not say.
         validate: score to be small, called every `validate_every` steps; the best state is kept and restored.
@@ -115,11 +116,12 @@ def fit(
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):
         fail("fit", "method", "to have refresh() with refresh_every", type(method).__name__, "Leave refresh_every out.")
-    if solve_every is not None and not hasattr(method, "solve"):
-        fail("fit", "method", "to have solve() with solve_every", type(method).__name__, "Leave solve_every out.")
-    local_lr = 10 * lr if local_lr is None else local_lr
+    can_solve = getattr(method, "can_solve", False)
+    if solve_every and not can_solve:
+        fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
+    local_lr = lr if local_lr is None else local_lr
     elbo = IntegratedELBO() if elbo is None else elbo
-    solving = solve_every is not None
+    solving = can_solve if solve_every is None else solve_every > 0
     run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, solving, device, seed)
     best, start, slower, interrupted = _Best(), time.perf_counter(), 0, False
     with torch.random.fork_rng(devices=run.cuda_devices()), run.sparse_gradients(), deferred_interrupt() as pressed:
@@ -148,7 +150,7 @@ def fit(
                     bar.set_postfix(loss=f"{sum(run.losses[-20:]) / 20:.4f}", refresh=False)
                 if refresh_every is not None and run.step % refresh_every == 0 and run.step < num_steps:
                     method.refresh()
-                if solve_every is not None and (run.step % solve_every == 0 or run.step == num_steps):
+                if solving and (run.step % (solve_every or run.steps_per_epoch()) == 0 or run.step == num_steps):
                     method.solve()
                 if validate is not None and run.step % validate_every == 0:
                     best.update(run, float(validate()))

@@ -258,6 +258,11 @@ class VNNGP(GPModule):
         if self.local.pattern is not None:
             self.local.change_pattern(self.graph.neighbors[:, : self.local.pattern.shape[1]])
 
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: there is a likelihood, and the inducing points are at the data."""
+        return self.likelihood is not None and self.at_data
+
     @torch.no_grad()
     def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
         """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
@@ -275,7 +280,7 @@ class VNNGP(GPModule):
 
         Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step.
         """
-        if self.likelihood is None or not self.at_data:
+        if not self.can_solve:
             actual = "other inducing points" if self.likelihood is not None else "no likelihood"
             cure = "Train q(u) by gradients."
             fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)

@@ -71,7 +71,7 @@ print(f"plain SVI: loss per point {sum(losses[:10]) / 10:.3f} at the start, {sum
 # %% [markdown]
 # ## `fit`, and what the settings do
 # With a Gaussian likelihood the best mean-field q(u) for given hyperparameters is known in closed form.
-# `fit(solve_every=...)` goes there every so often, so only a handful of hyperparameters are left to gradients. Of the
+# `fit` goes there once per epoch, so only a handful of hyperparameters are left to gradients. Of the
 # sparse-Cholesky guide it solves the mean; the factor takes gradient steps, and needs more of them.
 
 
@@ -85,7 +85,7 @@ def score(predictive):
 def train(**settings):
     start = time.perf_counter()
     gp = VNNGP(x_train, y_train, start_kernel(), Gaussian(2e-4), **settings)
-    fit(gp, num_steps, batch_size=512, lr=0.03, local_lr=0.01, solve_every=50, progress=False)
+    fit(gp, num_steps, batch_size=512, lr=0.03, local_lr=0.01, progress=False)
     return gp, time.perf_counter() - start
 
 
@@ -123,13 +123,13 @@ print(f"inverse-distance weighting: RMSE {baseline:.2f} m")
 
 # %% [markdown]
 # ## Another likelihood
-# Where is it higher than the median? Only yes or no is observed. `solve_every` works for every likelihood: it takes
-# natural-gradient steps instead of one closed form.
+# Where is it higher than the median? Only yes or no is observed. `fit` solves for q(u) under every
+# likelihood: where there is no closed form, by natural-gradient steps.
 
 # %%
 high = (elevation > elevation.median()).float()
 classifier = VNNGP(x_train, high[~test], start_kernel(), Bernoulli("probit"), num_neighbors=16)
-fit(classifier, num_steps // 2, batch_size=512, lr=0.03, solve_every=50, progress=False)
+fit(classifier, num_steps // 2, batch_size=512, lr=0.03, progress=False)
 with torch.no_grad():
     probability = classifier.predict(x_test).mean
 mistakes = float(((probability > 0.5).float() != high[test]).float().mean())
@@ -144,7 +144,7 @@ print(f"probability of high ground: {100 * mistakes:.1f} % mistakes, Brier score
 # %%
 gap = (x - x[len(x) // 2]).abs().amax(-1) < (0.4 if args.smoke else 1.0)  # a hole, where errors are shared
 holed = VNNGP(x[~gap], y[~gap], start_kernel(), Gaussian(2e-4), num_neighbors=32)
-fit(holed, num_steps // 2, batch_size=512, lr=0.03, solve_every=50, progress=False)
+fit(holed, num_steps // 2, batch_size=512, lr=0.03, progress=False)
 level = y[gap].median()
 joint = holed.sample(x[gap], 200)
 with torch.no_grad():
