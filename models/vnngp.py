@@ -280,7 +280,7 @@ class VNNGP(GPModule):
 
         Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step.
         """
-        if not self.can_solve:
+        if self.likelihood is None or not self.at_data:
             actual = "other inducing points" if self.likelihood is not None else "no likelihood"
             cure = "Train q(u) by gradients."
             fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)
