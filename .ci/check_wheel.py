@@ -27,7 +27,7 @@ for generic in ("models", "inference", "tests"):
 
 x = torch.linspace(0, 1, 200)[:, None]
 y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(200, generator=torch.Generator().manual_seed(0))
-gp = VNNGP(x, y, kernel=Matern52(input_dim=1), likelihood=Gaussian(), num_neighbors=8)
+gp = VNNGP(x, y, kernel=Matern52(input_dim=1), likelihood=Gaussian(0.1), num_neighbors=8)
 fit(gp, num_steps=300, batch_size=100, lr=0.05, seed=0)
 loc, _ = gp(x)
 error = float((loc - torch.sin(6 * x[:, 0])).square().mean().sqrt())

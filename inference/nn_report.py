@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
-from pyro_nngp.conditional import default_jitter
+from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import bind
 from pyro_nngp.neighbors import NeighborGraph
@@ -81,7 +81,7 @@ def nn_versus_exact(
         check_num_neighbors(where, k, len(x) - 1)
     cov, x, y = bind(kernel), x.double(), y.double()
     prior = cov(x, x)
-    prior = prior + default_jitter(x.dtype) * torch.diag(prior.diagonal())
+    prior = prior + DEFAULT_JITTER * torch.diag(prior.diagonal())
     log_det = 2 * torch.linalg.cholesky(prior).diagonal().log().sum()
     exact = _leave_one_out(prior, y, noise_var)
     kls, losses = [], []

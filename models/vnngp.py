@@ -75,7 +75,7 @@ class VNNGP(GPModule):
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u).
-        jitter: relative nugget; None takes :func:`~pyro_nngp.conditional.default_jitter`.
+        jitter: relative nugget; None takes 1e-6.
         seed: of the ordering and of k-means.
 
     Raises:

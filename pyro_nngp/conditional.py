@@ -30,17 +30,15 @@ from torch import Tensor
 from pyro_nngp._checks import check_same_kind, fail
 from pyro_nngp.kernels import Covariance, bind
 
+DEFAULT_JITTER = 1e-6
+"""Relative nugget where none is given: a thousandth of the standard deviation."""
+
 _ESCALATION = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _CHUNK_BYTES = 2**22
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError):
     """A neighbor covariance stayed indefinite after every jitter was tried."""
-
-
-def default_jitter(dtype: torch.dtype) -> float:
-    """Relative nugget used where none is given: 1e-6 in single precision, 1e-10 in double."""
-    return 1e-10 if dtype == torch.float64 else 1e-6
 
 
 def nn_conditional(
@@ -60,7 +58,7 @@ def nn_conditional(
         mask: True where a neighbor is real. A masked neighbor gets weight exactly 0 and passes no gradient.
         noise: variance (not standard deviation) added to each neighbor's own, broadcastable to (B, K): 0 for latent
             values, the noise variance for observed ones, 1/omega under Polya-Gamma augmentation.
-        jitter: relative nugget; None takes :func:`default_jitter`.
+        jitter: relative nugget; None takes 1e-6.
 
     Returns:
         Weights w (B, K) and variances v (B,), v > 0.
@@ -99,7 +97,7 @@ def graph_conditional(
         points: the points that may be neighbors.
         neighbors: rows of `points`, -1 padded.
         noise: variance added at each row of `points`, or None.
-        jitter: relative nugget; None takes :func:`default_jitter`.
+        jitter: relative nugget; None takes 1e-6.
 
     Returns:
         Weights (B, K), 0 where there is no neighbor, and variances (B,).
@@ -120,7 +118,7 @@ def _chunked(
     cov: Covariance, x: Tensor, k: int, neighbors_of: Any, noise: Tensor | None, jitter: float | None
 ) -> tuple[Tensor, Tensor]:
     """Run the conditional over chunks of targets whose K x K temporaries stay in the processor's cache."""
-    jitter = default_jitter(x.dtype) if jitter is None else jitter
+    jitter = DEFAULT_JITTER if jitter is None else jitter
     if noise is not None:
         noise = noise.expand(x.shape[0], k)
     size = x.shape[0]

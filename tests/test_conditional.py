@@ -2,7 +2,7 @@ import pytest
 import torch
 from pyro.ops.integrator import potential_grad
 
-from pyro_nngp.conditional import NotPositiveDefiniteError, default_jitter, graph_conditional, nn_conditional
+from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError, graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 
 F64 = torch.float64
@@ -93,7 +93,7 @@ def test_gathered_neighbors_are_the_same():
 def test_exact_duplicates_give_a_positive_variance(dtype):
     z = torch.tensor([[[0.0], [0.0], [1.0]]], dtype=dtype)
     w, var = nn_conditional(RBF(1).to(dtype), torch.zeros(1, 1, dtype=dtype), z)
-    jitter = default_jitter(dtype)
+    jitter = DEFAULT_JITTER
     torch.testing.assert_close(w[0, :2], torch.full((2,), 0.5, dtype=dtype), rtol=2e-2, atol=0)
     assert jitter <= var < 2.1 * jitter
 

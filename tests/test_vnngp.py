@@ -12,6 +12,8 @@ from pyro.nn import PyroSample
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
+from pyro_nngp.conditional import DEFAULT_JITTER
+from pyro_nngp.conjugate import mean_field_optimum
 from pyro_nngp.datasets import uci
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
@@ -66,7 +68,7 @@ def test_full_neighbors_give_the_dense_elbo_and_predictions(guide_neighbors):
 
     new, _ = data(7)
     weights = precision @ gp.kernel(x, new).detach()
-    own = gp.kernel(new, diag=True).detach() * (1 + 1e-10)
+    own = gp.kernel(new, diag=True).detach() * (1 + DEFAULT_JITTER)
     want_var = own - (weights * gp.kernel(x, new).detach()).sum(0) + (weights.mT @ cov @ weights).diagonal()
     loc, var = gp(new, num_neighbors=N)
     torch.testing.assert_close(loc.detach(), mean @ weights + gp.mean.value.detach(), rtol=1e-9, atol=1e-9)
@@ -130,7 +132,9 @@ def test_figure_3_of_the_paper_divergence_against_neighbors():
         assert abs(values[0] - values[-1]) > 0.05 * values[-1]
 
 
-def test_closed_form_optimum_is_where_the_gradient_vanishes():
+@pytest.mark.parametrize("dense_up_to", [0, 1000])
+def test_closed_form_optimum_is_where_the_gradient_vanishes(monkeypatch, dense_up_to):
+    monkeypatch.setattr("pyro_nngp.conjugate._DENSE_UP_TO", dense_up_to)
     x, y = data()
     gp = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8)
     gp.solve()
@@ -163,6 +167,14 @@ def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make
         assert gp.local.log_scale.grad.abs().max() < 5e-3
 
 
+def test_conjugate_gradients_that_do_not_arrive_say_so(monkeypatch):
+    monkeypatch.setattr("pyro_nngp.conjugate._DENSE_UP_TO", 0)
+    w, neighbors = torch.full((40, 1), 0.99, dtype=F64), torch.arange(-1, 39)[:, None]
+    y, var = torch.randn(40, dtype=F64), torch.full((40,), 1e-6, dtype=F64)
+    with pytest.warns(UserWarning, match=r"stopped after 3 iterations at a relative residual of"):
+        mean_field_optimum(w, var, neighbors, y, torch.ones(40, dtype=F64), max_iterations=3)
+
+
 @pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])
 def test_solving_needs_inducing_points_at_the_data(settings):
     x, y = data()
@@ -174,7 +186,8 @@ def test_solving_needs_inducing_points_at_the_data(settings):
 def test_inducing_points_at_the_data_by_hand_are_nearly_those_at_the_data():
     """With z = x the conditional f | u is a point mass, up to the nugget."""
     x, y = data()
-    at_data, by_hand = (VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=6, inducing=z) for z in (None, x.clone()))
+    settings = {"num_neighbors": 6, "jitter": 1e-10}
+    at_data, by_hand = (VNNGP(x, y, kernel(), Gaussian(0.1), inducing=z, **settings) for z in (None, x.clone()))
     assert loss(by_hand) == pytest.approx(loss(at_data), rel=1e-5)
 
 

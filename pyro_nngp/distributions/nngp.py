@@ -43,7 +43,7 @@ class NNGP(TorchDistribution):
         graph: the points, their ordering and their neighbors.
         batch: a batch of the graph, from :meth:`NeighborGraph.batch`; None is all points.
         points: locations that stand for ``graph.x`` in the kernel, such as inducing points that are being learned.
-        jitter: relative nugget; None takes :func:`~pyro_nngp.conditional.default_jitter`.
+        jitter: relative nugget; None takes 1e-6.
 
     Raises:
         TypeError: if `graph` is not a NeighborGraph.
