@@ -14,7 +14,7 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once.
 
-Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorisation.
+Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 3,000 points one dense factorisation.
 """
 
 import math
@@ -27,7 +27,7 @@ from torch import Tensor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 
 _SHORTEST = 1 / 16  # natural-gradient step
-_DENSE_UP_TO = 1000  # points: one Cholesky factorisation is then quicker, and exact
+_DENSE_UP_TO = 3000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -130,7 +130,7 @@ def mean_field_optimum(
     columns = neighbors.clamp(min=0)
     diagonal = precision + (1 / var).scatter_add(0, columns.flatten(), (w.square() / var[:, None]).flatten())
 
-    if len(var) <= _DENSE_UP_TO:
+    if y.numel() * len(var) <= _DENSE_UP_TO:
         residuals = torch.eye(len(var), dtype=w.dtype, device=w.device).scatter_add(-1, columns, -w)
         system = residuals.mT @ (residuals / var[:, None]) + torch.diag_embed(precision)
         m = torch.cholesky_solve((precision * y)[..., None], torch.linalg.cholesky(system))[..., 0]
