@@ -14,7 +14,7 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once.
 
-Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 3,000 points one dense factorisation.
+Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 2,200 points one dense factorisation.
 """
 
 import math
@@ -27,7 +27,7 @@ from torch import Tensor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 
 _SHORTEST = 1 / 16  # natural-gradient step
-_DENSE_UP_TO = 3000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
+_DENSE_UP_TO = 2200**2  # entries of the system: one Cholesky factorisation is then quick, and exact
 _TINY = torch.finfo(torch.float64).tiny
 
 
