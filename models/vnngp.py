@@ -37,7 +37,6 @@ from pyro_nngp.module import (
     GPModule,
     HyperparameterGuide,
     check_same_sites,
-    own_param_store,
     pyro_entry,
     read_hyperparameters,
 )
@@ -241,6 +240,7 @@ class VNNGP(GPModule):
         drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
         return idx, drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
 
+    @pyro_entry
     @torch.no_grad()
     def refresh(self) -> None:
         """Find the neighbors again under the kernel's present lengthscales and inducing points.
@@ -249,9 +249,8 @@ class VNNGP(GPModule):
         """
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
-        with own_param_store(self), self._pyro_context:
-            self.hyper_guide.median()
-            lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
+        self.hyper_guide.median()
+        lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
         self.graph.refresh(lengthscale)
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
@@ -263,6 +262,7 @@ class VNNGP(GPModule):
         """Whether :meth:`solve` applies: there is a likelihood, and the inducing points are at the data."""
         return self.likelihood is not None and self.at_data
 
+    @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
         """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
@@ -284,11 +284,10 @@ class VNNGP(GPModule):
             actual = "other inducing points" if self.likelihood is not None else "no likelihood"
             cure = "Train q(u) by gradients."
             fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)
-        with own_param_store(self), self._pyro_context:
-            self.hyper_guide.median()
-            w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
-            likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), self.y.movedim(0, -1)
-            q = self.local.distribution()
+        self.hyper_guide.median()
+        w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
+        likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), self.y.movedim(0, -1)
+        q = self.local.distribution()
         mean_field, graph = self.local.pattern is None, self.graph.neighbors
         scale = q.variance.sqrt()
         loc, scale = variational_optimum(
