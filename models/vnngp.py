@@ -13,7 +13,6 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, cast
 
 import pyro
@@ -22,30 +21,23 @@ import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.conjugate import variational_optimum
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.guides import LocalGaussian
-from pyro_nngp.inducing import kmeans
+from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.module import (
-    ConstantMean,
-    GPModule,
-    HyperparameterGuide,
-    check_same_sites,
-    pyro_entry,
-    read_hyperparameters,
-)
+from pyro_nngp.method import GPMethod, Plates
+from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 
 
-class VNNGP(GPModule):
+class VNNGP(GPMethod):
     r"""Variational nearest-neighbor Gaussian process.
 
     Generative model, for an ordering of M inducing points z and K nearest neighbors:
@@ -102,38 +94,24 @@ class VNNGP(GPModule):
         jitter: float | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__()
-        latent_shape = _check_data(x, y, likelihood)
-        self.kernel, self.likelihood, self.jitter = kernel, likelihood, jitter
-        self.mean = ConstantMean() if mean is None else mean
-        for part in (kernel, likelihood, self.mean):
-            if isinstance(part, nn.Module):
-                part.to(x)
-        self.register_buffer("x", x.clone())
-        self.register_buffer("y", None if y is None else y.clone())
+        super().__init__(x, y, kernel, likelihood, mean, jitter)
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail("VNNGP", "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
-        z = _inducing_points(x, inducing, seed)
+        z = x if inducing is None else inducing_points("VNNGP", x, inducing, seed)
         self.graph = NeighborGraph(z, num_neighbors, ordering, seed=seed)
         if learn_inducing:
             self.z = nn.Parameter(z.clone())
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
-        self.latent_shape = latent_shape
         pattern = None
         if guide_neighbors:
             check_num_neighbors("VNNGP", guide_neighbors, num_neighbors, "guide_neighbors")
             pattern = self.graph.neighbors[:, :guide_neighbors].clone()
-        num_latents = latent_shape[0] if latent_shape else None
+        num_latents = self.latent_shape[0] if self.latent_shape else None
         loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
         self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
-        self.hyper_guide = HyperparameterGuide(self)
-
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return len(self.x)
+        self._finish()
 
     @property
     def num_inducing(self) -> int:
@@ -157,14 +135,8 @@ class VNNGP(GPModule):
         prior = NNGP(self.kernel, self.graph, batch, jitter=self.jitter, points=self._points())
         with poutine.scale(scale=batch.scale):
             u = pyro.sample("u", prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
-        data, latents = self._plates(idx)
-        with latents, data:
-            f = self._sample_f(u, batch, idx)
-        if self.likelihood is None:
-            return f
-        likelihood = self.likelihood.bind()
-        with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample("y", likelihood(f), obs=self._targets(idx), infer={"integrate": ("f", likelihood)})
+        plates = self._plates(idx)
+        return self._observe(plates, self._f_given(plates, u, batch, idx), idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
@@ -175,9 +147,7 @@ class VNNGP(GPModule):
         q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
             u = pyro.sample("u", q.to_event(len(self.latent_shape)))
-        data, latents = self._plates(idx)
-        with latents, data:
-            return self._sample_f(u, batch, idx, q)
+        return self._f_given(self._plates(idx), u, batch, idx, q)
 
     def forward(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
@@ -195,18 +165,6 @@ class VNNGP(GPModule):
         Cost: O(P K^3).
         """
         return self._moments(x_new, num_neighbors)
-
-    @pyro_entry
-    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> Distribution:
-        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
-
-        Raises:
-            ValueError: if the model has no likelihood.
-        """
-        if self.likelihood is None:
-            fail("VNNGP.predict", "a likelihood", "in the model", None, "Call the model for the moments of f instead.")
-        loc, var = self._moments(x_new, num_neighbors)
-        return self.likelihood.marginal(loc, var)
 
     @pyro_entry
     @torch.no_grad()
@@ -286,7 +244,7 @@ class VNNGP(GPModule):
             fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)
         self.hyper_guide.median()
         w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
-        likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), self.y.movedim(0, -1)
+        likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
         q = self.local.distribution()
         mean_field, graph = self.local.pattern is None, self.graph.neighbors
         scale = q.variance.sqrt()
@@ -315,26 +273,26 @@ class VNNGP(GPModule):
         positions = positions.clamp(min=0)
         return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
 
-    def _sample_f(self, u: Tensor, batch: Batch, idx: Tensor | None, q: SparseCholeskyNormal | None = None) -> Tensor:
+    def _f_given(
+        self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: SparseCholeskyNormal | None = None
+    ) -> Tensor:
         """The site f given u; in the guide (q given) it carries its own marginal for the integrating ELBO."""
-        x = self.x if idx is None else self.x[idx]
-        mean, positions = self._mean_at(x), cast(Tensor, batch.extra)
-        if self.at_data:
-            f = mean + u[..., positions]
+        x, positions = self._inputs(idx), cast(Tensor, batch.extra)
+        mean = self._mean_at(x)
+        if not self.at_data:
+            rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
+            w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
+            loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
+            return self._sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
+        f = mean + u[..., positions]
+        data, latents = plates
+        with latents, data:
             if q is None:
                 return pyro.deterministic("f", f, event_dim=0)
             marginal = dist.Normal(mean + q.loc[..., positions], q.variance[..., positions].sqrt())
             return pyro.sample(
                 "f", dist.Delta(f, event_dim=0).mask(False), infer={"marginal": marginal, "is_auxiliary": True}
             )
-        rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
-        w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
-        loc = mean + (w * u[..., positions]).sum(-1)
-        infer = {}
-        if q is not None:
-            m, s2 = self._through(q, w, var, positions, mean)
-            infer["marginal"] = dist.Normal(m, s2.sqrt())
-        return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 
     def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""
@@ -343,55 +301,5 @@ class VNNGP(GPModule):
             return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)
         return self.graph.batch(inducing_idx, extra=self.data_neighbors if idx is None else self.data_neighbors[idx])
 
-    def _mean_at(self, x: Tensor) -> Tensor:
-        mean = self.mean(x)
-        return mean.squeeze(-1) if mean.dim() == 2 else mean
-
     def _points(self) -> Tensor:
         return self.z if self.learn_inducing else self.graph.x
-
-    def _targets(self, idx: Tensor | None) -> Tensor | None:
-        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
-
-    def _plates(self, idx: Tensor | None) -> tuple[Any, Any]:
-        """The plate of the data, and to its left that of latent functions where there are several."""
-        data = pyro.plate("data", self.num_data, subsample=idx, dim=-1)
-        return data, pyro.plate("latents", *self.latent_shape, dim=-2) if self.latent_shape else nullcontext()
-
-
-def _check_data(x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
-    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
-    where = "VNNGP"
-    check_inputs(where, "x", x)
-    if y is not None:
-        check_tensor(where, "y", y)
-        if y.dim() not in (1, 2) or len(y) != len(x):
-            fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
-        if y.is_floating_point():
-            check_finite(where, "y", y)
-        check_same_kind(where, x=x, y=y)
-    if likelihood is None:
-        return ()
-    if y is None:
-        fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
-    likelihood.check(y)
-    outputs = tuple(y.shape[1:])
-    if likelihood.num_latents is None:
-        return outputs
-    if outputs:
-        fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
-    return (likelihood.num_latents,)
-
-
-def _inducing_points(x: Tensor, inducing: int | Tensor | None, seed: int) -> Tensor:
-    if inducing is None:
-        return x
-    if isinstance(inducing, int):
-        if not 1 < inducing <= len(x):
-            fail("VNNGP", "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")
-        return kmeans(x, inducing, seed)
-    check_inputs("VNNGP", "inducing", inducing)
-    check_same_kind("VNNGP", x=x, inducing=inducing)
-    if inducing.shape[1] != x.shape[1]:
-        fail("VNNGP", "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
-    return inducing

@@ -6,7 +6,7 @@ from jaxtyping import Float
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, check_num_neighbors
+from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
 
 _SAMPLE_PER_CENTER = 64
 
@@ -34,3 +34,28 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
     spread[spread == 0] = 1
     centers, _ = kmeans2(values / spread, num_centers, minit="++", missing="warn", rng=rng)
     return torch.as_tensor(centers * spread).to(x)
+
+
+def inducing_points(
+    where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"], seed: int = 0
+) -> Float[Tensor, "M D"]:
+    """Inducing points as a user gives them: a number of k-means centers, or the points themselves.
+
+    Args:
+        where: name of the caller, for the error message.
+        x: inputs of the data.
+        inducing: M in 2..N, or the points.
+        seed: of k-means.
+
+    Raises:
+        ValueError, TypeError: for too many or too few, or points unlike `x`.
+    """
+    if isinstance(inducing, int):
+        if not 1 < inducing <= len(x):
+            fail(where, "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")
+        return kmeans(x, inducing, seed)
+    check_inputs(where, "inducing", inducing)
+    check_same_kind(where, x=x, inducing=inducing)
+    if inducing.shape[1] != x.shape[1]:
+        fail(where, "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
+    return inducing

@@ -1,0 +1,64 @@
+r"""The conditional on all of M inducing values at once, whitened: what SVGP, SWSGP with H = M and BSGP are made of.
+
+With :math:`K_{zz} = L L^\top` and :math:`u = L \nu`, :math:`\nu \sim N(0, I)` under the prior,
+
+.. math:: f(x) \mid \nu \sim N(a^\top \nu, v), \qquad a = L^{-1} k_z(x), \quad v = k_{xx} - a^\top a.
+
+Jitter is a relative nugget of the process, as in :mod:`pyro_nngp.conditional`.
+
+Cost: O(M^3 + B M^2) time, O(M^2 + B M) memory.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError
+from pyro_nngp.kernels import bind
+
+
+def whitened_conditional(
+    kernel: Any, x: Float[Tensor, "... B D"], z: Float[Tensor, "M D"], jitter: float | None = None
+) -> tuple[Float[Tensor, "... B M"], Float[Tensor, "... B"], Float[Tensor, "M M"]]:
+    r"""Whitened weights and variance of f at x given f at all inducing points, and the factor of their covariance.
+
+    Args:
+        kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        x: targets.
+        z: inducing points.
+        jitter: relative nugget; None takes 1e-6.
+
+    Returns:
+        a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`.
+
+    Raises:
+        NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorised.
+    """
+    jitter = DEFAULT_JITTER if jitter is None else jitter
+    cov = bind(kernel)
+    tril = cholesky(cov(z, z), jitter)
+    a = torch.linalg.solve_triangular(tril, cov(z, x), upper=False).mT
+    prior = cov.diag(x)
+    floor = (jitter * prior).clamp(min=torch.finfo(prior.dtype).tiny)
+    return a, torch.maximum(prior * (1 + jitter) - a.square().sum(-1), floor), tril
+
+
+def cholesky(cov: Float[Tensor, "... M M"], jitter: float | None = None) -> Float[Tensor, "... M M"]:
+    """Cholesky factor of a covariance matrix with a relative nugget.
+
+    Raises:
+        NotPositiveDefiniteError: if there is none.
+    """
+    jitter = DEFAULT_JITTER if jitter is None else jitter
+    nugget = cov.diagonal(dim1=-2, dim2=-1) * jitter
+    tril, info = torch.linalg.cholesky_ex(cov + torch.diag_embed(nugget))
+    if info.any():
+        # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
+        raise NotPositiveDefiniteError(
+            f"cholesky: input is not positive-definite: a covariance of size {cov.shape[-1]} in {cov.dtype} with a "
+            f"relative nugget of {jitter:.0e}. Coinciding points, a long lengthscale or NaN hyperparameters are the "
+            "usual cause; a larger jitter or float64 helps with the first two."
+        )
+    return tril

@@ -1,0 +1,152 @@
+"""What the methods have in common: data, likelihood and mean function, the sites f and y, prediction from moments.
+
+Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import pyro
+import pyro.distributions as dist
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_finite, check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.module import ConstantMean, GPModule, HyperparameterGuide, pyro_entry
+
+Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
+
+
+class GPMethod(GPModule):
+    """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
+
+    A subclass builds its own parts after ``super().__init__`` and calls :meth:`_finish` last. It defines ``model``,
+    ``guide`` and :meth:`forward`; :meth:`predict` follows.
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
+            use in a larger program.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        jitter: relative nugget; None takes 1e-6.
+
+    Attributes:
+        x, y: the data, as buffers.
+        latent_shape: () for one latent function, (L,) for several.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
+            of the likelihood.
+    """
+
+    x: Tensor
+    y: Tensor | None
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        kernel: Any,
+        likelihood: Likelihood | None,
+        mean: Callable | None = None,
+        jitter: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.latent_shape = _check_data(type(self).__name__, x, y, likelihood)
+        self.kernel, self.likelihood, self.jitter = kernel, likelihood, jitter
+        self.mean = ConstantMean() if mean is None else mean
+        for part in (kernel, likelihood, self.mean):
+            if isinstance(part, nn.Module):
+                part.to(x)
+        self.register_buffer("x", x.clone())
+        self.register_buffer("y", None if y is None else y.clone())
+
+    def _finish(self) -> None:
+        """Build the guide of whatever hyperparameters have priors by now."""
+        self.hyper_guide = HyperparameterGuide(self)
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @pyro_entry
+    def predict(self, x_new: Float[Tensor, "P D"], *args: Any, **kwargs: Any) -> Distribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
+
+        Args:
+            x_new: new inputs.
+            args: further arguments are those of :meth:`forward`.
+            kwargs: likewise.
+
+        Raises:
+            ValueError: if the model has no likelihood.
+        """
+        if self.likelihood is None:
+            where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
+            fail(where, "a likelihood", "in the model", None, cure)
+        loc, var = self(x_new, *args, **kwargs)
+        return self.likelihood.marginal(loc, var)
+
+    def _mean_at(self, x: Tensor) -> Tensor:
+        mean = self.mean(x)
+        return mean.squeeze(-1) if mean.dim() == 2 else mean
+
+    def _inputs(self, idx: Tensor | None) -> Tensor:
+        return self.x if idx is None else self.x[idx]
+
+    def _targets(self, idx: Tensor | None) -> Tensor | None:
+        """y at the batch, outputs first."""
+        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
+
+    def _plates(self, idx: Tensor | None) -> Plates:
+        """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
+        data = pyro.plate("data", self.num_data, subsample=idx, dim=-1)
+        return data, pyro.plate("latents", *self.latent_shape, dim=-2) if self.latent_shape else nullcontext()
+
+    def _sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f ~ N(loc, var) given the inducing values.
+
+        The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
+        ELBO reads.
+        """
+        infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
+        data, latents = plates
+        with latents, data:
+            return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+
+    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None) -> Tensor:
+        """The site y given f at the batch; f itself where there is no likelihood."""
+        if self.likelihood is None:
+            return f
+        likelihood, (data, latents) = self.likelihood.bind(), plates
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            return pyro.sample("y", likelihood(f), obs=self._targets(idx), infer={"integrate": ("f", likelihood)})
+
+
+def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
+    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
+    check_inputs(where, "x", x)
+    if y is not None:
+        check_tensor(where, "y", y)
+        if y.dim() not in (1, 2) or len(y) != len(x):
+            fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
+        if y.is_floating_point():
+            check_finite(where, "y", y)
+        check_same_kind(where, x=x, y=y)
+    if likelihood is None:
+        return ()
+    if y is None:
+        fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
+    likelihood.check(y)
+    outputs = tuple(y.shape[1:])
+    if likelihood.num_latents is None:
+        return outputs
+    if outputs:
+        fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
+    return (likelihood.num_latents,)
