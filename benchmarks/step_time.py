@@ -1,6 +1,7 @@
-"""Time and memory of a training step against the number of points: both must be flat.
+"""Time of a training step against the number of points, which must not grow with it; graph, prediction and memory.
 
 Points are uniform in a square whose area grows with their number, so that neighborhoods look the same at every size.
+Few points are revisited by the neighbors of one batch (fewer distinct rows per step), so compare sizes from 10^5 up.
 Usage: python benchmarks/step_time.py [--sizes 10000 100000 1000000] [--out benchmarks/results/step_time.md]
 """
 
@@ -29,6 +30,7 @@ class Setup:
         start = time.perf_counter()
         self.gp = VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=num_neighbors, loc=y)
         self.graph_seconds, self.times = time.perf_counter() - start, []
+        self.x_new = x[:10_000] + 1e-3
 
     def run(self, steps, seed):
         ticks = []
@@ -41,6 +43,13 @@ class Setup:
             callback=lambda *_: ticks.append(time.perf_counter()),
         )
         self.times += [b - a for a, b in itertools.pairwise(ticks[5:])]
+
+    @torch.no_grad()
+    def prediction_seconds(self):
+        self.gp(self.x_new)  # builds the search index
+        start = time.perf_counter()
+        self.gp(self.x_new)
+        return time.perf_counter() - start
 
 
 def main():
@@ -59,13 +68,15 @@ def main():
         f"VNNGP step, mean-field, B = 1024, K = {args.neighbors}, D = 2, float32, {torch.get_num_threads()} threads, "
         f"median of {args.rounds * (args.steps - 6)} steps; torch {torch.__version__}.",
         "",
-        "| N | graph [s] | step [ms] | ratio to the smallest |",
-        "|---|---|---|---|",
+        "| N | graph [s] | step [ms] | ratio to the smallest | prediction at 10,000 points [s] |",
+        "|---|---|---|---|---|",
     ]
     medians = {n: 1e3 * statistics.median(setup.times) for n, setup in setups.items()}
     for n, setup in setups.items():
         ratio = medians[n] / medians[args.sizes[0]]
-        lines.append(f"| {n:,} | {setup.graph_seconds:.1f} | {medians[n]:.1f} | {ratio:.2f} |")
+        lines.append(
+            f"| {n:,} | {setup.graph_seconds:.1f} | {medians[n]:.1f} | {ratio:.2f} | {setup.prediction_seconds():.2f} |"
+        )
     lines.append(f"\nPeak memory of the process: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB.")
     print("\n".join(lines))
     if args.out:

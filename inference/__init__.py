@@ -13,7 +13,8 @@ from pyro_nngp.inference.calibration import (
 from pyro_nngp.inference.calibration_plots import plot_coverage, plot_pit, plot_reliability
 from pyro_nngp.inference.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.checkpoint import CheckpointError
-from pyro_nngp.inference.elbo import IntegratedELBO
+from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
+from pyro_nngp.inference.gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.nn_report import nn_versus_exact
 from pyro_nngp.inference.potential import Minibatch
 from pyro_nngp.inference.schedules import Cyclical, PolynomialDecay
@@ -33,7 +34,9 @@ __all__ = [
     "FitResult",
     "IntegratedELBO",
     "Minibatch",
+    "PolyaGammaGibbs",
     "PolynomialDecay",
+    "PredictiveELBO",
     "coverage_curve",
     "fit",
     "nn_versus_exact",

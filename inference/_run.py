@@ -10,7 +10,7 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp.guides import LocalGaussian
+from pyro_nngp.guides import LocalTables
 from pyro_nngp.inference.checkpoint import CheckpointError
 
 
@@ -227,8 +227,8 @@ class Run:
             made.append(torch.optim.SparseAdam(sparse, lr=local_lr))
         return made
 
-    def _local_modules(self) -> list[LocalGaussian]:
-        return [m for module in self.modules for m in module.modules() if isinstance(m, LocalGaussian)]
+    def _local_modules(self) -> list[LocalTables]:
+        return [m for module in self.modules for m in module.modules() if isinstance(m, LocalTables)]
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         norms = {}

@@ -61,12 +61,19 @@ def latent_values(trace: Trace) -> dict[str, Tensor]:
 
 def is_data(site: Any) -> bool:
     """Whether a site holds data: observed, and neither a factor nor a deterministic function of others."""
-    return site["is_observed"] and not isinstance(_base(site["fn"]), (Delta, Unit))
+    return site["is_observed"] and not isinstance(base_law(site["fn"]), (Delta, Unit))
 
 
 def is_variable(site: Any) -> bool:
     """Whether a site is latent, or a deterministic function of others."""
-    return not site["is_observed"] or isinstance(_base(site["fn"]), Delta)
+    return not site["is_observed"] or isinstance(base_law(site["fn"]), Delta)
+
+
+def base_law(fn: Any) -> Any:
+    """The distribution under masks and independent dimensions."""
+    while isinstance(fn, (Independent, MaskedDistribution)):
+        fn = fn.base_dist
+    return fn
 
 
 def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
@@ -101,7 +108,7 @@ def check_all_rows(where: str, trace: Trace) -> None:
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
     """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
     event_dim = site["fn"].event_dim
-    if isinstance(_base(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
+    if isinstance(base_law(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
         event_dim = 0  # pyro.deterministic takes a whole value for one event unless told otherwise, plates or not
     names: list[str | None] = [None] * value.dim()
     for frame in site["cond_indep_stack"]:
@@ -133,7 +140,7 @@ class _AtValues(Messenger):
             msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg, self._rows)
 
     def _at_rows(self, msg: Any, rows: Tensor) -> Tensor:
-        value, prior = self._values[msg["name"]], _base(msg["fn"])
+        value, prior = self._values[msg["name"]], base_law(msg["fn"])
         if isinstance(prior, NNGP):
             value = value[..., prior.batch.rows]
         for frame in msg["cond_indep_stack"]:
@@ -144,9 +151,3 @@ class _AtValues(Messenger):
             cure = "Its shape changes with the rows, but it is in no plate: leave batch_size out."
             fail(self._where, f"the value of {msg['name']!r}", "to follow the rows of a batch", actual, cure)
         return value
-
-
-def _base(fn: Any) -> Any:
-    while isinstance(fn, (Independent, MaskedDistribution)):
-        fn = fn.base_dist
-    return fn

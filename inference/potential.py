@@ -150,6 +150,11 @@ class ModelPotential:
         gradient, *by_params = torch.autograd.grad(potential.sum(), [position, *params], allow_unused=bool(params))
         return potential.detach(), gradient, [None if g is None else g * share for g in by_params]
 
+    def energy(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
+        """Evaluate the potential alone, on a fresh minibatch."""
+        with torch.no_grad():
+            return self._evaluate(position)
+
     def param_values(self) -> dict[str, Tensor]:
         """Values of the model's parameters as a run of the model sees them."""
         trace = self._fresh_trace()

@@ -23,7 +23,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._run import DivergenceError, Run
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
-from pyro_nngp.inference.elbo import IntegratedELBO
+from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
 
 _MAX_STEPS_BACK = 5
 
@@ -87,8 +87,8 @@ def fit(
         refresh_every: steps between calls of ``method.refresh()``; None never calls it.
         solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
             optimum given all others without gradient steps; the first call comes before the first step, the last after
-            the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve``; 0 leaves these
-            parameters to gradients like all others.
+            the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve`` and `elbo` is a
+            bound of the evidence (a PredictiveELBO has another optimum); 0 leaves these parameters to gradients.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points where `method` does not say.
         validate: score to be small, called every `validate_every` steps; the best state is kept and restored.
@@ -116,7 +116,7 @@ def fit(
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):
         fail("fit", "method", "to have refresh() with refresh_every", type(method).__name__, "Leave refresh_every out.")
-    can_solve = getattr(method, "can_solve", False)
+    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveELBO)
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     local_lr = lr if local_lr is None else local_lr

@@ -1,5 +1,11 @@
 """One file per method: a Pyro model and its guide."""
 
+from pyro_nngp.models.bsgp import BSGP
+from pyro_nngp.models.coregionalized import CoregionalizedLOO
+from pyro_nngp.models.loo import LOO
+from pyro_nngp.models.svgp import SVGP
+from pyro_nngp.models.swsgp import SWSGP
+from pyro_nngp.models.vecchia import Vecchia
 from pyro_nngp.models.vnngp import VNNGP
 
-__all__ = ["VNNGP"]
+__all__ = ["BSGP", "LOO", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "Vecchia"]

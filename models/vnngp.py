@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import pyro
-import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp.amortized import AmortizedGaussian
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.conjugate import variational_optimum
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
@@ -61,6 +61,8 @@ class VNNGP(GPMethod):
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
         guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
+        encoder: a network of :mod:`pyro_nngp.encoders` that computes q(u) from the data around each point, in place of
+            one set of parameters per point; needs a likelihood and inducing points at the data.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
@@ -76,6 +78,9 @@ class VNNGP(GPMethod):
     Reference: Wu, Pleiss, Cunningham (2022), "Variational nearest neighbor Gaussian process", ICML.
     """
 
+    graph_type: type[NeighborGraph] = NeighborGraph
+    local: LocalGaussian | AmortizedGaussian
+
     def __init__(
         self,
         x: Float[Tensor, "N D"],
@@ -87,6 +92,7 @@ class VNNGP(GPMethod):
         inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = False,
         guide_neighbors: int = 0,
+        encoder: nn.Module | None = None,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " M"] = "random",
         loc: Float[Tensor, "M *L"] | None = None,
@@ -99,18 +105,25 @@ class VNNGP(GPMethod):
         if self.at_data and learn_inducing:
             fail("VNNGP", "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         z = x if inducing is None else inducing_points("VNNGP", x, inducing, seed)
-        self.graph = NeighborGraph(z, num_neighbors, ordering, seed=seed)
+        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed)
         if learn_inducing:
             self.z = nn.Parameter(z.clone())
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
-        pattern = None
         if guide_neighbors:
             check_num_neighbors("VNNGP", guide_neighbors, num_neighbors, "guide_neighbors")
-            pattern = self.graph.neighbors[:, :guide_neighbors].clone()
-        num_latents = self.latent_shape[0] if self.latent_shape else None
-        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
-        self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
+        if encoder is None:
+            pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
+            num_latents = self.latent_shape[0] if self.latent_shape else None
+            loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
+            self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
+        elif likelihood is None or y is None or not self.at_data:
+            cure = "Leave the encoder out."
+            fail("VNNGP", "encoder", "with a likelihood and inducing points at the data", "other settings", cure)
+        else:
+            self.local = AmortizedGaussian(
+                encoder, y, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, jitter
+            )
         self._finish()
 
     @property
@@ -212,52 +225,46 @@ class VNNGP(GPMethod):
         self.graph.refresh(lengthscale)
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
-        if self.local.pattern is not None:
-            self.local.change_pattern(self.graph.neighbors[:, : self.local.pattern.shape[1]])
+        self.local.follow(self.graph)
 
     @property
     def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: there is a likelihood, and the inducing points are at the data."""
-        return self.likelihood is not None and self.at_data
+        """Whether :meth:`solve` applies: with a likelihood, inducing points at the data, and no encoder."""
+        return self.likelihood is not None and self.at_data and isinstance(self.local, LocalGaussian)
 
     @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
         """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
 
-        That is all of a mean-field q(u), and the mean of a sparse-Cholesky one, whose factor is left to gradients. A
-        Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, until means move by less
-        than `tolerance` standard deviations.
+        A Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, until means move by
+        less than `tolerance` standard deviations.
 
         Args:
             max_steps: at most so many steps.
             tolerance: where to stop.
 
         Raises:
-            ValueError: unless there is a likelihood and the inducing points are at the data.
+            ValueError: unless there is a likelihood, the inducing points are at the data, and there is no encoder.
 
-        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step.
+        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step; with `guide_neighbors` also O(N K^3)
+        per step and O(N K^2) memory, for the factor.
         """
-        if self.likelihood is None or not self.at_data:
-            actual = "other inducing points" if self.likelihood is not None else "no likelihood"
-            cure = "Train q(u) by gradients."
-            fail("VNNGP.solve", "model", "with a likelihood and inducing points at the data", actual, cure)
+        if self.likelihood is None or not self.can_solve:
+            actual = "no likelihood" if self.likelihood is None else "an encoder" if self.at_data else "other points"
+            expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
+            fail("VNNGP.solve", "model", expectation, actual, cure)
         self.hyper_guide.median()
         w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
-        q = self.local.distribution()
-        mean_field, graph = self.local.pattern is None, self.graph.neighbors
-        scale = q.variance.sqrt()
-        loc, scale = variational_optimum(
-            likelihood, y, mean, w, var, graph, q.loc, scale, mean_field, max_steps, tolerance
+        q = variational_optimum(
+            likelihood, y, mean, w, var, self.graph.neighbors, self.local.distribution(), max_steps, tolerance
         )
-        self.local.loc.copy_(loc.reshape(self.local.loc.mT.shape).mT)
-        if mean_field:
-            self.local.log_scale.copy_(scale.log().reshape(self.local.loc.mT.shape).mT)
+        self.local.assign(q)
 
     def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets."""
-        return [self.local.loc] if self.local.pattern is not None else [self.local.loc, self.local.log_scale]
+        """The parameters that :meth:`solve` sets: all of q(u)."""
+        return list(self.local.parameters())
 
     def _moments(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor]:
         self.hyper_guide.median()
@@ -284,15 +291,8 @@ class VNNGP(GPMethod):
             w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
             loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
             return self._sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
-        f = mean + u[..., positions]
-        data, latents = plates
-        with latents, data:
-            if q is None:
-                return pyro.deterministic("f", f, event_dim=0)
-            marginal = dist.Normal(mean + q.loc[..., positions], q.variance[..., positions].sqrt())
-            return pyro.sample(
-                "f", dist.Delta(f, event_dim=0).mask(False), infer={"marginal": marginal, "is_auxiliary": True}
-            )
+        marginal = None if q is None else (mean + q.loc[..., positions], q.variance[..., positions])
+        return self._record_f(plates, mean + u[..., positions], marginal)
 
     def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""

@@ -86,9 +86,9 @@ def graph_conditional(
     x: Float[Tensor, "B D"],
     points: Float[Tensor, "N D"],
     neighbors: Int[Tensor, "B K"],
-    noise: Float[Tensor, " N"] | None = None,
+    noise: Float[Tensor, "*L N"] | None = None,
     jitter: float | None = None,
-) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
     """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 is no neighbor.
 
     Args:
@@ -96,11 +96,12 @@ def graph_conditional(
         x: targets.
         points: the points that may be neighbors.
         neighbors: rows of `points`, -1 padded.
-        noise: variance added at each row of `points`, or None.
+        noise: variance added at each row of `points`, or None; (L, N) for L conditionals that differ in it alone, which
+            share the kernel matrices.
         jitter: relative nugget; None takes 1e-6.
 
     Returns:
-        Weights (B, K), 0 where there is no neighbor, and variances (B,).
+        Weights (B, K), 0 where there is no neighbor, and variances (B,); with L in front for L noises.
 
     Raises:
         NotPositiveDefiniteError: as in :func:`nn_conditional`.
@@ -111,7 +112,8 @@ def graph_conditional(
     def neighbors_of(part: slice) -> tuple[Tensor, Tensor | None]:
         return points[rows[part]], neighbors[part] >= 0 if padded else None
 
-    return _chunked(bind(kernel), x, neighbors.shape[1], neighbors_of, None if noise is None else noise[rows], jitter)
+    added = None if noise is None else noise[..., rows]
+    return _chunked(bind(kernel), x, neighbors.shape[1], neighbors_of, added, jitter)
 
 
 def _chunked(
@@ -120,7 +122,7 @@ def _chunked(
     """Run the conditional over chunks of targets whose K x K temporaries stay in the processor's cache."""
     jitter = DEFAULT_JITTER if jitter is None else jitter
     if noise is not None:
-        noise = noise.expand(x.shape[0], k)
+        noise = noise.expand(torch.broadcast_shapes(noise.shape, (x.shape[0], k)))
     size = x.shape[0]
     if x.device.type == "cpu":
         size = max(16, _CHUNK_BYTES // (k * k * x.element_size()))
@@ -130,11 +132,16 @@ def _chunked(
         z, mask = neighbors_of(part)
         target = x[part]
         cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[:, 0], cov.diag(target)
-        parts.append(_Conditional.apply(cov_nn, cov_nx, cov_xx, None if noise is None else noise[part], mask, jitter))
+        if noise is None or noise.dim() == 2:
+            added = None if noise is None else noise[part]
+            parts.append(_Conditional.apply(cov_nn, cov_nx, cov_xx, added, mask, jitter))
+        else:
+            each = [_Conditional.apply(cov_nn, cov_nx, cov_xx, added[part], mask, jitter) for added in noise]
+            parts.append(tuple(torch.stack(values) for values in zip(*each, strict=True)))
     if len(parts) == 1:
         return parts[0]
     weights, variances = zip(*parts, strict=True)
-    return torch.cat(weights), torch.cat(variances)
+    return torch.cat(weights, -2), torch.cat(variances, -1)
 
 
 class _Conditional(torch.autograd.Function):
@@ -143,7 +150,7 @@ class _Conditional(torch.autograd.Function):
     @staticmethod
     def forward(ctx, cov_nn, cov_nx, cov_xx, noise, mask, jitter):
         system = _system(cov_nn, noise, mask, jitter)
-        tril, extra = _factorise(system)
+        tril, extra = factorise(system)
         rhs = cov_nx if mask is None else cov_nx * mask
         half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
         w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
@@ -189,7 +196,7 @@ def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: f
     return system
 
 
-def _factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
+def factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
     """Cholesky factors, and what had to be added to the diagonal of the members that failed (None: nothing)."""
     tril, info = torch.linalg.cholesky_ex(system)
     failed = info > 0

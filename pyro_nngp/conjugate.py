@@ -1,12 +1,13 @@
-r"""The optimum of a mean-field q(u), by closed forms instead of gradient steps.
+r"""The optimum of a Gaussian q(u), by closed forms instead of gradient steps.
 
 With :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` the precision of the nearest-neighbor prior and Gaussian observations
-of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) = N(m, \mathrm{diag}\,s)` is largest at
+of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) = N(m, R R^\top)` is largest at
 
-.. math:: (\Lambda + \Sigma^{-1}) m = \Sigma^{-1} y, \qquad s_j = 1 / (\Lambda_{jj} + \sigma_j^{-2}),
+.. math:: P m = \Sigma^{-1} y, \quad P = \Lambda + \Sigma^{-1}, \qquad R_{jj}^2 = 1 / P_{jj}
+   \text{ for a diagonal R},
 
-so m is the exact posterior mean under the prior, found by conjugate gradients, and s_j the exact conditional variance
-of u_j given all the others.
+so m is the exact posterior mean under the prior, found by conjugate gradients, and :math:`R_{jj}^2` the exact
+conditional variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
 
 Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
 with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
@@ -19,15 +20,19 @@ Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 2,200 po
 
 import math
 import warnings
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.factor_optimum import FactorOptimum
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 
-_SHORTEST = 1 / 16  # natural-gradient step
+_SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
 _DENSE_UP_TO = 2200**2  # entries of the system: one Cholesky factorisation is then quick, and exact
+_DEBUG = False
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -38,17 +43,11 @@ def variational_optimum(
     w: Float[Tensor, "N K"],
     var: Float[Tensor, " N"],
     neighbors: Int[Tensor, "N K"],
-    loc: Float[Tensor, "*L N"],
-    scale: Float[Tensor, "*L N"],
-    mean_field: bool = True,
+    q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
-) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Mean and standard deviations of the optimal mean-field q(u) for any likelihood of f = mean + u.
-
-    A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
-    as long and halved again, down to 1/16, whenever they would move the mean farther than the one before; until a step
-    of length one would move it by less than `tolerance` standard deviations.
+) -> SparseCholeskyNormal:
+    """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
 
     Args:
         likelihood: p(y | f), bound.
@@ -57,25 +56,60 @@ def variational_optimum(
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
-        loc: where to start the mean.
-        scale: where to start the standard deviations.
-        mean_field: False keeps the standard deviations, and finds the mean for those.
+        q: where to start, over all N points.
+        max_steps: at most so many steps of :func:`natural_gradient`.
+        tolerance: where to stop.
+    """
+    prior = Precision(w, var, neighbors)
+    factor = prior.mean_field if q.is_diagonal else FactorOptimum(w, var, neighbors, q.pattern)
+
+    def solve(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal q
+        loc = posterior_mean(prior, targets - mean, precision, q.loc)
+        scale, weights = (part.to(loc.dtype) for part in factor(precision))
+        q = SparseCholeskyNormal(loc, scale, weights, q.pattern)
+        return mean + loc, q.variance
+
+    natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
+    return q
+
+
+def natural_gradient(
+    likelihood: Likelihood,
+    y: Tensor,
+    loc: Float[Tensor, "*L N"],
+    var: Float[Tensor, "*L N"],
+    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    max_steps: int = 20,
+    tolerance: float = 1e-3,
+) -> None:
+    """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
+
+    A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
+    as long as the one before where they would move the mean farther, down to 1/16, else half as long again, up to one;
+    until a step of length one would move it by less than `tolerance` standard deviations.
+
+    Args:
+        likelihood: p(y | f), bound.
+        y: data, as the likelihood's ``expected_log_prob`` takes them.
+        loc: means of f to start from.
+        var: variances of f to start from.
+        solve: given targets and precisions of Gaussian observations of f, finds q and returns its means and variances
+            of f.
         max_steps: at most so many steps.
         tolerance: where to stop.
     """
     shift, precision, length, moved = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf
     for _ in range(max_steps):
-        target, found = gaussian_sites(likelihood, y, mean + loc, scale.square())
+        target, found = gaussian_sites(likelihood, y, loc, var)
         shift, precision = torch.lerp(shift, found * target, length), torch.lerp(precision, found, length)
         before, before_moved = loc, moved
-        loc, spread = mean_field_optimum(w, var, neighbors, shift / precision - mean, precision, loc)
-        scale = spread if mean_field else scale
-        moved = float(((loc - before).abs() / scale).max()) / length
+        loc, var = solve(shift / precision, precision)
+        moved = float(((loc - before).abs() / var.sqrt()).max()) / length
+        if _DEBUG: print(f"{moved:.2g}@{length:.2g}", end=" ")
         if isinstance(likelihood, Gaussian) or moved < tolerance:
             break
-        if length == 1 or moved >= before_moved:
-            length = max(length / 2, _SHORTEST)
-    return loc, scale
+        length = min(1.0, length * _GROW) if moved < before_moved else max(length / 2, _SHORTEST)
 
 
 def gaussian_sites(
@@ -91,65 +125,89 @@ def gaussian_sites(
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
-        precision is a thousandth of the inverse variance.
+        precision is a millionth of the inverse variance.
     """
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
         grad_loc, grad_var = torch.autograd.grad(likelihood.expected_log_prob(y, loc, var).sum(), (loc, var))
-    precision = torch.maximum(-2 * grad_var, 1e-3 / var).detach()
+    precision = torch.maximum(-2 * grad_var, 1e-6 / var).detach()
     return (loc + grad_loc / precision).detach(), precision
 
 
-def mean_field_optimum(
-    w: Float[Tensor, "N K"],
-    var: Float[Tensor, " N"],
-    neighbors: Int[Tensor, "N K"],
-    y: Float[Tensor, "*L N"],
-    precision: Float[Tensor, "*L N"],
-    start: Float[Tensor, "*L N"] | None = None,
-    tolerance: float = 1e-5,
-    max_iterations: int = 1000,
-) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Mean and standard deviation of the optimal mean-field q(u) for Gaussian observations.
+class Precision:
+    r"""The prior's precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)`, in double precision.
 
     Args:
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
+    """
+
+    def __init__(self, w: Float[Tensor, "N K"], var: Float[Tensor, " N"], neighbors: Int[Tensor, "N K"]) -> None:
+        rows = torch.arange(len(var), device=var.device)[:, None]
+        self._columns = torch.cat([rows, neighbors.clamp(min=0)], -1)
+        self._root = torch.cat([torch.ones_like(w[:, :1]), -w], -1).double() / var.double().sqrt()[:, None]
+
+    def __len__(self) -> int:
+        return len(self._root)
+
+    def diagonal(self) -> Float[Tensor, " N"]:
+        """Inverse variances of each value given all others."""
+        return self._root.new_zeros(len(self)).index_add_(0, self._columns.flatten(), self._root.square().flatten())
+
+    def dense(self) -> Float[Tensor, "N N"]:
+        """The whole matrix."""
+        places = self._columns[:, :, None] * len(self) + self._columns[:, None, :]
+        products = self._root[:, :, None] * self._root[:, None, :]
+        return self._root.new_zeros(len(self) ** 2).index_add_(0, places.flatten(), products.flatten()).view(-1, len(self))
+
+    def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        r""":math:`\Lambda m`."""
+        residual = (self._root * m[..., self._columns]).sum(-1, keepdim=True)
+        return torch.zeros_like(m).index_add_(-1, self._columns.flatten(), (self._root * residual).flatten(-2))
+
+    def mean_field(self, tau: Float[Tensor, "*L N"]) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N 0"]]:
+        """What :class:`FactorOptimum` is for an empty pattern: site precisions to the diagonal factor, no weights."""
+        return (self.diagonal() + tau.double()).rsqrt(), tau[..., None][..., :0]
+
+
+def posterior_mean(
+    prior: Precision,
+    y: Float[Tensor, "*L N"],
+    precision: Float[Tensor, "*L N"],
+    start: Float[Tensor, "*L N"] | None = None,
+    tolerance: float = 1e-5,
+    max_iterations: int = 1000,
+) -> Float[Tensor, "*L N"]:
+    """Mean of u given Gaussian observations.
+
+    Args:
+        prior: precision of the prior.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
-        start: where to start m.
+        start: where to start.
         tolerance: on the residual relative to the right-hand side.
         max_iterations: at most so many iterations; where they do not suffice, a warning says so.
 
     Returns:
-        m and standard deviations, in the shape and dtype of `y`.
+        m, in the shape and dtype of `y`.
     """
     dtype = y.dtype
-    w, var, y, precision = w.double(), var.double(), y.double(), precision.double()
-    columns = neighbors.clamp(min=0)
-    diagonal = precision + (1 / var).scatter_add(0, columns.flatten(), (w.square() / var[:, None]).flatten())
-
-    if y.numel() * len(var) <= _DENSE_UP_TO:
-        residuals = torch.eye(len(var), dtype=w.dtype, device=w.device).scatter_add(-1, columns, -w)
-        system = residuals.mT @ (residuals / var[:, None]) + torch.diag_embed(precision)
-        m = torch.cholesky_solve((precision * y)[..., None], torch.linalg.cholesky(system))[..., 0]
-        return m.to(dtype), diagonal.rsqrt().to(dtype)
-
-    def product(m: Tensor) -> Tensor:
-        r = (m - (w * m[..., columns]).sum(-1)) / var
-        pulled = torch.zeros_like(m).index_add_(-1, columns.flatten(), (w * r[..., None]).flatten(-2))
-        return r - pulled + precision * m
-
+    y, precision = y.double(), precision.double()
     right = precision * y
+    if y.numel() * len(prior) <= _DENSE_UP_TO:
+        tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
+        return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype)
+
+    diagonal = prior.diagonal() + precision
     m = right / diagonal if start is None else start.double().clone()
-    residual = right - product(m)
+    residual = right - prior.product(m) - precision * m
     direction = scaled = residual / diagonal
     strength = (residual * scaled).sum(-1, keepdim=True)
     for _ in range(max_iterations):
         if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
             break
-        image = product(direction)
+        image = prior.product(direction) + precision * direction
         step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
         m, residual = m + step * direction, residual - step * image
         scaled = residual / diagonal
@@ -158,8 +216,8 @@ def mean_field_optimum(
     else:
         worst = float((residual.norm(dim=-1) / right.norm(dim=-1)).max())
         warnings.warn(
-            f"mean_field_optimum: conjugate gradients stopped after {max_iterations} iterations at a relative residual "
-            f"of {worst:.1e}. The mean of q(u) is not yet at its optimum; a larger jitter would help.",
+            f"posterior_mean: conjugate gradients stopped after {max_iterations} iterations at a relative residual of "
+            f"{worst:.1e}. The mean of q(u) is not yet at its optimum; a larger jitter would help.",
             stacklevel=2,
         )
-    return m.to(dtype), diagonal.rsqrt().to(dtype)
+    return m.to(dtype)

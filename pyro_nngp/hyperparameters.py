@@ -1,16 +1,20 @@
 """Hyperparameters of kernels and likelihoods: positive parameters by default, priors wherever the user wants them."""
 
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias, TypeVar
 
+import pyro.distributions as dist
 import torch
-from pyro.nn import PyroParam, PyroSample
-from torch import Tensor
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 """A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
@@ -32,3 +36,35 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
         cure = "Pass a float or a float tensor."
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
     return PyroParam(tensor, constraints.positive)
+
+
+def lognormal_priors(
+    module: Module, medians: Mapping[str, float] | None = None, scale: float = 1.0, like: Tensor | None = None
+) -> Module:
+    """Give positive hyperparameters of a kernel or likelihood, and of its parts, log-normal priors in place.
+
+    Args:
+        module: the kernel or likelihood; hyperparameters that have a prior already keep it.
+        medians: medians by name; None is 1 for each lengthscale and 0.05 for a kernel's variance, the choice of Rossi
+            et al. (2021), section 3.1, for standardized data.
+        scale: standard deviation of the logarithms.
+        like: tensor whose dtype and device the priors take, such as the inputs; None is that of the parameters.
+
+    Returns:
+        The module.
+
+    Raises:
+        ValueError: if the module has none of these hyperparameters.
+    """
+    medians, found = {"lengthscale": 1.0, "variance": 0.05} if medians is None else medians, False
+    for part in module.modules():
+        names = [name for name in medians if isinstance(part, PyroModule) and name in part._pyro_params]
+        for name in names:
+            value = getattr(part, name).detach()
+            loc = torch.full_like(value if like is None else value.to(like), medians[name]).log()
+            setattr(part, name, PyroSample(dist.LogNormal(loc, scale).to_event(loc.dim())))
+            found = True
+    if not found:
+        where, cure = "lognormal_priors", "Name attributes that the module has as parameters."
+        fail(where, "medians", f"of hyperparameters of {type(module).__name__}", sorted(medians), cure)
+    return module

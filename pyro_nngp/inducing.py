@@ -1,12 +1,13 @@
-"""Where inducing points start: at the centers that k-means finds in the data."""
+"""Inducing points: where they start (the centers that k-means finds in the data), and which are nearest to a place."""
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp.search import nearest
 
 _SAMPLE_PER_CENTER = 64
 
@@ -59,3 +60,24 @@ def inducing_points(
     if inducing.shape[1] != x.shape[1]:
         fail(where, "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
     return inducing
+
+
+@torch.no_grad()
+def nearest_inducing(
+    x: Float[Tensor, "B D"],
+    z: Float[Tensor, "M D"],
+    num_neighbors: int,
+    lengthscale: Float[Tensor, " D"] | None = None,
+) -> Int[Tensor, "B H"]:
+    """Rows of the H nearest inducing points of each place, nearest first.
+
+    Args:
+        x: places.
+        z: inducing points.
+        num_neighbors: H, 1..M.
+        lengthscale: what the inputs are divided by; None is the Euclidean metric.
+
+    Cost: that of one search among M points, built anew at each call.
+    """
+    scale = 1.0 if lengthscale is None else lengthscale.double()
+    return nearest(x.double() / scale, z.detach().double() / scale, num_neighbors, progress=False)

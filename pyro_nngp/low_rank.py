@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError
+from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError, factorise
 from pyro_nngp.kernels import bind
 
 
@@ -43,6 +43,53 @@ def whitened_conditional(
     prior = cov.diag(x)
     floor = (jitter * prior).clamp(min=torch.finfo(prior.dtype).tiny)
     return a, torch.maximum(prior * (1 + jitter) - a.square().sum(-1), floor), tril
+
+
+def local_conditional(
+    kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float | None = None
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, " B"], Float[Tensor, "B H H"]]:
+    r"""Weights and variance of f at x given f at H points of its own, and the factor of their covariance.
+
+    :func:`~pyro_nngp.conditional.nn_conditional` is quicker where the factor is not needed.
+
+    Args:
+        kernel: as in :func:`whitened_conditional`.
+        x: targets.
+        z: the points that each target is conditioned on.
+        jitter: relative nugget; None takes 1e-6.
+
+    Returns:
+        w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target.
+
+    Raises:
+        NotPositiveDefiniteError: if some covariance cannot be factorised even with a nugget of 1e-2.
+
+    Cost: O(B H^3) time, O(B H^2) memory.
+    """
+    jitter = DEFAULT_JITTER if jitter is None else jitter
+    cov = bind(kernel)
+    tril = local_cholesky(cov(z, z), jitter)
+    a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
+    w = torch.linalg.solve_triangular(tril.mT, a, upper=True)[..., 0]
+    prior = cov.diag(x)
+    floor = (jitter * prior).clamp(min=torch.finfo(prior.dtype).tiny)
+    return w, torch.maximum(prior * (1 + jitter) - a[..., 0].square().sum(-1), floor), tril
+
+
+def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[Tensor, "... H H"]:
+    """Cholesky factors of many small covariance matrices with a relative nugget, more of it where one fails.
+
+    Raises:
+        NotPositiveDefiniteError: if some matrix has no factor even with a nugget of 1e-2.
+    """
+    system = cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter)
+    tril, info = torch.linalg.cholesky_ex(system)
+    if not info.any():
+        return tril
+    with torch.no_grad():
+        _, extra = factorise(system.detach().flatten(0, -3))
+    extra = extra.reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
+    return torch.linalg.cholesky(system + torch.diag_embed(extra))
 
 
 def cholesky(cov: Float[Tensor, "... M M"], jitter: float | None = None) -> Float[Tensor, "... M M"]:

@@ -97,6 +97,15 @@ class GPMethod(GPModule):
         mean = self.mean(x)
         return mean.squeeze(-1) if mean.dim() == 2 else mean
 
+    def _check_new(self, method: str, x_new: Any) -> None:
+        """Raise unless `x_new` are inputs like those of the data."""
+        where = f"{type(self).__name__}.{method}"
+        check_inputs(where, "x_new", x_new)
+        check_same_kind(where, x=self.x, x_new=x_new)
+        if x_new.shape[1] != self.x.shape[1]:
+            expectation = f"with {self.x.shape[1]} columns, as x has"
+            fail(where, "x_new", expectation, x_new.shape[1], "Give the same input dimensions.")
+
     def _inputs(self, idx: Tensor | None) -> Tensor:
         return self.x if idx is None else self.x[idx]
 
@@ -120,11 +129,20 @@ class GPMethod(GPModule):
         with latents, data:
             return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 
-    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None) -> Tensor:
-        """The site y given f at the batch; f itself where there is no likelihood."""
+    def _record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f where it is a function of other sites; `marginal` as in :meth:`_sample_f`."""
+        data, latents = plates
+        with latents, data:
+            if marginal is None:
+                return pyro.deterministic("f", f, event_dim=0)
+            infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
+            return pyro.sample("f", dist.Delta(f, event_dim=0).mask(False), infer=infer)
+
+    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Any = None) -> Tensor:
+        """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
         if self.likelihood is None:
             return f
-        likelihood, (data, latents) = self.likelihood.bind(), plates
+        likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
         with latents if likelihood.num_latents is None else nullcontext(), data:
             return pyro.sample("y", likelihood(f), obs=self._targets(idx), infer={"integrate": ("f", likelihood)})
 

@@ -1,7 +1,8 @@
 """What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
 
 import functools
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -95,11 +96,20 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         yield
     finally:
         store._params, store._constraints, store._param_to_name = outside
-        store._param_to_name.update(names)
+        new = {param: name for param, name in names.items() if store._param_to_name.get(param) != name}
+        if new:  # known for as long as the module lives: a model may build kernels anew at every call
+            store._param_to_name.update(new)
+            weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
             del params[name], bounds[name]
         names.clear()
         names.update({param: name for name, param in params.items()})
+
+
+def _forget_names(params: list[Tensor]) -> None:
+    names = pyro.get_param_store()._param_to_name
+    for param in params:
+        names.pop(param, None)
 
 
 class HyperparameterGuide(PyroModule):
@@ -148,6 +158,19 @@ def read_hyperparameters(owner: nn.Module) -> None:
     """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
     for module, attribute in _sampled_attributes(owner):
         getattr(module, attribute)
+
+
+def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give every :class:`~pyro.nn.PyroSample` attribute its value among `values` within the present Pyro context.
+
+    Raises:
+        ValueError: if an attribute has no value there.
+    """
+    for module, attribute in _sampled_attributes(owner):
+        name = module._pyro_get_fullname(attribute)
+        if name not in values:
+            fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
+        module._pyro_context.set(name, values[name])
 
 
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:

@@ -1,3 +1,5 @@
+import gc
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -73,6 +75,9 @@ def test_draws_level_by_level_are_those_of_one_triangular_solve(monkeypatch):
     torch.testing.assert_close(prior.color(white), dense, rtol=1e-9, atol=1e-12)
     torch.manual_seed(1)
     torch.testing.assert_close(prior.sample_new(graph.x + 0.01, f), new, rtol=1e-9, atol=1e-12)
+    torch.manual_seed(1)
+    searched = graph.extend(graph.x + 0.01)[1]
+    torch.testing.assert_close(prior.sample_new(graph.x + 0.01, f, neighbors=searched), new, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dense_up_to", [0, 500])
@@ -130,7 +135,8 @@ def test_prediction_and_joint_draws_agree_with_the_dense_conditional():
     got = prior.predict(new, f, num_neighbors=N)
     torch.testing.assert_close(got.mean, mean, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(got.variance, posterior.diagonal(), rtol=1e-6, atol=1e-10)
-    draws = prior.sample_new(new, f.expand(20_000, N), num_neighbors=N + 5)
+    _, neighbors = prior.graph.extend(new, N + 5)  # searched once for all draws
+    draws = prior.sample_new(new, f.expand(20_000, N), neighbors=neighbors)
     error = ((posterior.diagonal()[:, None] * posterior.diagonal() + posterior.square()) / 20_000).sqrt()
     assert ((draws.mT.cov() - posterior).abs() < 6 * error).all()
     assert ((draws.mean(0) - mean).abs() < 6 * (posterior.diagonal() / 20_000).sqrt()).all()
@@ -292,13 +298,19 @@ def test_autonormal_trains_and_predictive_returns_the_site():
 @pytest.mark.slow
 def test_nuts_with_whitening_recovers_the_exact_posterior():
     graph = NeighborGraph(points(100), 99)
-    k = Matern32(2, lengthscale=torch.tensor(0.5)).double()
-    f = NNGP(k, graph).sample()
-    y = f + 0.3 * torch.randn(100, dtype=F64)
-    model = pyro.poutine.reparam(regression, config={"f": NNGPReparam()})
-    mcmc = MCMC(NUTS(model, jit_compile=False), num_samples=600, warmup_steps=300, disable_progbar=True)
-    mcmc.run(graph, y, torch.tensor(0.3, dtype=F64))
-    draws = NNGP(k, graph).color(mcmc.get_samples()["f_white"])
+    k = Matern32(2, lengthscale=torch.tensor(0.5)).double().requires_grad_(False)
+    prior = NNGP(k, graph)  # built once: its hyperparameters are fixed, so its conditionals are too
+    y = prior.sample() + 0.3 * torch.randn(100, dtype=F64)
+
+    def conjugate():
+        f = pyro.sample("f", prior)
+        with pyro.plate("data", len(y)):
+            pyro.sample("y", dist.Normal(f, 0.3), obs=y)
+
+    model = pyro.poutine.reparam(conjugate, config={"f": NNGPReparam()})
+    mcmc = MCMC(NUTS(model), num_samples=600, warmup_steps=300, disable_progbar=True)
+    mcmc.run()
+    draws = prior.color(mcmc.get_samples()["f_white"])
     mean, cov = conjugate_posterior(k, graph, y, 0.09)
     ess = pyro.ops.stats.effective_sample_size(draws[None], chain_dim=0, sample_dim=1).clamp(max=600)
     assert ((draws.mean(0) - mean).abs() < 6 * (cov.diagonal() / ess).sqrt()).all()
@@ -342,3 +354,16 @@ def test_a_kernel_written_as_a_function_fires_its_sites_in_the_model():
     trace = pyro.poutine.trace(model).get_trace()
     names = list(trace.nodes)
     assert 0 < names.index("scale") < names.index("f")
+
+
+def test_a_model_that_builds_its_kernel_at_every_call_leaves_no_names_behind():
+    graph, y = NeighborGraph(points(), 6), torch.randn(N, dtype=F64)
+    known = pyro.get_param_store()._param_to_name
+    before = len(known)
+    for _ in range(3):
+        pyro.poutine.trace(regression).get_trace(graph, y, torch.tensor(0.5, dtype=F64))
+    gc.collect()
+    assert len(known) == before
+    kept = kernel()
+    kept(points())
+    assert len(known) > before

@@ -1,7 +1,8 @@
 """Distributions over the values of a function at many points, and the Kullback-Leibler divergence between them."""
 
 from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.reparam import NNGPReparam
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "NNGPReparam", "SparseCholeskyNormal"]
+__all__ = ["NNGP", "NNGPReparam", "PolyaGamma", "SparseCholeskyNormal"]

@@ -23,7 +23,7 @@ from torch.distributions import Distribution, constraints
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.kernels import Kernel, bind
-from pyro_nngp.neighbors import Batch, NeighborGraph, dependency_levels
+from pyro_nngp.neighbors import Batch, NearestOthers, NeighborGraph, dependency_levels
 
 _LOG_2PI = 1.8378770664093453
 _DENSE_UP_TO = 500  # points
@@ -67,17 +67,14 @@ class NNGP(TorchDistribution):
         jitter: float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(graph, NeighborGraph):
-            fail(
-                "NNGP", "graph", "to be a NeighborGraph", type(graph).__name__, "Build one from the points.", TypeError
-            )
+        if not isinstance(graph, NeighborGraph) or isinstance(graph, NearestOthers):
+            actual, cure = type(graph).__name__, "Build one from the points."
+            fail("NNGP", "graph", "to be a NeighborGraph", actual, cure, TypeError)
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)
-        if not isinstance(
-            kernel, Kernel
-        ):  # a foreign kernel may read Pyro sites when called: call it now, in the model
-            self._conditionals.of(self.batch)
+        if not isinstance(kernel, Kernel):
+            self._conditionals.of(self.batch)  # such a kernel may read Pyro sites when called: call it in the model
         super().__init__(torch.Size(), self.batch.rows.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGP":
@@ -166,6 +163,8 @@ class NNGP(TorchDistribution):
         f: Float[Tensor, "*S N"],
         num_neighbors: int | None = None,
         seed: int = 0,
+        *,
+        neighbors: Int[Tensor, "P K"] | None = None,
     ) -> Float[Tensor, "*S P"]:
         """Joint draws at new points given the values at all points of the graph.
 
@@ -178,6 +177,8 @@ class NNGP(TorchDistribution):
             f: values at ``graph.x``, one draw per leading index.
             num_neighbors: neighbors per new point; None takes the graph's.
             seed: of the order of the new points.
+            neighbors: what ``graph.extend(x_new, num_neighbors, seed)`` returned, for a search done once and for all
+                where this is called for every draw, as in ``Predictive``; None searches.
 
         Returns:
             Values at the new points, same leading shape as `f`.
@@ -186,13 +187,35 @@ class NNGP(TorchDistribution):
         """
         check_inputs("NNGP.sample_new", "x_new", x_new)
         check_same_kind("NNGP.sample_new", x=self.graph.x, x_new=x_new, f=f)
-        _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
+        if neighbors is None:
+            _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
-        old, new = neighbors < self.graph.num_points, neighbors - self.graph.num_points
-        noise = torch.randn(f.shape[:-1] + var.shape, dtype=f.dtype, device=f.device) * var.sqrt()
-        start = noise + ((w * old) * _values_at(f, torch.where(old, neighbors, -1))).sum(-1)
-        among_new = torch.where(old, -1, new)
-        return _ancestral(w * ~old, among_new, start, dependency_levels(among_new))
+        old = neighbors < self.graph.num_points
+        loc = ((w * old) * _values_at(f, torch.where(old, neighbors, -1))).sum(-1)
+        return draw_appended(w, var, neighbors, loc, self.graph.num_points)
+
+
+def draw_appended(
+    w: Float[Tensor, "P K"],
+    var: Float[Tensor, " P"],
+    neighbors: Int[Tensor, "P K"],
+    loc: Float[Tensor, "*S P"],
+    num_old: int,
+) -> Float[Tensor, "*S P"]:
+    """Joint draws at new points that follow N old ones in an ordering.
+
+    Args:
+        w: weights of the new points' conditionals.
+        var: their variances.
+        neighbors: from :meth:`~pyro_nngp.neighbors.NeighborGraph.extend`.
+        loc: what the old points' values contribute to the conditional means, one draw per leading index.
+        num_old: N.
+
+    Cost: O(P K) per draw.
+    """
+    among_new = torch.where(neighbors < num_old, -1, neighbors - num_old)
+    start = loc + torch.randn_like(loc) * var.sqrt()
+    return _ancestral(w * (among_new >= 0), among_new, start, dependency_levels(among_new))
 
 
 class _Conditionals:

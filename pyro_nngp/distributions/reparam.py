@@ -17,6 +17,9 @@ class NNGPReparam(Reparam):
     AutoGuide. The values at the original site are then a deterministic function of the white ones and of the kernel's
     hyperparameters, which removes the strong prior correlation between them.
 
+    Initial values, such as those of ``init_to_value``, are given for the site itself (``u``), whose white values follow
+    from them. Those of ``u_white`` alone give way to what the initial strategy proposes for ``u``.
+
     Raises:
         TypeError: if the site is not an NNGP over all points of its graph (possibly expanded, possibly ``.to_event``).
     """

@@ -1,0 +1,324 @@
+r"""Bayesian sparse Gaussian process, shallow or deep (Rossi, Heinonen, Bonilla, Shen, Filippone 2021).
+
+Everything is sampled, :math:`\Psi = \{\theta, u, z\}`: hyperparameters, inducing values and inducing inputs.
+
+.. math:: \log p(\Psi \mid y) = \sum_n \ell_n(\Psi) + \log p(u \mid z, \theta) + \log p(z) + \log p(\theta) + const
+
+.. math::
+   \text{FITC (eq. 4):}\ \ell_n = \log \int p(y_n \mid f_n)\, N(f_n \mid w_n^\top u, v_n)\, df_n, \qquad
+   \text{VFE (eq. 3):}\ \ell_n = \int \log p(y_n \mid f_n)\, N(f_n \mid w_n^\top u, v_n)\, df_n
+
+A deep process draws the values of its hidden layers anew each time its density is evaluated (equation 24).
+
+Differs from the paper: several hidden draws, by their log-mean-exp. The paper calls the estimate of the log expectation
+from one draw unbiased; by Jensen's inequality it is a lower bound in expectation, which more draws tighten.
+
+Cost per step: O(M^3 + B M^2) for each layer, the second term for each of its outputs' hidden draws; independent of N.
+Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod:`pyro_nngp.method`.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Literal, TypeAlias
+
+import pyro
+import torch
+from jaxtyping import Float, Int
+from pyro.infer.autoguide.initialization import init_to_median, init_to_value
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.mixture import Mixture
+from pyro_nngp.inducing import inducing_points
+from pyro_nngp.inducing_priors import InducingPrior
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.method import GPMethod
+from pyro_nngp.module import place_hyperparameters, pyro_entry, read_hyperparameters
+from pyro_nngp.sparse_layer import SparseLayer
+
+_BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
+_HIDDEN_MEANS = ("linear", "zero")
+
+Samples: TypeAlias = Mapping[str, Tensor]
+"""Draws of all latent sites by name, as ``MCMC.get_samples()`` returns them."""
+
+Moments: TypeAlias = tuple[Tensor, Tensor]
+
+
+class BSGP(GPMethod):
+    r"""Bayesian sparse Gaussian process; with several layers, a deep one.
+
+    Generative model of one layer (``layers.0``), with :math:`K_{zz} = L L^\top`:
+
+    .. math::
+        \theta \sim p(\theta), \quad z \sim p(z), \quad \nu \sim N(0, I), \quad u = L \nu, \\
+        f_n \mid u, z, \theta \sim N(\mu(x_n) + w_n^\top u, v_n), \qquad y_n \mid f_n \sim p(y_n \mid f_n),
+
+    independently over n given u (the FITC approximation), with f integrated out. Layers before the last have H outputs
+    that share z and the kernel; their values :math:`h W + f` are the next layer's inputs, W being the identity, or the
+    principal axes of x where H < D. Sites: ``layers.<l>.nu``, ``layers.<l>.z``, ``y``, and one for each hyperparameter
+    with a prior. There is no guide: sample it, or fit one of Pyro's. Which quantity is a site, which a parameter, and
+    the objective make the members of the family:
+
+    ==========  =================  ======================  =========  ==============================================
+    method      ``inducing_prior``  hyperparameters         objective  inference
+    ==========  =================  ======================  =========  ==============================================
+    BSGP        "normal", ..       ``PyroSample``          "fitc"     ``SGHMC(model)``
+    SGHMC-DGP   None               ``PyroParam``           "vfe"      ``SGHMC(model, optim={"lr": 0.01})``
+    MCMC-SVGP   None               ``PyroSample``          "vfe"      ``NUTS(model)`` at the z of an SVGP
+    SVGP        None               ``PyroParam``           "vfe"      ``SVI`` with ``AutoMultivariateNormal(model)``
+    FITC-SVGP   None               ``PyroParam``           "fitc"     ``SVI`` with ``AutoMultivariateNormal(model)``
+    ==========  =================  ======================  =========  ==============================================
+
+    Example::
+
+        kernel = lognormal_priors(RBF(D, lengthscale=torch.ones(D)), like=x)
+        gp = BSGP(x, y, kernel, Gaussian(), inducing=100)
+        mcmc = MCMC(
+            SGHMC(gp.model, num_steps=50, optim={"lr": 0.01}, init_strategy=gp.init_strategy), 256, warmup_steps=10_000
+        )
+        mcmc.run(Minibatch(gp.num_data, 1_000))
+        predictive = gp.predict(x_new, mcmc.get_samples())
+
+    Several chains of :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``. The values of hidden layers are no
+    sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS needs a density that is the same
+    at each call, and for L > 1 gets one with `fixed_draws` alone.
+
+    Args:
+        x: inputs (N, D); priors over z expect them standardized.
+        y: targets (N,), or (N, T) for T outputs with independent inducing values at shared inducing inputs.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list of one
+            each, or one that every layer gets a copy of.
+        likelihood: p(y | f).
+        inducing: M for k-means centers, or the points where z starts (M, D).
+        objective: "fitc" or "vfe".
+        inducing_prior: "normal", "uniform", "determinantal" or "strauss"; a distribution over (M, D); a function of
+            kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing_priors`.
+        num_layers: L.
+        hidden_dim: H; None is D.
+        hidden_mean: "linear" adds h W to hidden layers, "zero" does not.
+        num_draws: S, draws of the hidden layers per evaluation and posterior draw.
+        fixed_draws: draw the noise of the hidden layers once for all data, O(N L S H) memory.
+        mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        jitter: relative nugget; None takes 1e-6.
+        seed: of k-means and of the fixed draws.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, M > N, unknown names, targets
+            outside the support of the likelihood.
+
+    Reference: Rossi, Heinonen, Bonilla, Shen, Filippone (2021), "Sparse Gaussian processes revisited", AISTATS.
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"],
+        kernel: Any,
+        likelihood: Likelihood,
+        *,
+        inducing: int | Float[Tensor, "M D"] = 100,
+        objective: Literal["fitc", "vfe"] = "fitc",
+        inducing_prior: InducingPrior | None = "normal",
+        num_layers: int = 1,
+        hidden_dim: int | None = None,
+        hidden_mean: Literal["linear", "zero"] = "linear",
+        num_draws: int = 1,
+        fixed_draws: bool = False,
+        mean: Callable | None = None,
+        jitter: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(likelihood, Likelihood):
+            cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
+            fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
+        super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel of its own
+        for arg, value, names in (("objective", objective, _OBJECTIVES), ("hidden_mean", hidden_mean, _HIDDEN_MEANS)):
+            if value not in names:
+                fail("BSGP", arg, "to be " + " or ".join(map(repr, names)), repr(value), "Choose one of them.")
+        for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+                fail("BSGP", arg, "to be an int >= 1", count, "Pass a plain integer.")
+        kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_layers)]
+        if len(kernels) != num_layers:
+            cure = "Give one per layer, or one for all."
+            fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)
+        self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
+        hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
+        layers, z, axes = [], inducing_points("BSGP", x, inducing, seed), _projection(x, hidden_dim)
+        for each in kernels[:-1]:
+            skip = axes if hidden_mean == "linear" else torch.zeros_like(axes)
+            layers.append(SparseLayer(each, z, (hidden_dim,), inducing_prior, skip, jitter))
+            z, axes = z @ axes, torch.eye(hidden_dim).to(x)
+        layers.append(SparseLayer(kernels[-1], z, self.latent_shape, inducing_prior, None, jitter))
+        self.layers = PyroModule[nn.ModuleList](layers)
+        self.layers.to(x)
+        noise = None
+        if fixed_draws and num_layers > 1:
+            generator = torch.Generator().manual_seed(seed)
+            shape = (num_layers - 1, num_draws, len(x), hidden_dim)
+            noise = torch.randn(shape, generator=generator, dtype=x.dtype).to(x)
+        self.register_buffer("noise", noise)
+
+    @property
+    def init_strategy(self) -> Callable:
+        """Where chains and automatic guides start: z at `inducing`, u at zero, hyperparameters near prior medians."""
+        values = {}
+        for index, layer in enumerate(self.layers):
+            values[f"layers.{index}.nu"] = layer.white().mean
+            if "z" in layer._pyro_samples:
+                values[f"layers.{index}.z"] = layer.start.clone()
+        return init_to_value(values=values, fallback=init_to_median)
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " B"] | None = None) -> Tensor:
+        """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
+        read_hyperparameters(self)
+        noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
+        loc, var = self._propagate(self._inputs(idx), noise)
+        likelihood = self.likelihood.bind()
+        data, latents = self._plates(idx)
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            return pyro.sample("y", _OBJECTIVES[self.objective](likelihood, loc, var), obs=self._targets(idx))
+
+    @torch.no_grad()
+    def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them.
+
+        Returns:
+            Mean and variance, (P,), or (T, P) for T latent functions.
+
+        Raises:
+            ValueError: if a site is missing, or draws differ in number.
+
+        Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points after the other; memory O(S P).
+        """
+        return _merged(*self.moments(x_new, samples))
+
+    @pyro_entry
+    @torch.no_grad()
+    def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+        """Mean and variance of f at new points given each posterior draw, (S, *T, P), to compare chains by them."""
+        pairs = [_merged(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
+        loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
+        return loc, var
+
+    @pyro_entry
+    @torch.no_grad()
+    def predict(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Distribution:
+        """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
+
+        Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
+        f, with the hyperparameters of the likelihood that belong to the draw.
+        """
+        found = [_marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
+        return Mixture([component for components in found for component in components])
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(self, x_new: Float[Tensor, "P D"], num_samples: int, samples: Samples) -> Float[Tensor, "S *T P"]:
+        """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
+            samples: posterior draws of all sites.
+
+        Cost: O(M^3 + P M^2 + P^3) per draw and layer.
+        """
+        where = "BSGP.sample"
+        self._check_new("sample", x_new)
+        rows = torch.linspace(0, _num_draws(where, samples) - 1, num_samples).round().long().tolist()
+        draws = []
+        for row in rows:
+            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
+            h = x_new
+            for layer in self.layers[:-1]:
+                h = h @ layer.skip + layer.joint(h).mT
+            draws.append(self._mean_at(x_new) + self.layers[-1].joint(h))
+        return torch.stack(draws)
+
+    def _propagate(self, x: Tensor, noise: Tensor | None = None) -> Moments:
+        """Moments of f at x (B, D) given each draw of the hidden layers, (S, *T, B)."""
+        h = x.expand(self.num_draws, *x.shape)
+        for index, layer in enumerate(self.layers[:-1]):
+            h = layer.hidden(h, None if noise is None else noise[index])
+        loc, var = self.layers[-1](h)
+        return self._mean_at(x) + loc, var
+
+    def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
+        """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
+        self._check_new(method, x_new)
+        where = f"BSGP.{method}"
+        block = max(1, _BLOCK_BUDGET // (self.num_draws * len(self.layers[0].start)))
+        for row in range(_num_draws(where, samples)):
+            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
+            parts = [self._propagate(part) for part in x_new.split(block)]
+            loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
+            yield self.likelihood.bind(), loc, var
+
+
+class _Expected(Mixture):
+    """y with the expected log density of the VFE objective, averaged over hidden draws, in place of a log density.
+
+    Draws and moments are those of y itself. The exponential of the log density is no density: it integrates to less
+    than 1.
+    """
+
+    def __init__(self, likelihood: Likelihood, loc: Tensor, var: Tensor, validate_args: bool | None = None) -> None:
+        self.likelihood, self.loc, self.var = likelihood, loc, var
+        super().__init__(_marginals(likelihood, loc, var), validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "_Expected":
+        new = self._get_checked_instance(_Expected, _instance)
+        own, extra = 1 + (self.likelihood.num_latents is not None), len(batch_shape) - len(self.batch_shape)
+        old = (*self.loc.shape[:own], *[1] * extra, *self.batch_shape)
+        loc, var = (v.reshape(old).expand(*self.loc.shape[:own], *batch_shape) for v in (self.loc, self.var))
+        _Expected.__init__(new, self.likelihood, loc, var, self._validate_args)
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        terms = [self.likelihood.expected_log_prob(value, *pair) for pair in zip(self.loc, self.var, strict=True)]
+        return torch.stack(terms).mean(0)
+
+
+def _marginals(likelihood: Likelihood, loc: Tensor, var: Tensor) -> list[Distribution]:
+    """y given each hidden draw, f integrated out."""
+    return [likelihood.marginal(*pair) for pair in zip(loc, var, strict=True)]
+
+
+def _fitc(likelihood: Likelihood, loc: Tensor, var: Tensor) -> Distribution:
+    components = _marginals(likelihood, loc, var)
+    return components[0] if len(components) == 1 else Mixture(components)
+
+
+_OBJECTIVES: dict[str, Callable[[Likelihood, Tensor, Tensor], Distribution]] = {"fitc": _fitc, "vfe": _Expected}
+
+
+def _merged(loc: Tensor, var: Tensor) -> Moments:
+    """Moments of the equally weighted mixture over the first dimension."""
+    return loc.mean(0), var.mean(0) + loc.var(0, correction=0)
+
+
+def _num_draws(where: str, samples: Samples) -> int:
+    sizes = {len(value) for value in samples.values()}
+    if len(sizes) != 1 or sizes == {0}:
+        cure = "Pass the dictionary of one run, draws first."
+        fail(where, "samples", "to hold the same number >= 1 of draws of each site", sorted(sizes), cure)
+    return sizes.pop()
+
+
+def _projection(x: Tensor, width: int) -> Tensor:
+    """(D, H): the identity, padded with zeros to a larger width; the principal axes of x for a smaller one."""
+    if width >= x.shape[1]:
+        return torch.eye(x.shape[1], width).to(x)
+    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:width].mT.contiguous()

@@ -1,0 +1,177 @@
+r"""Leave-one-out Gaussian processes on nearest neighbors, LOO-k (Jankowiak and Pleiss 2021).
+
+Hyperparameters maximise the density of each datum given its K nearest others,
+
+.. math:: \sum_n \log p(y_n \mid y_{n(n)}, X_{n(n)}, x_n) \qquad\text{(eq. 9)}
+
+or, with auxiliary variables that make the likelihood Gaussian, its variational analog
+
+.. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)}) - \sum_n KL(q(\omega_n) \,\|\, p(\omega_n))
+   \qquad\text{(eq. 12)}
+
+Differs from the paper: both sums of eq. 12 have one factor (it prints 1/N before the first alone); no :math:`E_q
+\omega_n^{-1} / 8` is missing, since that term of eq. 25 belongs to the joint density of y given :math:`\omega` and
+cancels in the conditional one (:mod:`pyro_nngp.augmentation`); divergences by quadrature instead of one draw; the
+Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
+
+Cost per step: O(B K^3) for each latent function, independent of N.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Literal
+
+import pyro
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp.augmentation import (
+    LocalConjugate,
+    LocalLogNormal,
+    auxiliary_prior,
+    check_augmentable,
+    coded_labels,
+    gaussian_observations,
+    predictive,
+)
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.method import Plates
+from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.neighbors import Batch, NearestOthers
+from pyro_nngp.response import ResponseMethod
+
+
+class LOO(ResponseMethod):
+    r"""Gaussian process trained on nearest-neighbor leave-one-out densities.
+
+    The model, n(n) the K nearest other points of point n and :math:`(\tilde y_m, \delta_m)` the target and its noise
+    variance as the auxiliary variables :math:`\omega` make them Gaussian observations of f:
+
+    .. math::
+        \omega_n &\sim p(\omega), \quad n = 1..N, \\
+        f_n \mid \tilde y_{n(n)} &\sim N\big(\mu(x_n) + w_n^\top (\tilde y_{n(n)} - \mu(x_{n(n)})),\, v_n\big), \\
+        y_n \mid f_n &\sim p(y_n \mid f_n),
+
+    with f integrated out. The product over n is a pseudo-likelihood: its factors are leave-one-out densities of one
+    Gaussian process, not the conditionals of a joint density.
+
+    =====================  ===========================================  ========================================
+    likelihood             :math:`\omega`                               observation, noise variance
+    =====================  ===========================================  ========================================
+    Gaussian               none                                         :math:`y,\ \sigma^2`
+    StudentT               :math:`Gamma(\nu/2, \nu/2)`                  :math:`y,\ s^2/\omega`
+    Bernoulli (logit)      :math:`PG(1, 0)`                             :math:`(y - 1/2)/\omega,\ 1/\omega`
+    Binomial               :math:`PG(n, 0)`                             :math:`(y - n/2)/\omega,\ 1/\omega`
+    NegativeBinomial       :math:`PG(y + r, 0)`                         :math:`(y - r)/(2\omega),\ 1/\omega`
+    Categorical            :math:`PG(1, 0)`, one per class              as Bernoulli, one class against all
+    =====================  ===========================================  ========================================
+
+    Class probabilities are the C one-against-all probabilities divided by their sum (eq. 33). Sites: ``y``, and where
+    there are auxiliary variables ``omega`` at the batch and ``omega_halo`` at its neighbors outside (without a density:
+    each variable counts where its own row is in the batch).
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; binary labels as 0 and 1, -1 and
+            1, or booleans.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
+        num_neighbors: K.
+        guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
+            parameter each.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        jitter: relative nugget; None takes 1e-6.
+        seed: of the order that breaks ties between neighbors at one distance.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, targets
+            outside the support of the likelihood, a class that does not occur, a likelihood that is not in the table.
+
+    Reference: Jankowiak, Pleiss (2021), "Scalable cross validation losses for Gaussian process models".
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Any,
+        kernel: Any,
+        likelihood: Likelihood | None = None,
+        *,
+        num_neighbors: int = 32,
+        guide: Literal["lognormal", "conjugate"] = "lognormal",
+        mean: Callable | None = None,
+        jitter: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        likelihood = Gaussian() if likelihood is None else likelihood
+        check_augmentable("LOO", likelihood)
+        if guide not in ("lognormal", "conjugate"):
+            fail("LOO", "guide", "'lognormal' or 'conjugate'", repr(guide), "Choose one of them.")
+        check_tensor("LOO", "y", y)
+        super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
+        self.graph = NearestOthers(x, num_neighbors, seed=seed)
+        self.local: LocalLogNormal | LocalConjugate | None = None
+        if not isinstance(likelihood, Gaussian):
+            prior = auxiliary_prior(likelihood.bind(), self._targets(None), x.dtype)
+            self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
+        self._finish()
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
+        """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
+        read_hyperparameters(self)
+        likelihood, batch, plates = self._bound(), self.graph.batch(idx), self._plates(idx)
+        omega = None
+        if self.local is not None:
+            omega = _sample_omega(
+                plates, batch, lambda rows: auxiliary_prior(likelihood, self._targets(rows), self.x.dtype)
+            )
+        observations = gaussian_observations(likelihood, self._targets(batch.rows), omega, self.x.dtype)
+        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
+        data, latents = plates
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            return pyro.sample("y", predictive(likelihood, loc, var.expand(loc.shape)), obs=self._targets(idx))
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
+        """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
+        check_same_sites("LOO.guide", self, self.hyper_guide)
+        self.hyper_guide()
+        if self.local is None:
+            return None
+        local, likelihood = self.local, self._bound()
+        batch, plates = self.graph.batch(idx), self._plates(idx)
+        return _sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._targets(rows), rows))
+
+    @pyro_entry
+    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> Distribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: neighbors per new point, up to N; None takes K.
+        """
+        loc, var = self(x_new, num_neighbors)
+        return predictive(self._bound(), loc, var)
+
+    def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
+        y = self._targets(rows)
+        omega = None if self.local is None else self.local.distribution(likelihood, y, rows).mean
+        return gaussian_observations(likelihood, y, omega, self.x.dtype)
+
+
+def _sample_omega(plates: Plates, batch: Batch, family: Callable[[Tensor], Distribution]) -> Float[Tensor, "*L U"]:
+    """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
+    data, latents = plates
+    with latents, data:
+        own = pyro.sample("omega", family(batch.rows[batch.targets]))
+    omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
+    outside = torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
+    if len(outside) == 0:
+        return omega
+    with latents, pyro.plate("halo", len(outside), dim=-1):
+        halo = pyro.sample("omega_halo", family(batch.rows[outside]).mask(False))
+    return omega.index_copy(-1, outside, halo)

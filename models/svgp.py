@@ -1,0 +1,331 @@
+r"""Sparse variational Gaussian process with inducing points (Titsias 2009; Hensman, Matthews, Ghahramani 2015).
+
+.. math:: \mathrm{ELBO} = \sum_i E_{q(f_i)} \log p(y_i \mid f_i) - KL[q(\nu) \,\|\, N(0, I)], \qquad u = L \nu,
+   \quad L L^\top = K_{zz}
+
+(Hensman et al. 2015, eq. 19, whitened.) The inducing-point baseline of the nearest-neighbor papers, and its variants:
+
+=========  ============================  ===========================================================================
+SVGP-M-H   Tran et al. 2021              ``forward(x_new, num_neighbors=H)``
+PPGPR      Jankowiak et al. 2020         trained under :class:`~pyro_nngp.inference.PredictiveELBO`
+FITC-SVGP  Rossi et al. 2021             ``objective="fitc"``
+PG-VI      Wenzel et al. 2019            likelihood :class:`~pyro_nngp.likelihoods.PolyaGammaBound`, ``solve()``
+=========  ============================  ===========================================================================
+
+Written here because ``pyro.contrib.gp.models.VariationalSparseGP`` reads the variational parameters in its model, so
+that no other guide, NUTS or ``Predictive`` can run it, and GPyTorch's models are no pairs of model and guide at all.
+
+Differs from the papers: nothing in the bound; :meth:`SVGP.solve` finds the optimal q for any likelihood.
+
+Cost per step: O(|I| M^2 + M^3), memory O(|I| M + M^2).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.conjugate import natural_gradient
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.guides import DenseGaussian, combined_variance, factor, neighbor_variance
+from pyro_nngp.inducing import inducing_points, nearest_inducing
+from pyro_nngp.kernels import bind, neighbor_lengthscale
+from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.low_rank import cholesky, whitened_conditional
+from pyro_nngp.method import GPMethod
+from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.neighbors import NeighborGraph
+
+_BLOCK = 2**22  # whitened weights held at once while the data are streamed
+
+
+class SVGP(GPMethod):
+    r"""Sparse variational Gaussian process.
+
+    Generative model, with whitened weights a and conditional variances v of f given the M inducing values:
+
+    .. math::
+        \nu &\sim N(0, I_M), \\
+        f_i \mid \nu &\sim N(\mu(x_i) + a_i^\top \nu, v_i), \quad a_i = L^{-1} k_z(x_i),
+            \quad v_i = k(x_i, x_i) - a_i^\top a_i, \quad i = 1..N, \\
+        y_i \mid f_i &\sim p(y_i \mid f_i).
+
+    With ``objective="fitc"`` the noise v belongs to the likelihood: f is :math:`\mu(x_i) + a_i^\top \nu` and
+    :math:`y_i \sim \int p(y_i \mid f) N(f \mid f_i, v_i) df`. Sites: ``nu``, ``f``, ``y``, and one for each
+    hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and likelihood, assigned
+    before the model is built).
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
+            use in a larger program.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
+        learn_inducing: whether the inducing points are parameters.
+        mean_field: whether q(nu) is diagonal; it has a dense Cholesky factor otherwise.
+        objective: "vfe" or "fitc", as above; they differ in the model.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
+            constant.
+        loc: initial mean of q(nu), (M,) or (M, L); None is zero.
+        scale: initial standard deviation of q(nu); 1 is the prior's.
+        jitter: relative nugget; None takes 1e-6.
+        seed: of k-means.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, M out of range, an unknown
+            objective, targets outside the support of the likelihood.
+
+    Reference: Hensman, Matthews, Ghahramani (2015), "Scalable variational Gaussian process classification", AISTATS.
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        kernel: Any,
+        likelihood: Likelihood | None = None,
+        *,
+        inducing: int | Float[Tensor, "M D"] = 512,
+        learn_inducing: bool = True,
+        mean_field: bool = False,
+        objective: Literal["vfe", "fitc"] = "vfe",
+        mean: Callable | None = None,
+        loc: Float[Tensor, "M *L"] | None = None,
+        scale: float = 1.0,
+        jitter: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        if objective not in ("vfe", "fitc"):
+            cure = "For PPGPR train under PredictiveELBO."
+            fail("SVGP", "objective", "to be 'vfe' or 'fitc'", repr(objective), cure)
+        if objective == "fitc" and likelihood is None:
+            fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
+        self.fitc = objective == "fitc"
+        z = inducing_points("SVGP", x, inducing, seed).clone()
+        self.learn_inducing = learn_inducing
+        if learn_inducing:
+            self.z = nn.Parameter(z)
+        else:
+            self.register_buffer("z", z)
+        num_latents = self.latent_shape[0] if self.latent_shape else None
+        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
+        self.q = DenseGaussian(len(z), num_latents, mean_field, loc, scale, like=x)
+        self._finish()
+
+    @property
+    def num_inducing(self) -> int:
+        """M."""
+        return len(self.z)
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
+        """The generative model, on a batch of data points.
+
+        Args:
+            idx: rows of the data; None is all.
+
+        Returns:
+            y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
+        """
+        read_hyperparameters(self)
+        prior = dist.Normal(self.x.new_zeros(()), 1.0).expand((*self.latent_shape, self.num_inducing))
+        nu = pyro.sample("nu", prior.to_event(1 + len(self.latent_shape)))
+        return self._given(nu, idx)
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
+        """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
+        check_same_sites("SVGP.guide", self, self.hyper_guide)
+        self.hyper_guide()
+        q = self.q.distribution()
+        return self._given(pyro.sample("nu", q.to_event(len(self.latent_shape))), idx, q)
+
+    def forward(
+        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: H, to predict from the H nearest inducing points alone (SVGP-M-H); None takes all.
+
+        Returns:
+            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
+            their guide.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(M^3 + P M^2), or O(M^3 + P H^3).
+        """
+        self._check_new("forward", x_new)
+        self.hyper_guide.median()
+        q, mean = self.q.distribution(), self._mean_at(x_new)
+        if num_neighbors is None:
+            a, var, _ = whitened_conditional(self.kernel, x_new, self.z, self.jitter)
+            return mean + q.mean @ a.mT, var + combined_variance(q, a)
+        check_num_neighbors("SVGP", num_neighbors, self.num_inducing)
+        lengthscale = neighbor_lengthscale(self.kernel, x_new.shape[1])
+        neighbors = nearest_inducing(x_new, self.z, num_neighbors, lengthscale)
+        w, var = graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter)
+        tril = cholesky(bind(self.kernel)(self.z, self.z), self.jitter)
+        loc, root = q.mean @ tril.mT, tril @ factor(q)
+        loc = mean + (w * loc[..., neighbors]).sum(-1)
+        return loc, var + neighbor_variance(w, neighbors, root @ root.mT)
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(
+        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
+    ) -> Float[Tensor, "S *L P"]:
+        """Joint posterior draws of f at new points, correlated within a draw; computed in float64.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            num_neighbors: K, to draw what the inducing values leave open (the process f given nu) from the K nearest
+                earlier new points; None draws it exactly.
+            seed: of the order in which new points are conditioned on each other.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(M^3 + P M^2), and O(P^3) exactly or O(P K^2 (K + M)) by neighbors; each per draw if hyperparameters have
+        priors.
+        """
+        self._check_new("sample", x_new)
+        once = not self.hyper_guide._sites
+        draws = [self._draw(x_new, num_samples if once else 1, num_neighbors, seed)]
+        while len(draws) < num_samples and not once:
+            draws.append(self._draw(x_new, 1, num_neighbors, seed))
+        return torch.cat(draws)
+
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: there is a likelihood."""
+        return self.likelihood is not None
+
+    @pyro_entry
+    @torch.no_grad()
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+        r"""Put q(nu) at its optimum for the present hyperparameters and inducing points, without step sizes.
+
+        Gaussian observations of f with targets t and precisions :math:`\lambda` give
+
+        .. math:: q(\nu) = N(P^{-1} A^\top \Lambda (t - \mu), P^{-1}), \qquad P = I + A^\top \Lambda A
+
+        (Titsias 2009, eq. 10, whitened); a mean-field q has the variances :math:`1 / P_{jj}`. Other likelihoods take
+        natural-gradient steps, until means of f move by less than `tolerance` standard deviations.
+
+        Args:
+            max_steps: at most so many steps.
+            tolerance: where to stop.
+
+        Raises:
+            ValueError: if there is no likelihood.
+
+        Cost: O(N M^2) per step and output, streamed in blocks of the data.
+        """
+        if self.likelihood is None:
+            fail("SVGP.solve", "a likelihood", "in the model", None, "Train q(nu) by gradients.")
+        self.hyper_guide.median()
+        likelihood, y = self.likelihood.bind(), self._targets(None)
+        if self.fitc:
+            likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
+        if isinstance(likelihood, Gaussian):
+            noise = likelihood.variance.to(y)
+            self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
+            return
+
+        def step(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+            self._condition(targets, precision)
+            return self._marginals()
+
+        natural_gradient(likelihood, y, *self._marginals(), step, max_steps, tolerance)
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return list(self.q.parameters())
+
+    def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
+        """The sites f and y given nu in the model; in the guide (q given) f alone, with its marginal."""
+        x, plates, likelihood = self._inputs(idx), self._plates(idx), None
+        a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
+        mean = self._mean_at(x)
+        loc, marginal = mean + nu @ a.mT, None
+        if q is not None:
+            marginal = (mean + q.mean @ a.mT, combined_variance(q, a) + (0 if self.fitc else var))
+        f = self._record_f(plates, loc, marginal) if self.fitc else self._sample_f(plates, loc, var, marginal)
+        if q is not None:
+            return f
+        if self.fitc:
+            likelihood = convolved(self.likelihood.bind(), var)
+        return self._observe(plates, f, idx, likelihood)
+
+    def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
+        """Whitened weights and conditional variances of f at the data, block by block."""
+        size = max(self.num_inducing, _BLOCK // self.num_inducing)
+        for start in range(0, self.num_data, size):
+            rows = slice(start, start + size)
+            a, var, _ = whitened_conditional(self.kernel, self.x[rows], self.z, self.jitter)
+            yield rows, a, var
+
+    def _marginals(self) -> tuple[Tensor, Tensor]:
+        """Means and variances of f at the data: with objective 'fitc', of its projection."""
+        q, parts = self.q.distribution(), []
+        for rows, a, var in self._blocks():
+            spread = combined_variance(q, a) + (0 if self.fitc else var)
+            parts.append((self._mean_at(self.x[rows]) + q.mean @ a.mT, spread))
+        locs, variances = zip(*parts, strict=True)
+        return torch.cat(locs, -1), torch.cat(variances, -1)
+
+    def _condition(self, targets: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> None:
+        """Put q(nu) at the posterior of Gaussian observations of f, in float64."""
+        eye = torch.eye(self.num_inducing, dtype=torch.float64, device=self.x.device)
+        system, right = eye.expand(*self.latent_shape, *eye.shape).clone(), 0.0
+        for rows, a, _ in self._blocks():
+            a, weight = a.double(), precision[..., rows].double()
+            residual = targets[..., rows].double() - self._mean_at(self.x[rows]).double()
+            system += (a.mT * weight[..., None, :]) @ a
+            right = right + (weight * residual) @ a
+        # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
+        upper = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)
+        root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
+        loc = (root @ (root.mT @ right[..., None]))[..., 0]
+        if self.q.mean_field:
+            root = torch.diag_embed(system.diagonal(dim1=-2, dim2=-1).rsqrt())
+        self.q.assign(dist.MultivariateNormal(loc, scale_tril=root))
+
+    def _draw(self, x_new: Tensor, num_samples: int, num_neighbors: int | None, seed: int) -> Tensor:
+        """Draws at one draw of the hyperparameters."""
+        with poutine.block():
+            self.hyper_guide()
+        x, cov = x_new.double(), bind(self.kernel)
+        a, var, _ = whitened_conditional(cov, x, self.z.double(), self.jitter)
+        nu = self.q.distribution().sample((num_samples,)).double()
+        if num_neighbors is None:
+            rest = cov(x, x) - a @ a.mT
+            rest.diagonal().copy_(var)
+            noise = torch.randn((*nu.shape[:-1], len(x)), dtype=x.dtype, device=x.device)
+            left_open = noise @ torch.linalg.cholesky(rest).mT
+        else:
+            dim = x.shape[1]
+            graph = NeighborGraph(x, num_neighbors, seed=seed, metric=neighbor_lengthscale(self.kernel, dim))
+
+            def residual(one: Tensor, other: Tensor) -> Tensor:
+                """Covariance of f given nu; the columns are inputs, then whitened weights."""
+                return cov(one[..., :dim], other[..., :dim]) - one[..., dim:] @ other[..., dim:].mT
+
+            prior = NNGP(residual, graph, points=torch.cat([x, a], -1), jitter=self.jitter)
+            left_open = prior.sample(nu.shape[:-1])
+        return self._mean_at(x_new) + (nu @ a.mT + left_open).to(x_new)

@@ -1,0 +1,286 @@
+r"""Sparse within sparse Gaussian process (Tran, Milios, Michiardi, Filippone 2021).
+
+M inducing points, of which each data point sees only the H nearest ones, w(i):
+
+.. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} E_{q(f_i)} \log p(y_i \mid f_i)
+   - \frac{1}{|I|} \sum_{i \in I} KL\big[q(u_{w(i)}) \,\|\, N(0, K_{w(i)})\big] \qquad\text{(eq. 9, 10)}
+
+.. math:: q(f_i) = N\big(\mu(x_i) + a_i^\top m_w,\; v_i + a_i^\top S_w a_i\big), \qquad
+   a_i = K_w^{-1} k_w(x_i), \quad v_i = k(x_i, x_i) - k_w(x_i)^\top a_i
+
+Differs from the paper: equation 3 lacks a transpose; neighbors follow the learned lengthscales when refreshed; a mean
+function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
+added up, so that many inducing points cost too little, and with one at each data point the best noise variance is 0.
+
+Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; besides, with learned ones a search for
+the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.guides import DenseGaussian, LocalGaussian
+from pyro_nngp.inducing import inducing_points, nearest_inducing
+from pyro_nngp.kernels import neighbor_lengthscale
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.low_rank import local_cholesky, local_conditional
+from pyro_nngp.method import GPMethod, Plates
+from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+
+_GATHERED = 2**24  # covariances of inducing values held at once in prediction
+_LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
+
+
+class SWSGP(GPMethod):
+    r"""Sparse within sparse Gaussian process.
+
+    Generative model: each data point has the values of its H nearest inducing points to itself,
+
+    .. math::
+        u_i &\sim N(0, K_{w(i)})^{1/N}, \quad u_i \in R^H, \\
+        f_i \mid u_i &\sim N(\mu(x_i) + a_i^\top u_i, v_i), \quad i = 1..N, \\
+        y_i \mid f_i &\sim p(y_i \mid f_i).
+
+    This is what the bound of the paper is a bound of, and it is no Gaussian process: data points that share inducing
+    points hold copies of their values, which nothing ties together but the guide, where all copies have the marginals
+    of one q(u). The power 1/N is the paper's average over data points in place of a sum. Draws of y from ``model`` have
+    the right law at each data point, and no correlation between them; for joint draws use :meth:`sample`. Sites: ``u``,
+    ``f``, ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel,
+    mean and likelihood, assigned before the model is built).
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
+            use in a larger program.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        num_neighbors: H, at most M; with H = M the bound is that of SVGP.
+        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
+        learn_inducing: whether the inducing points are parameters. Fixed ones have their neighbors found once.
+        mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
+            constant.
+        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
+        scale: initial standard deviation of q(u).
+        jitter: relative nugget; None takes 1e-6.
+        seed: of k-means.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, H or M out of range, targets
+            outside the support of the likelihood.
+
+    Reference: Tran, Milios, Michiardi, Filippone (2021), "Sparse within sparse Gaussian processes using neighbor
+    information", ICML.
+    """
+
+    lengthscale: Tensor
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        kernel: Any,
+        likelihood: Likelihood | None = None,
+        *,
+        num_neighbors: int = 32,
+        inducing: int | Float[Tensor, "M D"] = 1024,
+        learn_inducing: bool = True,
+        mean_field: bool = True,
+        mean: Callable | None = None,
+        loc: Float[Tensor, "M *L"] | None = None,
+        scale: float = 0.1,
+        jitter: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        z = inducing_points("SWSGP", x, inducing, seed).clone()
+        check_num_neighbors("SWSGP", num_neighbors, len(z))
+        if not mean_field and len(z) > _LARGEST_FULL:
+            fail("SWSGP", "mean_field", f"True beyond M = {_LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
+        self.num_neighbors, self.learn_inducing, self.mean_field = num_neighbors, learn_inducing, mean_field
+        self.register_buffer("lengthscale", torch.ones_like(x[0]))
+        if learn_inducing:
+            self.z = nn.Parameter(z)
+        else:
+            self.register_buffer("z", z)
+        self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
+        num_latents = self.latent_shape[0] if self.latent_shape else None
+        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
+        self.local = (
+            LocalGaussian(len(z), None, num_latents, loc, scale, like=x)
+            if mean_field
+            else DenseGaussian(len(z), num_latents, False, loc, scale, like=x)
+        )
+        self._finish()
+
+    @property
+    def num_inducing(self) -> int:
+        """M."""
+        return len(self.z)
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
+        """The generative model, on a batch of data points.
+
+        Args:
+            idx: rows of the data; None is all.
+            neighbors: the nearest inducing points of the batch; None finds them.
+
+        Returns:
+            y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
+        """
+        read_hyperparameters(self)
+        plates = self._plates(idx)
+        return self._observe(plates, self._u_and_f(plates, idx, neighbors), idx)
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
+        """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
+        check_same_sites("SWSGP.guide", self, self.hyper_guide)
+        self.hyper_guide()
+        neighbors = self._neighbors(idx) if neighbors is None else neighbors
+        return self._u_and_f(self._plates(idx), idx, neighbors, self._local(neighbors))
+
+    def forward(
+        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: inducing points per new point; None takes H.
+
+        Returns:
+            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
+            their guide.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(P H^3), and a search among M points.
+        """
+        self._check_new("forward", x_new)
+        self.hyper_guide.median()
+        w, var, neighbors = self._conditional(x_new, num_neighbors)
+        moments = [self._moments(w[part], self._local(neighbors[part])) for part in _parts(w)]
+        locs, variances = zip(*moments, strict=True)
+        return self._mean_at(x_new) + torch.cat(locs, -1), var + torch.cat(variances, -1)
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(
+        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
+    ) -> Float[Tensor, "S *L P"]:
+        """Posterior draws of f at new points, from one draw of u at all inducing points each.
+
+        Values at two points are correlated through the inducing values that they share. What these leave open, of
+        variance v, is drawn independently: the method has no say in it.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            num_neighbors: inducing points per new point; None takes H.
+            seed: without effect, as there is no order of the new points.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(P H^3) once and O(M + P H) per draw, all of it per draw if hyperparameters have priors.
+        """
+        self._check_new("sample", x_new)
+        once, draws = not self.hyper_guide._sites, []
+        for _ in range(1 if once else num_samples):
+            with poutine.block():
+                self.hyper_guide()
+            w, var, neighbors = self._conditional(x_new, num_neighbors)
+            u = self.local.distribution().sample((num_samples if once else 1,))
+            loc = torch.stack([(w * draw[..., neighbors]).sum(-1) for draw in u])
+            draws.append(self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc))
+        return torch.cat(draws)
+
+    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
+        """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
+        return idx, self._neighbors(idx)
+
+    @pyro_entry
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Find neighbors from now on under the kernel's present lengthscales.
+
+        Kernels without one lengthscale per input keep the Euclidean metric.
+        """
+        self.hyper_guide.median()
+        lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
+        if lengthscale is not None:
+            self.lengthscale.copy_(lengthscale)
+        if self.data_neighbors is not None:
+            self.data_neighbors.copy_(self._nearest(self.x))
+
+    def _u_and_f(
+        self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
+    ) -> Tensor:
+        """The sites u and f; in the guide (q given) f carries its own marginal for the integrating ELBO."""
+        x, neighbors = self._inputs(idx), self._neighbors(idx) if neighbors is None else neighbors
+        mean, (data, latents) = self._mean_at(x), plates
+        if q is None:
+            w, var, tril = local_conditional(self.kernel, x, self.z[neighbors], self.jitter)
+            of_u = dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)
+        else:
+            w, var = graph_conditional(self.kernel, x, self.z, neighbors, jitter=self.jitter)
+            of_u = q
+        with latents, data, poutine.scale(scale=1 / self.num_data):
+            u = pyro.sample("u", of_u)
+        marginal = None
+        if q is not None:
+            loc, spread = self._moments(w, q)
+            marginal = (mean + loc, var + spread)
+        return self._sample_f(plates, mean + (w * u).sum(-1), var, marginal)
+
+    def _local(self, neighbors: Int[Tensor, "B H"]) -> Distribution:
+        """q(u_w) for each row of neighbors, batch shape (*L, B), event shape (H,)."""
+        rows, positions = neighbors.unique(return_inverse=True)
+        if self.mean_field:
+            q = self.local.distribution(rows)
+            return dist.Normal(q.loc[..., positions], q.scale[..., positions]).to_event(1)
+        q = self.local.distribution()
+        factor = q.scale_tril[..., rows, :]
+        cov = (factor @ factor.mT)[..., positions[:, :, None], positions[:, None, :]]
+        return dist.MultivariateNormal(q.loc[..., neighbors], scale_tril=local_cholesky(cov))
+
+    def _moments(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
+        """Means and variances of the combinations w of values under q(u_w)."""
+        if self.mean_field:
+            return (w * q.mean).sum(-1), (w.square() * q.variance).sum(-1)
+        return (w * q.mean).sum(-1), (w[..., None, :] @ q.scale_tril).square().sum((-2, -1))
+
+    def _conditional(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights, variances and rows of the nearest inducing points."""
+        neighbors = self._nearest(x_new, num_neighbors)
+        return *graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter), neighbors
+
+    def _neighbors(self, idx: Tensor | None) -> Tensor:
+        """The nearest inducing points of a batch of data points."""
+        if self.data_neighbors is None:
+            return self._nearest(self._inputs(idx))
+        return self.data_neighbors if idx is None else self.data_neighbors[idx]
+
+    def _nearest(self, x: Tensor, num_neighbors: int | None = None) -> Tensor:
+        num_neighbors = self.num_neighbors if num_neighbors is None else num_neighbors
+        check_num_neighbors("SWSGP", num_neighbors, self.num_inducing)
+        return nearest_inducing(x, self.z, num_neighbors, self.lengthscale)
+
+
+def _parts(w: Tensor) -> list[slice]:
+    """Blocks of places whose H x H covariances fit into memory."""
+    size = max(1, _GATHERED // w.shape[1] ** 2)
+    return [slice(start, start + size) for start in range(0, len(w), size)]

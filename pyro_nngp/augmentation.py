@@ -1,0 +1,182 @@
+r"""Likelihoods that are Gaussian in f given one auxiliary variable per datum, and variational families for it.
+
+For Bernoulli, binomial and negative binomial data with logits f (Polson, Scott, Windle 2013, theorem 1),
+
+.. math:: p(y \mid f) \propto \frac{e^{(\kappa + b/2) f}}{(1 + e^f)^b}
+   = 2^{-b} e^{\kappa f} E_{\omega \sim PG(b, 0)}\, e^{-\omega f^2 / 2}
+
+with :math:`b = 1, n, y + r` and :math:`\kappa = y - b/2`. Given :math:`\omega` this is, as a function of f, an
+observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Student-t noise is Gaussian of variance
+:math:`s^2 / \omega` given :math:`\omega \sim Gamma(\nu/2, \nu/2)`. Categorical data become C binary sets, one against
+all.
+
+What the square leaves over, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not depend on f, so it cancels
+in every conditional density of f given y and :math:`\omega`.
+
+Cost: O(1) per value; a divergence takes 16 densities. Symbols: U rows of data, T outputs, L latent functions.
+"""
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributions import Distribution, register_kl
+from torch.nn.functional import logsigmoid
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.polya_gamma import PolyaGamma
+from pyro_nngp.guides import LocalTables
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Likelihood, NegativeBinomial, StudentT
+from pyro_nngp.likelihoods.quadrature import gauss_hermite
+from pyro_nngp.module import pyro_entry
+
+_NODES = 16
+_AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
+
+
+def check_augmentable(where: str, likelihood: Likelihood) -> None:
+    """Raise ``TypeError`` unless the likelihood is Gaussian given an auxiliary variable, or by itself."""
+    names = ", ".join(kind.__name__ for kind in _AUGMENTED)
+    if not isinstance(likelihood, _AUGMENTED):
+        cure = "Others have no augmentation: use VNNGP."
+        fail(where, "likelihood", f"to be one of {names}", type(likelihood).__name__, cure, TypeError)
+    if getattr(likelihood, "link", "logit") != "logit":
+        fail(where, "likelihood", "to have the logit link", repr(likelihood.link), "Polya-Gamma needs logits.")
+
+
+def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Tensor:
+    """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others stay.
+
+    Raises:
+        ValueError: if a class of a categorical likelihood does not occur.
+    """
+    if y.dtype == torch.bool:
+        return y.to(dtype)
+    if isinstance(likelihood, Bernoulli) and bool((y.abs() == 1).all()):
+        return (y > 0).to(dtype)
+    if isinstance(likelihood, Categorical):
+        classes = torch.arange(likelihood.num_latents or 0, device=y.device)
+        missing = classes[~torch.isin(classes, y.long())].tolist()
+        if missing:
+            fail(where, "y", "to hold every class", f"none of class {missing}", "Leave it out and renumber the others.")
+    return y
+
+
+def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """b and kappa for targets (*T, U), or for C classes (C, U)."""
+    if isinstance(likelihood, Categorical):
+        y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
+    y = y.to(dtype)
+    b = torch.ones_like(y)
+    if isinstance(likelihood, Binomial):
+        b = b * likelihood.total_count
+    if isinstance(likelihood, NegativeBinomial):
+        r = likelihood.total_count.to(dtype)
+        return y + r, (y - r) / 2
+    return b, y - b / 2
+
+
+def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Distribution:
+    """Prior of the auxiliary variables of some data, one per latent value."""
+    if isinstance(likelihood, StudentT):
+        half = likelihood.df.to(dtype) / 2
+        return dist.Gamma(half, half).expand(y.shape)
+    b, _ = polya_gamma_terms(likelihood, y, dtype)
+    return PolyaGamma(b, torch.zeros_like(b))
+
+
+def gaussian_observations(
+    likelihood: Likelihood, y: Tensor, omega: Tensor | None, dtype: torch.dtype
+) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*#L U"]]:
+    """Observations of f and their noise variances, given the auxiliary variables (None for a Gaussian likelihood)."""
+    if isinstance(likelihood, Gaussian):
+        noise = likelihood.variance.to(dtype)
+        return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
+    assert omega is not None
+    if isinstance(likelihood, StudentT):
+        return y, likelihood.scale.to(dtype).square() / omega
+    return polya_gamma_terms(likelihood, y, dtype)[1] / omega, 1 / omega
+
+
+def predictive(likelihood: Likelihood, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]) -> Distribution:
+    """Distribution of y for f ~ N(loc, var); for classes, C one-against-all probabilities divided by their sum."""
+    if not isinstance(likelihood, Categorical):
+        return likelihood.marginal(loc, var)
+    return dist.Categorical(logits=logsigmoid(Bernoulli().marginal(loc, var).logits).movedim(0, -1))
+
+
+class LocalLogNormal(LocalTables):
+    """Independent log-normal auxiliary variables.
+
+    Args:
+        prior: of batch shape (N,) or (L, N), whose means and variances they start from.
+    """
+
+    def __init__(self, prior: Distribution) -> None:
+        super().__init__()
+        square = torch.log1p(prior.variance / prior.mean.square())
+        self.loc = nn.Parameter(_table(prior.mean.log() - square / 2))
+        self.log_scale = nn.Parameter(_table(square.log() / 2))
+        self._single = len(prior.batch_shape) == 1
+
+    @pyro_entry
+    def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
+        """q at some rows, batch shape (U,) or (L, U)."""
+        loc, scale = (self._read(table, rows).mT for table in (self.loc, self.log_scale))
+        return dist.LogNormal(loc[0], scale[0].exp()) if self._single else dist.LogNormal(loc, scale.exp())
+
+
+class LocalConjugate(LocalTables):
+    r"""The families that coordinate ascent would find: PG(b, c) with free c, and Gamma((\nu + 1)/2, .) with free rate.
+
+    Polya-Gamma variables cannot be reparameterised; the guide's value is their mean, on which alone the optimal q(f) of
+    mean-field inference depends. Their divergence from the prior is exact.
+
+    Args:
+        shape: (N,) or (L, N).
+        like: tensor whose dtype and device the parameters take.
+    """
+
+    def __init__(self, shape: torch.Size, like: Tensor) -> None:
+        super().__init__()
+        self.log_square = nn.Parameter(_table(like.new_zeros(shape)))
+        self._single = len(shape) == 1
+
+    @pyro_entry
+    def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
+        """q at some rows, batch shape (U,) or (L, U)."""
+        square = self._read(self.log_square, rows).mT.exp()
+        square = square[0] if self._single else square
+        if isinstance(likelihood, StudentT):
+            df = likelihood.df.to(square.dtype)
+            return dist.Gamma(((df + 1) / 2).expand(square.shape), (df + square) / 2)
+        return MeanPolyaGamma(polya_gamma_terms(likelihood, y, square.dtype)[0], square.sqrt())
+
+
+class MeanPolyaGamma(PolyaGamma):
+    """PG(b, c) whose reparameterised draw is its mean: for guides, where a draw stands for what E[omega] decides."""
+
+    has_rsample = True
+
+    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+        """The mean, of shape ``sample_shape + batch_shape``."""
+        return self.mean.expand(torch.Size(sample_shape) + self.batch_shape)
+
+
+@register_kl(dist.LogNormal, PolyaGamma)
+def _kl_lognormal_polya_gamma(q: dist.LogNormal, p: PolyaGamma) -> Tensor:
+    """By Gauss-Hermite quadrature in log(omega)."""
+    nodes, weights = gauss_hermite(_NODES, q.loc.dtype, q.loc.device)
+    values = (q.loc + q.scale * nodes.reshape(-1, *[1] * q.loc.dim())).exp()
+    return -q.entropy() - torch.tensordot(weights, p.log_prob(values), 1)
+
+
+@register_kl(dist.LogNormal, dist.Gamma)
+def _kl_lognormal_gamma(q: dist.LogNormal, p: dist.Gamma) -> Tensor:
+    a, rate = p.concentration, p.rate
+    return -q.entropy() - (a * rate.log() - torch.lgamma(a) + (a - 1) * q.loc - rate * q.mean)
+
+
+def _table(values: Tensor) -> Tensor:
+    """(N,) or (L, N) as a table with one row per point, (N, L)."""
+    return (values[None] if values.dim() == 1 else values).mT.detach().clone()

@@ -1,0 +1,264 @@
+r"""The Pólya-Gamma distribution PG(b, c), which makes logistic likelihoods conditionally Gaussian.
+
+Its Laplace transform is :math:`E\, e^{-t\omega} = \cosh^b(c/2) / \cosh^b \sqrt{c^2/4 + t/2}` (Polson, Scott and Windle
+2013, eq. 4), so that :math:`p(\omega \mid b, c) = \cosh^b(c/2)\, e^{-c^2 \omega / 2}\, p(\omega \mid b, 0)`, and
+
+.. math:: \frac{(e^\psi)^a}{(1 + e^\psi)^b} = 2^{-b} e^{(a - b/2) \psi}
+   \int e^{-\omega \psi^2 / 2}\, p(\omega \mid b, 0)\, d\omega .
+
+Density. b = 1: the two theta series of Devroye (2009), which are one series in :math:`z = \max(1 / 2\omega,
+2 \pi^2 \omega) \ge \pi`. Any other b: the Laplace transform inverted along the parabola :math:`2 r^2 - \pi^2 / 2`,
+:math:`r = a + i y`, with a at the saddle point,
+
+.. math:: p(\omega \mid b, 0) = \frac{4}{\pi} e^{-\pi^2 \omega / 2}\, \Re \int_0^\infty r\,
+   \cosh^{-b}\!\big(\sqrt{r^2 - \pi^2/4}\big)\, e^{2 \omega r^2}\, dy .
+
+All singularities lie at Re r = 0, so the trapezoidal rule converges exponentially, for every b and omega at once.
+
+Draws. The density of log omega is log-concave, so three tangents enclose it, and rejection below them is exact.
+
+Differs from the papers: one sampler for all b > 0, whose cost does not grow with b, instead of sums of PG(1, c) draws.
+The log-concavity follows for b >= 1 from the likelihood-ratio order of log-concave summands (Shaked and Shanthikumar
+2007, theorem 1.C.9); for b < 1 it is a numerical finding, which the tests repeat.
+
+Cost: four terms per density for b = 1, else 16 nodes in double precision; some 1.2 densities per draw, and three per
+parameter.
+
+Symbols: b concentration, c tilt.
+"""
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints, register_kl
+from torch.distributions.utils import broadcast_all
+
+_STEP, _NODES, _OFFSET = (
+    0.5,
+    16,
+    3.0,
+)  # of the trapezoidal rule, in units of the width 1 / sqrt(4 omega) of exp(2 w r^2)
+_TOUCH = (-1.4, -0.1, 1.2)  # where the tangents touch, in relative standard deviations from the mean
+_CHUNK = 2**15  # draws at a time, so that the nodes of their densities stay in cache
+# Taylor coefficients of tanh(u) / u in u^2
+_TANHC = (1, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)
+
+
+class PolyaGamma(TorchDistribution):
+    r"""PG(b, c) on the positive half-line, elementwise over the batch.
+
+    Args:
+        concentration: b > 0, any real number.
+        tilt: c, any real number; its sign does not matter.
+
+    Draws are exact for all b and are not reparameterised. Log densities have the relative error of the floating-point
+    arithmetic (1e-9 or better in double precision) and are differentiable in omega, b and c.
+
+    Reference: Polson, Scott, Windle (2013), "Bayesian inference for logistic models using Polya-Gamma latent
+    variables".
+    """
+
+    arg_constraints = {"concentration": constraints.positive, "tilt": constraints.real}
+    support = constraints.positive
+
+    def __init__(
+        self,
+        concentration: Float[Tensor, "..."] | float,
+        tilt: Float[Tensor, "..."] | float = 0.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        self._unit = _is_one(concentration)
+        self.concentration, self.tilt = broadcast_all(concentration, tilt)
+        super().__init__(self.concentration.shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "PolyaGamma":
+        new = self._get_checked_instance(PolyaGamma, _instance)
+        new.concentration, new.tilt = self.concentration.expand(batch_shape), self.tilt.expand(batch_shape)
+        new._unit = self._unit
+        super(PolyaGamma, new).__init__(torch.Size(batch_shape), validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    @property
+    def mean(self) -> Float[Tensor, "..."]:
+        """b tanh(c / 2) / (2 c)."""
+        return self.concentration / 4 * _tanhc(self.tilt / 2)
+
+    @property
+    def variance(self) -> Float[Tensor, "..."]:
+        """b (sinh c - c) / (4 c^3 cosh^2(c / 2))."""
+        return self.concentration / 16 * _tanhc_slope(self.tilt / 2)
+
+    def log_prob(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        if self._validate_args:
+            self._validate_sample(value)
+        b, c = self.concentration, self.tilt
+        start = _log_density_of_one(value) if self._unit else _log_density(value.double(), b.double()).to(value.dtype)
+        return start + b * log_cosh(c / 2) - c.square() * value / 2
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
+        with torch.no_grad():
+            shape = self._extended_shape(sample_shape)
+            b, c = self.concentration.double().flatten(), self.tilt.double().flatten()
+            parts = zip(b.split(_CHUNK), c.split(_CHUNK), strict=True)
+            num_draws = math.prod(sample_shape)
+            laws = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
+            log_draws = [_Tangents(law).draw(num_draws) for law in laws]
+            draws = torch.cat(log_draws, -1).exp().reshape(shape).to(self.tilt.dtype)
+            return draws.clamp_min(torch.finfo(draws.dtype).tiny)
+
+
+@register_kl(PolyaGamma, PolyaGamma)
+def _kl_polya_gamma(q: PolyaGamma, p: PolyaGamma) -> Tensor:
+    """KL of two tilts of one PG(b, 0); b log cosh(c/2) - (b c / 4) tanh(c/2) for p without tilt."""
+    if q.concentration is not p.concentration and not bool((q.concentration == p.concentration).all()):
+        raise NotImplementedError("no closed form: KL(PolyaGamma || PolyaGamma) is known for one concentration only")
+    u, v = q.tilt / 2, p.tilt / 2
+    return q.concentration * (log_cosh(u) - log_cosh(v) - (u - v) * (u + v) * _tanhc(u) / 2)
+
+
+def log_cosh(u: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """log cosh(u) without overflow, and without cancellation at 0."""
+    small = u.abs() < 1
+    near = -0.5 * torch.log1p(-torch.where(small, u, 0.0).tanh().square())
+    far = u.abs() + torch.log1p(torch.exp(-2 * u.abs())) - math.log(2)
+    return torch.where(small, near, far)
+
+
+def _tanhc(u: Tensor) -> Tensor:
+    """tanh(u) / u."""
+    small, safe = _split(u)
+    return torch.where(small, _polynomial(_TANHC, u), safe.tanh() / safe)
+
+
+def _tanhc_slope(u: Tensor) -> Tensor:
+    """(tanh u - u / cosh^2 u) / u^3: minus twice the derivative of tanh(u) / u with respect to u^2."""
+    small, safe = _split(u)
+    t = safe.tanh()
+    series = _polynomial([-2 * k * a for k, a in enumerate(_TANHC)][1:], u)
+    return torch.where(small, series, (t - safe * (1 - t) * (1 + t)) / safe**3)
+
+
+def _split(u: Tensor) -> tuple[Tensor, Tensor]:
+    small = u.abs() < 0.25
+    return small, torch.where(small, 1.0, u)
+
+
+def _polynomial(coefficients: Any, u: Tensor) -> Tensor:
+    square, value = u.clamp(-0.25, 0.25).square(), torch.zeros_like(u)
+    for a in reversed(coefficients):
+        value = value * square + a
+    return value
+
+
+def _is_one(concentration: Tensor | float) -> bool:
+    """Whether b is fixed at 1, where density and draws are cheapest."""
+    if isinstance(concentration, Tensor):
+        return not concentration.requires_grad and bool((concentration == 1).all())
+    return concentration == 1
+
+
+def _log_density_of_one(omega: Tensor) -> Tensor:
+    """log p(omega | 1, 0)."""
+    left, right = 1 / (2 * omega), 2 * math.pi**2 * omega
+    start = torch.where(
+        left > right, -left / 4 - 1.5 * omega.log() - 0.5 * math.log(2 * math.pi), math.log(2 * math.pi) - right / 4
+    )
+    z = torch.maximum(left, right)
+    return start + torch.log1p(-3 * torch.exp(-2 * z) + 5 * torch.exp(-6 * z) - 7 * torch.exp(-12 * z))
+
+
+def _log_density(omega: Tensor, b: Tensor) -> Tensor:
+    """log p(omega | b, 0) in double precision, by the integral of the module's docstring."""
+    omega, b = torch.broadcast_tensors(omega, b)
+    with torch.no_grad():  # the integral does not depend on where its nodes are
+        width = (4 * omega).rsqrt()
+        a = torch.maximum(_saddle(4 * omega / b), _OFFSET * width)
+        steps = _STEP * torch.arange(_NODES, dtype=omega.dtype, device=omega.device)
+        y = steps.reshape(-1, *[1] * omega.dim()) * width
+        root = (torch.complex(a.expand_as(y), y).square() - math.pi**2 / 4).sqrt()
+        log_cosh_root = root + (1 + torch.exp(-2 * root)).log() - math.log(2)
+        weight = torch.ones_like(steps).reshape(-1, *[1] * omega.dim())
+        weight[0] = 0.5
+    size = 2 * omega * (a.square() - y.square()) - b * log_cosh_root.real
+    phase = 4 * omega * a * y - b * log_cosh_root.imag
+    terms = weight * torch.exp(size - size[0]) * (a * phase.cos() - y * phase.sin())
+    return math.log(4 * _STEP / math.pi) + width.log() - math.pi**2 / 2 * omega + size[0] + terms.sum(0).log()
+
+
+def _saddle(x: Tensor) -> Tensor:
+    r"""The saddle point a > 0: :math:`\tanh(v) / v = x` at :math:`v^2 = a^2 - \pi^2/4`, by Newton steps in logarithms."""
+    square = 1 / x.square() + 2 / (x + 8 / math.pi**2)  # right as x goes to 0 and to infinity
+    for _ in range(4):
+        v2 = square - math.pi**2 / 4
+        v2 = torch.where(v2.abs() < 1e-6, 1e-6, v2)
+        v = v2.abs().sqrt()
+        t = torch.where(v2 > 0, v.tanh(), v.tan()) / v
+        slope = square * (1 - t.square() * v2 - t) / (2 * v2 * t)
+        square = square * torch.exp((x / t).log() / slope)
+    return square.sqrt()
+
+
+class _Tangents:
+    """Three tangents of the log density of y = log omega, for each entry of a batch, and exact draws below them."""
+
+    def __init__(self, law: PolyaGamma) -> None:
+        self._law = law
+        b, c = law.concentration, law.tilt
+        spread = (law.variance.sqrt() / law.mean).clamp(max=1.0)
+        points = law.mean.log() + spread * spread.new_tensor(_TOUCH)[:, None]
+        rising = b.square() / 4 / (1 + (1 + b * c * b * c / 4).sqrt())  # for small b, where omega p still has slope 1/2
+        points[0] = torch.minimum(points[0], rising.log())
+        with torch.enable_grad():
+            y = points.requires_grad_()
+            height = law.log_prob(y.exp()) + y
+            (slope,) = torch.autograd.grad(height.sum(), y)
+        rise = (height - slope * y).detach()  # a tangent is rise + slope * y
+        corner = -rise.diff(dim=0) / slope.diff(dim=0)
+        left, right = rise[[0, 2]] + slope[[0, 2]] * corner
+        middle = _log_integral(slope[1], corner[1] - corner[0])
+        log_area = torch.stack([left - slope[0].log(), left + middle, right - (-slope[2]).log()])
+        self._rise, self._slope, self._corner, self._share = rise, slope, corner, log_area.softmax(0).cumsum(0)
+
+    def draw(self, num_draws: int) -> Float[Tensor, "S B"]:
+        """Independent draws of log omega, `num_draws` for each entry of the batch."""
+        size = len(self._law.tilt)
+        entries = torch.arange(size, device=self._law.tilt.device).expand(num_draws, size).flatten()
+        parts = [self._draw_entries(part) for part in entries.split(_CHUNK)]
+        return torch.cat(parts).reshape(num_draws, size)
+
+    def _draw_entries(self, entries: Tensor) -> Tensor:
+        y, left = self._slope.new_empty(entries.shape), torch.arange(len(entries), device=entries.device)
+        while len(left):
+            entry = entries[left]
+            proposal, log_hat = self._propose(entry)
+            law = PolyaGamma(1.0 if self._law._unit else self._law.concentration[entry], self._law.tilt[entry], False)
+            accepted = torch.rand_like(proposal).log() + log_hat < law.log_prob(proposal.exp()) + proposal
+            y[left[accepted]] = proposal[accepted]
+            left = left[~accepted]
+        return y
+
+    def _propose(self, entry: Tensor) -> tuple[Tensor, Tensor]:
+        """A draw from the density proportional to the lowest tangent, and the log of that tangent there."""
+        pick, u = torch.rand(2, len(entry), dtype=self._slope.dtype, device=entry.device)
+        u = 1 - u  # in (0, 1]
+        piece = (pick > self._share[:2, entry]).sum(0)
+        slope, rise = self._slope[piece, entry], self._rise[piece, entry]
+        low, high = self._corner[:, entry]
+        length = high - low
+        flat = (slope * length).abs() < 1e-6
+        steep = torch.where(flat, 1.0, slope)
+        across = torch.where(flat, u * length, torch.log1p(u * torch.expm1(steep * length)) / steep)
+        y = torch.where(piece == 1, low + across, torch.where(piece == 0, low, high) + u.log() / slope)
+        return y, rise + slope * y
+
+
+def _log_integral(slope: Tensor, length: Tensor) -> Tensor:
+    """log of the integral of exp(slope * t) over 0 < t < length."""
+    flat = (slope * length).abs() < 1e-6
+    steep = torch.where(flat, 1.0, slope)
+    return torch.where(flat, length, torch.expm1(steep * length) / steep).log()

@@ -1,0 +1,238 @@
+r"""Networks that read a point's neighborhood and say its row of q(u): the recognition models of NPVI-NN.
+
+Each point i is seen with n nodes: itself, its K parents in the graph and, for some encoders, further near points. All
+layers are equivariant under permutations of the nodes beside i, so the outputs do not depend on how neighbors are
+listed. Nothing has the size of the data: one trained encoder serves any number of points and any data set.
+
+- :class:`GraphConvolutionEncoder` is that of Liu and Liu (2019, section 3.3, eq. 13).
+- :class:`SiteEncoder` is ours. The network replaces each node's observation by a Gaussian one (a site); the mean then
+  follows by conditioning on the sites of the neighborhood, as the exact posterior does, and so in part does the row of
+  R. For a Gaussian likelihood the right sites are known (y and its noise variance) and the network has only to find
+  them.
+
+Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites. Symbols: U points, n nodes each, K
+parents, D inputs, L latent functions, F features.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.distributions import constraints
+
+from pyro_nngp._checks import fail
+from pyro_nngp.conditional import nn_conditional
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Poisson
+
+Row: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Mean (L, U), diagonal (L, U) and off-diagonal entries (L, U, K) of rows of q(u); L may be absent."""
+
+_FEATURES = 6  # of a node in the SiteEncoder, beside its D relative coordinates
+
+
+@dataclass(frozen=True)
+class Neighborhood:
+    """Some points and the nodes around them; node 0 is the point itself, nodes 1..K are its parents.
+
+    Attributes:
+        response: what ``encoder.response`` made of y, (L, U, n) or (U, n).
+        mean: mean function, (U, n).
+        x: inputs, (U, n, D).
+        mask: which nodes exist.
+        covariance: the kernel.
+        w: weights of the prior's conditional of the point given its parents, (U, K).
+        var: its variance, (U,).
+        jitter: relative nugget of the prior.
+    """
+
+    response: Float[Tensor, "*L U n"]
+    mean: Float[Tensor, "U n"]
+    x: Float[Tensor, "U n D"]
+    mask: Bool[Tensor, "U n"]
+    covariance: Covariance
+    w: Float[Tensor, "U K"]
+    var: Float[Tensor, " U"]
+    jitter: float | None
+
+
+class GraphConvolutionEncoder(nn.Module):
+    r"""The two graph convolutional networks of the paper.
+
+    With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
+    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` from the observations :math:`H^0`, without ReLU in the
+    last layer. The mean of q(u_i) is the average of the first network's last layer over the nodes; the nodes' values of
+    the second one's are the row of R, the diagonal one made positive by softplus.
+
+    Args:
+        widths: of the hidden layers.
+        response: what the nodes start with, ``(likelihood, y) -> (N,)`` or (L, N); None is y itself, as in the paper.
+
+    Reference: Liu, Liu (2019), "Amortized variational inference with graph convolutional networks for Gaussian
+    processes", AISTATS.
+    """
+
+    num_context = 0
+
+    def __init__(
+        self, widths: tuple[int, ...] = (20, 10), response: Callable[[Likelihood, Tensor], Tensor] | None = None
+    ) -> None:
+        super().__init__()
+        self.response = observed if response is None else response
+        sizes = (1, *widths, 1)
+        self.loc, self.row = (
+            nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)) for _ in range(2)
+        )
+
+    def forward(self, near: Neighborhood) -> Row:
+        cov = near.covariance(near.x, near.x) * (near.mask[:, :, None] & near.mask[:, None, :])
+        away = torch.ones_like(cov)
+        away[:, 0, 1:] = 0
+        adjacency = _normalized(cov * away)
+        loc, row = (_convolve(layers, adjacency, near.response[..., None])[..., 0] for layers in (self.loc, self.row))
+        average = (loc * near.mask).sum(-1) / near.mask.sum(-1)
+        return average, _positive(row[..., 0]), row[..., 1:]
+
+
+class SiteEncoder(nn.Module):
+    r"""Sites by a graph network, the mean by conditioning on them.
+
+    A node's features are its response (a rough inverse of the likelihood's link, less the mean function), its
+    correlation with point i, its weight in the prior's conditional of :math:`u_i`, the relative standard deviation of
+    that conditional, its place relative to i and which kind of node it is. Layers are
+    :math:`H^{l+1} = \mathrm{ReLU}(H^l W^l + \tilde A H^l U^l + b^l)`, with the normalized correlations of all nodes for
+    :math:`\tilde A`. The output of node j is a site of :math:`u_j`, target :math:`t_j` and precision :math:`\tau_j`, and
+    two corrections :math:`s_j, g_j` that start at 0 and 1. Then
+
+    .. math::
+        m_i &= E[u_i \mid t, \tau] \text{ under the prior on the nodes,}\\
+        R_{ii} &= e^{s_i} \rho_i, \quad \rho_i^2 = (1 / v_i + \tau_i)^{-1} = \mathrm{Var}(u_i \mid u_{\alpha(i)}, t_i),\\
+        R_{ij} &= g_j\, w_{ij}\, (\rho_i^2 / v_i)\, (1 / k_{jj} + \tau_j)^{-1/2},
+
+    where :math:`w_{ij} \rho_i^2 / v_i` is the coefficient of :math:`u_j` in the posterior's conditional of :math:`u_i`.
+
+    Args:
+        input_dim: D.
+        widths: of the hidden layers.
+        num_context: nearest other points that a point sees beside its parents. Points early in the ordering have no
+            parent near them.
+        response: rough values of f, ``(likelihood, y) -> (N,)`` or (L, N); None is :func:`rough_latent`.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        widths: tuple[int, ...] = (20, 10),
+        num_context: int = 10,
+        response: Callable[[Likelihood, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if input_dim < 1 or num_context < 0:
+            actual = f"{input_dim} and {num_context}"
+            fail("SiteEncoder", "input_dim >= 1 and num_context", ">= 0", actual, "Give the number of columns of x.")
+        self.num_context, self.response = num_context, rough_latent if response is None else response
+        sizes = (_FEATURES + input_dim, *widths)
+        self.own, self.passed = (
+            nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:], strict=False))
+            for bias in (True, False)
+        )
+        self.head = nn.Linear(sizes[-1], 4)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, near: Neighborhood) -> Row:
+        k, mask = near.w.shape[1], near.mask
+        cov = near.covariance(near.x, near.x)
+        scale = torch.where(mask, cov.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
+        correlation = cov / (scale[:, :, None] * scale[:, None, :]) * (mask[:, :, None] & mask[:, None, :])
+        target = (near.response - near.mean) / scale * mask
+        moved, log_precision, shrink, gate = self._sites(near, scale, correlation, target).unbind(-1)
+
+        precision = log_precision.exp() / scale.square()
+        site = scale * (target + moved)
+        loc, var = _given_others(near, site, precision)
+        loc = (loc / var + precision[..., 0] * site[..., 0]) / (1 / var + precision[..., 0])
+        rho = (1 / near.var + precision[..., 0]).rsqrt()
+        parents = slice(1, 1 + k)
+        spread = (1 / scale[:, parents].square() + precision[..., parents]).rsqrt()
+        coefficient = near.w * (rho.square() / near.var)[..., None]
+        return loc, rho * shrink[..., 0].exp(), coefficient * spread * (1 + gate[..., parents])
+
+    def _sites(self, near: Neighborhood, scale: Tensor, correlation: Tensor, target: Tensor) -> Tensor:
+        """Shift, log precision, correction of the diagonal and of the row, for each node, (..., U, n, 4)."""
+        n, k = near.mask.shape[1], near.w.shape[1]
+        node = torch.arange(n, device=near.x.device)
+        offset = (near.x - near.x[:, :1]) * near.mask[..., None]
+        radius = offset.square().sum(-1).mean(-1).sqrt().clamp(min=torch.finfo(offset.dtype).tiny)
+        geometry = torch.stack(
+            [
+                correlation[:, 0],
+                F.pad(near.w, (1, n - 1 - k)),
+                (near.var.sqrt() / scale[:, 0])[:, None].expand(-1, n),
+                (node == 0).to(scale).expand(len(scale), -1),
+                ((node > 0) & (node <= k)).to(scale).expand(len(scale), -1),
+            ],
+            -1,
+        )
+        geometry = torch.cat([geometry, offset / radius[:, None, None]], -1)
+        hidden = torch.cat([target[..., None], geometry.expand(*target.shape, -1)], -1)
+        adjacency = _normalized(correlation)
+        for own, passed in zip(self.own, self.passed, strict=True):
+            hidden = F.relu(own(hidden) + adjacency @ passed(hidden))
+        return 8 * (self.head(hidden) / 8).tanh()  # exponents that no precision overflows at
+
+
+def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """y as it is, (N,) or (L, N); labels of C classes as C indicators."""
+    if isinstance(likelihood, Categorical):
+        return F.one_hot(y.long(), likelihood.num_latents).movedim(-1, 0)
+    if likelihood.num_latents is not None:
+        cure = "Give the encoder a `response` that maps (likelihood, y) to values of all latent functions."
+        fail("encoder", "likelihood", "with one latent function per output", type(likelihood).__name__, cure)
+    return y.movedim(0, -1)
+
+
+def rough_latent(likelihood: Likelihood, y: Tensor) -> Tensor:
+    """What y alone says of f: the inverse of the link, with half a count added to counts; labels become -1 and 1."""
+    values = observed(likelihood, y).to(torch.get_default_dtype() if not y.is_floating_point() else y.dtype)
+    if isinstance(likelihood, (Bernoulli, Categorical)):
+        return 2 * values - 1
+    if isinstance(likelihood, Binomial):
+        return torch.logit((values + 0.5) / (likelihood.total_count + 1))
+    if isinstance(likelihood, Poisson) and likelihood.link == "softplus":
+        raised = values + 0.5
+        return raised + torch.log(-torch.expm1(-raised))
+    if likelihood.support is constraints.nonnegative_integer:
+        return (values + 0.5).log()
+    return values.log() if likelihood.support is constraints.positive else values
+
+
+def _given_others(near: Neighborhood, site: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of u at node 0 given the sites of all other nodes, each (..., U)."""
+    batch = site.shape[:-1]
+    x, mask = near.x.expand(*batch, -1, -1).flatten(0, -3), near.mask.expand(*batch, -1).flatten(0, -2)
+    noise = (1 / precision[..., 1:]).flatten(0, -2)
+    w, var = nn_conditional(near.covariance, x[:, 0], x[:, 1:], mask[:, 1:], noise, near.jitter)
+    return (w.view(*batch, -1) * site[..., 1:]).sum(-1), var.view(batch)
+
+
+def _normalized(adjacency: Float[Tensor, "U n n"]) -> Float[Tensor, "U n n"]:
+    """D^-1/2 A D^-1/2 for the row sums D; of absolute values, for kernels with negative ones."""
+    degree = adjacency.abs().sum(-1)
+    root = torch.where(degree > 0, degree, 1.0).rsqrt()
+    return root[:, :, None] * adjacency * root[:, None, :]
+
+
+def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tensor:
+    for i, layer in enumerate(layers):
+        hidden = adjacency @ layer(hidden)
+        hidden = F.relu(hidden) if i + 1 < len(layers) else hidden
+    return hidden
+
+
+def _positive(value: Tensor) -> Tensor:
+    return F.softplus(value) + torch.finfo(value.dtype).eps

@@ -1,0 +1,51 @@
+r"""The likelihood of a part of f: :math:`p(y \mid f)` with independent normal noise of f integrated out.
+
+.. math:: p(y \mid g) = \int p(y \mid f)\, N(f \mid g, v)\, df
+
+With g the projection of f on inducing values and v its conditional variance this is the FITC likelihood (Snelson and
+Ghahramani 2006). Cost: that of the likelihood's marginal, and Q of them per expectation where there is no closed form.
+"""
+
+import copy
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyro_nngp.likelihoods.base import Likelihood
+from pyro_nngp.likelihoods.continuous import Gaussian, LogNormal
+
+
+def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
+    """The likelihood of g, bound.
+
+    Args:
+        likelihood: p(y | f), as :meth:`Likelihood.bind` returns it.
+        var: variance v of f given g, broadcastable to g.
+
+    Returns:
+        A likelihood of the same class with more noise where that is what it comes to (:class:`Gaussian`,
+        :class:`LogNormal`); quadrature otherwise.
+    """
+    if isinstance(likelihood, (Gaussian, LogNormal)):
+        noisier = copy.copy(likelihood)
+        noisier.__dict__["variance"] = likelihood.variance.to(var.dtype) + var
+        return noisier
+    return _Convolved(likelihood, var)
+
+
+class _Convolved(Likelihood):
+    """What :func:`convolved` returns where there is no closed form."""
+
+    def __init__(self, likelihood: Likelihood, var: Tensor) -> None:
+        super().__init__(likelihood.num_quadrature)
+        self.num_latents = likelihood.num_latents
+        self.__dict__["likelihood"], self.var = likelihood, var  # a bound likelihood is values, not a part
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return self.marginal(f, torch.zeros_like(f))
+
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        loc, var = torch.broadcast_tensors(loc, var + self.var)
+        return self.likelihood.marginal(loc, var)

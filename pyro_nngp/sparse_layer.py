@@ -1,0 +1,89 @@
+r"""One layer of a sparse Gaussian process whose inducing values, and inputs if wanted, are sites.
+
+With :math:`K_{zz} = L L^\top`, inducing values :math:`u = L \nu` and :math:`\nu \sim N(0, I)`, each output has
+:math:`f(x) \mid \nu \sim N(a^\top \nu, v)`, :math:`a = L^{-1} k_z(x)` (:mod:`pyro_nngp.low_rank`).
+
+Cost: O(M^3 + B M^2). Symbols: S draws of the inputs, H outputs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.nn import PyroModule, PyroSample
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp.conditional import DEFAULT_JITTER
+from pyro_nngp.inducing_priors import InducingPrior, inducing_prior
+from pyro_nngp.kernels import bind
+from pyro_nngp.low_rank import cholesky, whitened_conditional
+
+
+class SparseLayer(PyroModule):
+    """Sites ``nu`` and, with a prior, ``z``; the conditional of the layer's outputs.
+
+    Args:
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        z: where the inducing inputs start.
+        outputs: () for one output without a dimension of its own, or (H,).
+        prior: of z, see :mod:`pyro_nngp.inducing_priors`; None makes z a parameter.
+        skip: (D, H), the linear map of the inputs that is added to a hidden layer's outputs; None for the last layer.
+        jitter: relative nugget; None takes 1e-6.
+
+    Raises:
+        ValueError: if the prior is unknown or of another shape.
+    """
+
+    def __init__(
+        self,
+        kernel: Any,
+        z: Float[Tensor, "M D"],
+        outputs: tuple[int, ...],
+        prior: InducingPrior | None,
+        skip: Float[Tensor, "D H"] | None,
+        jitter: float | None,
+    ) -> None:
+        super().__init__()
+        self.kernel, self.outputs = kernel, outputs
+        self.jitter = DEFAULT_JITTER if jitter is None else jitter
+        self.register_buffer("start", z.clone())
+        self.register_buffer("skip", skip)
+        self.nu = PyroSample(SparseLayer.white)
+        if prior is None:
+            self.z = nn.Parameter(z.clone())
+        else:
+            found = inducing_prior("BSGP", prior, tuple(z.shape))
+            self.z = PyroSample(found if isinstance(found, Distribution) else partial(_of_layer, found))
+
+    def white(self) -> Distribution:
+        """The prior of nu, standard normal over (M,) or (H, M)."""
+        zero = self.start.new_zeros(*self.outputs, len(self.start))
+        return dist.Normal(zero, 1.0).to_event(zero.dim())
+
+    def forward(self, x: Float[Tensor, "*S B D"]) -> tuple[Float[Tensor, "*S B"], Float[Tensor, "*S B"]]:
+        """Means and variances of the outputs at x given nu, (*S, B) or (*S, H, B)."""
+        a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
+        loc = self.nu @ a.mT
+        return loc, (var[..., None, :] if self.outputs else var).expand(loc.shape)
+
+    def hidden(self, x: Float[Tensor, "*S B D"], noise: Float[Tensor, "*S B H"] | None) -> Float[Tensor, "*S B H"]:
+        """A draw of what a hidden layer passes on, from standard normal noise; None draws it."""
+        loc, var = self(x)
+        noise = torch.randn_like(loc.mT) if noise is None else noise
+        return x @ self.skip + loc.mT + var.mT.sqrt() * noise
+
+    def joint(self, x: Float[Tensor, "P D"]) -> Float[Tensor, "*H P"]:
+        """A draw of the outputs at x from the exact process given nu, correlated between points; O(P^3)."""
+        cov = bind(self.kernel)
+        a, _, _ = whitened_conditional(cov, x, self.z, self.jitter)
+        loc = self.nu @ a.mT
+        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter)
+        return loc + torch.randn_like(loc) @ tril.mT
+
+
+def _of_layer(prior: Callable[[Any, Tensor], Distribution], layer: SparseLayer) -> Distribution:
+    return prior(layer.kernel, layer.start)

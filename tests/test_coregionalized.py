@@ -1,0 +1,137 @@
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from pyro.nn import PyroSample
+
+from pyro_nngp.conditional import DEFAULT_JITTER
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.likelihoods import Gaussian, StudentT
+from pyro_nngp.models import LOO, CoregionalizedLOO
+
+F64 = torch.float64
+N, T = 20, 3
+
+
+def data(n=N):
+    x = torch.rand(n, 2, dtype=F64)
+    f = torch.stack([torch.sin(5 * x[:, 0]), torch.cos(4 * x[:, 1])], -1)
+    return x, f @ torch.tensor([[1.0, 0.5, -1.0], [0.2, -1.0, 0.4]], dtype=F64) + 0.1 * torch.randn(n, T, dtype=F64)
+
+
+def model(x, y, **settings):
+    kernels = [Matern52(2, lengthscale=torch.tensor([0.3, 0.6])), RBF(2, lengthscale=torch.tensor([0.5, 0.4]))]
+    gp = CoregionalizedLOO(x, y, kernels, Gaussian(torch.tensor([[0.1], [0.2], [0.05]])), **settings)
+    gp.mean.value.data += torch.tensor([0.3, -0.2, 0.1])
+    return gp
+
+
+def dense(gp, x, z=None):
+    """Covariance of all outputs, point by point; with noise and nugget if z is None."""
+    g = gp.mixing.detach()
+    pairs = [(kernel(x, x if z is None else z).detach(), g[:, q]) for q, kernel in enumerate(gp.kernel)]
+    cov = sum(torch.kron(k, torch.outer(c, c)) for k, c in pairs)
+    if z is None:
+        cov = cov + DEFAULT_JITTER * torch.diag(cov.diagonal())
+    return cov
+
+
+def noise(gp, n):
+    return torch.diag(gp.likelihood.variance.detach()[:, 0].repeat(n))
+
+
+def loss(gp, *args):
+    return TraceMeanField_ELBO().loss(gp.model, gp.guide, *args)
+
+
+def posterior(gp, x, y, new):
+    """Mean and covariance of the noise-free outputs at new points, point by point."""
+    cross = dense(gp, x, new)
+    w = torch.cholesky_solve(cross, torch.linalg.cholesky(dense(gp, x) + noise(gp, len(x))))
+    c = gp.mean.value.detach()
+    return c.repeat(len(new)) + (y - c).flatten() @ w, dense(gp, new) - w.mT @ cross
+
+
+def test_full_neighbors_give_dense_leave_one_out_densities():
+    x, y = data()
+    gp = model(x, y, num_neighbors=N - 1)
+    want = 0.0
+    for i in range(N):
+        others = torch.arange(N) != i
+        mean, cov = posterior(gp, x[others], y[others], x[i : i + 1])
+        want += float(dist.MultivariateNormal(mean, cov + noise(gp, 1)).log_prob(y[i]))
+    assert -loss(gp) == pytest.approx(want, rel=1e-9)
+
+
+def test_disjoint_batches_average_exactly():
+    x, y = data()
+    gp = model(x, y, num_neighbors=4)
+    parts = [loss(gp, idx) for idx in torch.randperm(N).split(5)]
+    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
+
+
+def test_independent_outputs_equal_separate_models():
+    x, y = data()
+    kernels = [Matern52(2, lengthscale=torch.tensor([0.3 + 0.1 * t, 0.6])) for t in range(T)]
+    gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), num_neighbors=5, mixing=torch.eye(T, dtype=F64))
+    single = [LOO(x, y[:, t], k, Gaussian(0.1), num_neighbors=5) for t, k in enumerate(kernels)]
+    assert loss(gp) == pytest.approx(sum(loss(one) for one in single), rel=1e-9)
+    torch.testing.assert_close(gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1)[1] for one in single]), rtol=1e-9, atol=0)
+
+
+def test_predictions_and_joint_draws_agree_with_dense_conditionals():
+    x, y = data()
+    gp = model(x, y, num_neighbors=4)
+    new = torch.rand(3, 2, dtype=F64)
+    mean, cov = posterior(gp, x, y, new)
+    loc, var = gp(new, num_neighbors=N)
+    torch.testing.assert_close(loc.mT.flatten().detach(), mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(var.mT.flatten().detach(), cov.diagonal(), rtol=1e-8, atol=1e-10)
+    predictive = gp.predict(new, N)
+    for i in range(3):
+        block = cov[T * i : T * i + T, T * i : T * i + T] + noise(gp, 1)
+        torch.testing.assert_close(predictive.covariance_matrix[i].detach(), block, rtol=1e-8, atol=1e-10)
+    draws = gp.sample(new, 20_000, num_neighbors=N + 2).mT.flatten(1)
+    assert ((draws.mean(0) - mean) / (cov.diagonal() / 20_000).sqrt()).abs().max() < 6
+    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 20_000**0.5
+    assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
+    assert gp.sample(new, 2).shape == (2, T, 3)
+
+
+def test_training_and_refreshing_under_all_lengthscales():
+    x, y = data(60)
+    gp = model(x, y, num_neighbors=4)
+    result = fit(gp, 40, batch_size=20, lr=0.05, refresh_every=10, progress=False)
+    assert result.losses[-10:].mean() < result.losses[:3].mean()
+    gp.refresh()
+    scales = torch.stack([kernel.lengthscale.detach() for kernel in gp.kernel])
+    torch.testing.assert_close(gp.graph.lengthscale, scales.pow(-2).mean(0).rsqrt())
+
+
+def test_mixing_with_a_prior():
+    x, y = data()
+    prior = dist.Normal(torch.zeros(T, 2, dtype=F64), 1.0).to_event(2)
+    gp = CoregionalizedLOO(x, y, [Matern52(2), RBF(2)], num_neighbors=4, mixing=PyroSample(prior))
+    result = fit(gp, 30, batch_size=10, lr=0.1, progress=False)
+    assert result.losses[-10:].mean() < result.losses[:3].mean()
+    assert gp(x[:2])[0].equal(gp(x[:2])[0])  # the median, not a draw
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": torch.zeros(N, dtype=F64)}, r"expected y of shape \(N, T\) with T > 1"),
+        ({"y": torch.zeros(N, 1, dtype=F64)}, r"expected y of shape \(N, T\) with T > 1"),
+        ({"y": torch.full((N, T), torch.nan, dtype=F64)}, r"expected y to be finite"),
+        ({"kernels": []}, r"expected kernels to be a sequence of kernels"),
+        ({"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
+        ({"mixing": torch.zeros(2, 2, dtype=F64)}, r"expected mixing of shape \(3, 1\), got \(2, 2\)"),
+        ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.19, got 20"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y = data()
+    settings = {"x": x, "y": y, "kernels": [RBF(2)], "num_neighbors": 4} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        CoregionalizedLOO(**settings)

@@ -1,0 +1,395 @@
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from dense import dense_covariance
+from pyro import poutine
+from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+from scipy import integrate
+from torch.distributions import kl_divergence
+
+from pyro_nngp.augmentation import auxiliary_prior, gaussian_observations
+from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.polya_gamma import PolyaGamma
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
+from pyro_nngp.models import LOO
+from pyro_nngp.neighbors import NearestOthers
+
+F64 = torch.float64
+N = 40
+AUGMENTED = [
+    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
+    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
+    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
+    (lambda: StudentT(4.0, 0.3), lambda f: f),
+    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+]
+augmented = pytest.mark.parametrize(("likelihood", "make"), AUGMENTED)
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def loss(gp, *args):
+    return TraceMeanField_ELBO().loss(gp.model, gp.guide, *args)
+
+
+def dense_leave_one_out(cov, obs, noise):
+    """Moments of f_n given all other observations (Rasmussen and Williams 2006, eq. 5.12)."""
+    precision = torch.cholesky_inverse(torch.linalg.cholesky(cov + torch.diag(noise)))
+    return obs - precision @ obs / precision.diagonal(), 1 / precision.diagonal() - noise
+
+
+def dense_log_prob(likelihood, y, loc, var):
+    """log of the integral of p(y | f) N(f | loc, var), on a fine grid."""
+    t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
+    log_weight = -t.square() / 2 + math.log(float(t[1] - t[0])) - math.log(2 * math.pi) / 2
+    return torch.logsumexp(likelihood(loc + var.sqrt() * t).log_prob(y) + log_weight, 0)
+
+
+def test_full_neighbors_give_the_closed_form_of_leave_one_out():
+    x, y = data()
+    gp = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
+    gp.mean.value.data += 0.7
+    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), y - 0.7, torch.full_like(y, 0.1))
+    want = torch.distributions.Normal(loc + 0.7, (var + 0.1).sqrt()).log_prob(y).sum()
+    assert loss(gp) == pytest.approx(-float(want), rel=1e-9)
+
+
+@augmented
+def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
+    x, f = data()
+    y, bound = make(f), likelihood().double().bind()
+    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1)
+    gp.mean.value.data += 0.4
+    omega = auxiliary_prior(bound, y, F64).sample()
+    obs, noise = gaussian_observations(bound, y, omega, F64)
+    cov = dense_covariance(gp.kernel, x).detach()
+    pairs = [dense_leave_one_out(cov, o - 0.4, d) for o, d in zip(obs.view(-1, N), noise.view(-1, N), strict=True)]
+    loc, var = torch.stack([p[0] for p in pairs]) + 0.4, torch.stack([p[1] for p in pairs])
+    if isinstance(bound, Categorical):
+        each = torch.stack(
+            [dense_log_prob(Bernoulli(), torch.ones(N, dtype=F64), *m) for m in zip(loc, var, strict=True)]
+        )
+        want = each.log_softmax(0).gather(0, y[None])[0]
+    else:
+        want = dense_log_prob(bound, y, loc[0], var[0])
+    site = poutine.trace(poutine.condition(gp.model, {"omega": omega})).get_trace().nodes["y"]
+    torch.testing.assert_close(site["fn"].log_prob(y).detach(), want, rtol=1e-6, atol=1e-7)
+
+
+def test_polya_gamma_observations_are_the_likelihood():
+    """Averaged over the prior of omega, the Gaussian observation times what the square leaves over is p(y | f)."""
+    f = torch.tensor([-1.5, 0.3, 2.0], dtype=F64)
+    for likelihood, y in [(Bernoulli(), 1.0), (Binomial(4), 3.0), (NegativeBinomial(2.5), 2.0)]:
+        bound, targets = likelihood.double().bind(), torch.full_like(f, y)
+        prior = auxiliary_prior(bound, targets, F64)
+        nodes = torch.linspace(-9, 5, 3001, dtype=F64)[:, None].exp()
+        weight = prior.log_prob(nodes).exp() * nodes * (14 / 3000)
+        obs, noise = gaussian_observations(bound, targets, nodes.expand(-1, 3), F64)
+        kernel_of_f = (dist.Normal(f, noise.sqrt()).log_prob(obs) + noise.log() / 2 + obs.square() / noise / 2).exp()
+        ratio = (weight * kernel_of_f).sum(0) / bound(f).log_prob(targets).exp()
+        torch.testing.assert_close(ratio, ratio[:1].expand(3), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "make", "guide"),
+    [(*case, "lognormal") for case in AUGMENTED]
+    + [(*case, "conjugate") for case in AUGMENTED if not isinstance(case[0](), StudentT)],  # whose guide is random
+)
+def test_disjoint_batches_average_exactly(likelihood, make, guide):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=5, guide=guide)
+    for table in gp.local.parameters():
+        table.data += 0.5 * torch.randn_like(table)
+    if guide == "lognormal":
+        gp.local.log_scale.data.fill_(-30.0)  # no randomness left
+    for size in (4, 10):
+        parts = [loss(gp, idx) for idx in torch.randperm(N).split(size)]
+        assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-9)
+
+
+def test_disjoint_batches_of_a_regression_average_exactly():
+    x, y = data()
+    gp = LOO(x, y, kernel(), Gaussian(0.1), num_neighbors=5)
+    parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
+    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
+
+
+def test_conjugate_objective_term_by_term():
+    """The density at the mean of omega, minus one divergence per datum and class."""
+    x, f = data()
+    gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), num_neighbors=N - 1, guide="conjugate")
+    gp.local.log_square.data.uniform_(-1, 3)
+    c = gp.local.log_square.data[:, 0].exp().sqrt()
+    omega = (c / 2).tanh() / (2 * c)
+    divergence = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
+    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
+    want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - divergence.sum()
+    assert loss(gp) == pytest.approx(-float(want), rel=1e-8)
+
+
+@pytest.mark.parametrize("prior", [PolyaGamma(1.0, 0.0), PolyaGamma(6.0, 0.0), dist.Gamma(2.0, 2.0)])
+def test_divergence_of_a_log_normal_guide(prior):
+    q = dist.LogNormal(torch.tensor(-0.7, dtype=F64), torch.tensor(0.6, dtype=F64))
+
+    def integrand(t):
+        omega = torch.tensor(math.exp(t), dtype=F64)
+        return float(q.log_prob(omega).exp() * omega * (q.log_prob(omega) - prior.log_prob(omega)))
+
+    want = integrate.quad(integrand, -6, 5, epsabs=1e-11)[0]
+    assert float(kl_divergence(q, prior)) == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("guide", ["lognormal", "conjugate"])
+def test_each_batch_trains_its_own_rows_and_their_neighbors_only(guide):
+    x, f = data()
+    gp = LOO(x, f > 0, kernel(), Bernoulli(), num_neighbors=4, guide=guide)
+    gp.local.sparse_grad = True
+    idx = torch.tensor([3, 17, 25])
+    TraceMeanField_ELBO().differentiable_loss(gp.model, gp.guide, idx).backward()
+    touched = torch.cat([idx, gp.graph.neighbors[idx].flatten()]).unique()
+    for table in gp.local.parameters():
+        grad = table.grad.coalesce()
+        assert torch.equal(grad.indices()[0], touched)
+        assert (grad.values() != 0).all()
+
+
+def test_labels_in_every_coding_give_one_model():
+    x, f = data()
+    codings = [(f > 0).to(F64), 2 * (f > 0).to(F64) - 1, f > 0, (f > 0).long()]
+    losses = [loss(LOO(x, y, kernel(), Bernoulli(), num_neighbors=5, guide="conjugate")) for y in codings]
+    assert losses == [losses[0]] * 4
+
+
+def test_class_probabilities_are_the_normalized_one_against_all_ones():
+    x, f = data()
+    gp = LOO(x, torch.bucketize(f, torch.tensor([-0.4, 0.4])), kernel(), Categorical(3), num_neighbors=8)
+    new = data(5)[0]
+    probs = gp.predict(new).probs.detach()
+    torch.testing.assert_close(probs.sum(-1), torch.ones(5, dtype=F64), rtol=1e-12, atol=0)
+    one_against_all = Bernoulli().marginal(*gp(new)).mean.mT
+    torch.testing.assert_close(
+        probs, (one_against_all / one_against_all.sum(-1, keepdim=True)).detach(), rtol=1e-9, atol=0
+    )
+
+
+def test_the_point_itself_is_left_out_among_exact_duplicates():
+    x, y = data(N // 4)
+    x, y = x.repeat(4, 1), y.repeat(4) + 0.3 * torch.randn(N, dtype=F64)
+    gp = LOO(x, y, kernel(), Gaussian(0.1), num_neighbors=3)
+    gp.model()
+    assert not (gp.graph.neighbors == torch.arange(N)[:, None]).any()
+    assert (x[gp.graph.neighbors] == x[:, None]).all()
+    assert torch.isfinite(torch.tensor(loss(gp)))
+    full = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
+    loc, var = dense_leave_one_out(dense_covariance(full.kernel, x).detach(), y, torch.full_like(y, 0.1))
+    want = torch.distributions.Normal(loc, (var + 0.1).sqrt()).log_prob(y).sum()
+    assert loss(full) == pytest.approx(-float(want), rel=1e-9)
+
+
+def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
+    x, _ = data()
+    table = NearestOthers(x, 4)
+    assert (table.neighbors == -1).all()
+    table.batch(torch.tensor([5, 2]))
+    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
+    lengthscale = torch.tensor([0.1, 2.0], dtype=F64)
+    table.refresh(lengthscale)
+    assert (table.neighbors == -1).all()
+    table.batch()
+    distance = torch.cdist(x / lengthscale, x / lengthscale).fill_diagonal_(torch.inf)
+    assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
+    with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
+        NNGP(kernel(), table)
+
+
+def test_ties_do_not_follow_the_order_of_the_file():
+    """Of many rows at one place, sorted by label, the neighbors hold both labels."""
+    y = torch.arange(200) >= 100
+    gp = LOO(torch.zeros(200, 1, dtype=F64), y, Matern52(1), Bernoulli(), num_neighbors=20)
+    gp.model()
+    assert 3 < gp.y[gp.graph.neighbors[0]].sum() < 17
+
+
+def test_refresh_uses_the_learned_lengthscales():
+    x, y = data()
+    gp = LOO(x, y, kernel(), num_neighbors=5)
+    gp.model()
+    before = gp.graph.neighbors.clone()
+    gp.refresh()
+    gp.model()
+    torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
+    assert not torch.equal(before, gp.graph.neighbors)
+
+
+@augmented
+def test_predictions_agree_with_dense_conditionals(likelihood, make):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=5)
+    gp.mean.value.data += 0.4
+    rows = torch.arange(N)
+    omega = gp.local.distribution(gp.likelihood.bind(), gp.y, rows).mean.detach()
+    obs, noise = gaussian_observations(gp.likelihood.bind(), gp.y, omega, F64)
+    new = data(4)[0]
+    cross, cov, own = (
+        gp.kernel(x, new).detach(),
+        dense_covariance(gp.kernel, x).detach(),
+        dense_covariance(gp.kernel, new),
+    )
+    loc, var = gp(new, num_neighbors=N)
+    for o, d, m, v in zip(obs.view(-1, N), noise.detach().view(-1, N), loc.view(-1, 4), var.view(-1, 4), strict=True):
+        w = torch.cholesky_solve(cross, torch.linalg.cholesky(cov + torch.diag(d)))
+        torch.testing.assert_close(m.detach(), 0.4 + (o - 0.4).detach() @ w, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(v.detach(), own.diagonal().detach() - (w * cross).sum(0), rtol=1e-8, atol=1e-9)
+
+
+def test_joint_draws_have_the_dense_posterior_covariance():
+    x, y = data(20)
+    gp = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=5)
+    new = data(6)[0]
+    draws = gp.sample(new, 20_000, num_neighbors=25)
+    cross = gp.kernel(x, new).detach()
+    tril = torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(20, dtype=F64))
+    w = torch.cholesky_solve(cross, tril)
+    want = dense_covariance(gp.kernel, new).detach() - w.mT @ cross
+    error = (draws.mean(0) - y @ w) / (want.diagonal() / len(draws)).sqrt()
+    assert error.abs().max() < 6
+    spread = (want.diagonal()[:, None] * want.diagonal() + want.square()).sqrt() / len(draws) ** 0.5
+    assert ((draws.mT.cov() - want).abs() / spread).max() < 6
+
+
+@augmented
+def test_joint_draws_have_the_marginals_of_forward(likelihood, make):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1)
+    new = data(3)[0]
+    draws = gp.sample(new, 5000, num_neighbors=N + 2)
+    loc, var = (value.detach() for value in gp(new, num_neighbors=N))
+    assert ((draws.mean(0) - loc) / (var / 5000).sqrt()).abs().max() < 6
+    assert ((draws.var(0) / var - 1) / (2 / 5000) ** 0.5).abs().max() < 6
+
+
+def test_several_outputs_equal_separate_models():
+    x, y = data()
+    both = torch.stack([y, -2 * y + 1], -1)
+    shared = LOO(x, both, kernel(), Gaussian(0.1), num_neighbors=6)
+    own = LOO(x, both, kernel(), Gaussian(torch.tensor([[0.1], [0.3]])), num_neighbors=6)
+    single = [LOO(x, both[:, t], kernel(), Gaussian(v), num_neighbors=6) for t, v in ((0, 0.1), (1, 0.1), (1, 0.3))]
+    idx = torch.arange(0, N, 3)
+    for args in ((), (idx,)):
+        values = [loss(gp, *args) for gp in single]
+        assert loss(shared, *args) == pytest.approx(values[0] + values[1], rel=1e-7)  # 0.1 is a float32 here
+        assert loss(own, *args) == pytest.approx(values[0] + values[2], rel=1e-7)
+    assert shared.predict(x[:4]).batch_shape == own.predict(x[:4]).batch_shape == (2, 4)
+    assert own.sample(x[:4] + 1, 3).shape == (3, 2, 4)
+
+
+def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
+    x, _ = data()
+    near = torch.randint(N, (N, 4)).sort(-1).values
+    noise = torch.rand(3, N, dtype=F64, requires_grad=True)
+    k = kernel().double()
+    w, var = graph_conditional(k, x + 1, x, near, noise)
+    (w.sin().sum() + var.log().sum()).backward()
+    together = noise.grad.clone(), k.lengthscale_unconstrained.grad.clone()
+    noise.grad = k.lengthscale_unconstrained.grad = None
+    for i in range(3):
+        wi, vi = graph_conditional(k, x + 1, x, near, noise[i])
+        torch.testing.assert_close((w[i], var[i]), (wi, vi), rtol=1e-12, atol=1e-14)
+        (wi.sin().sum() + vi.log().sum()).backward()
+    torch.testing.assert_close(together, (noise.grad, k.lengthscale_unconstrained.grad), rtol=1e-9, atol=1e-12)
+
+
+@augmented
+def test_training_improves_every_likelihood(likelihood, make):
+    x, f = data(dtype=torch.float32)
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=6)
+    result = fit(gp, 24, batch_size=20, lr=0.1, refresh_every=10, progress=False)
+    assert result.losses[-4:].mean() < result.losses[:4].mean()
+    assert gp.predict(x[:5]).log_prob(gp.y[:5]).shape == (5,)
+    assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
+
+
+def test_hyperparameters_with_priors_are_learned():
+    x, f = data()
+    k = kernel()
+    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
+    likelihood = NegativeBinomial()
+    likelihood.total_count = PyroSample(dist.LogNormal(1.0, 0.5))
+    gp = LOO(x, (f + 1).exp().round(), k, likelihood, num_neighbors=6)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
+    losses = [svi.step(torch.randperm(N)[:20]) for _ in range(30)]
+    assert sum(losses[-10:]) < sum(losses[:10])
+    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
+    assert gp.sample(x[:3], 4).shape == (4, 3)
+    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
+    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+
+
+def test_two_models_do_not_share_parameters():
+    x, f = data()
+    one, two = (LOO(x, f > 0, kernel(), Bernoulli(), num_neighbors=6) for _ in range(2))
+    before = {name: value.clone() for name, value in two.state_dict().items()}
+    svi = SVI(one.model, one.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
+    for _ in range(3):
+        svi.step()
+    for name, value in two.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not set(pyro.get_param_store())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.full((N, 2), torch.nan)}, r"expected x to be finite"),
+        ({"y": torch.full((N,), torch.nan)}, r"expected y to be finite"),
+        ({"y": [0.0]}, r"expected y to be a torch.Tensor"),
+        ({"y": torch.zeros(N - 1)}, r"expected y of shape \(40,\)"),
+        ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.39, got 40"),
+        ({"likelihood": Poisson(), "y": torch.ones(N)}, r"expected likelihood to be one of Gaussian.*got Poisson"),
+        ({"likelihood": Bernoulli("probit"), "y": torch.ones(N)}, r"expected likelihood to have the logit link"),
+        ({"likelihood": Bernoulli(), "y": torch.full((N,), 2.0)}, r"expected y to be labels 0 and 1"),
+        ({"likelihood": Bernoulli(), "y": torch.arange(N).float() % 3 - 1}, r"expected y to be labels 0 and 1"),
+        ({"likelihood": Categorical(3), "y": torch.arange(N) % 2}, r"expected y to hold every class, got none of .*2"),
+        ({"likelihood": Categorical(2), "y": torch.arange(N) % 3}, r"expected y to be labels in 0\.\.1"),
+        ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
+        ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
+        ({"guide": "normal"}, r"expected guide 'lognormal' or 'conjugate', got 'normal'"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y = data(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "num_neighbors": 6} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        LOO(**settings)
+
+
+@pytest.mark.parametrize(
+    "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
+)
+def test_wrong_batches(idx):
+    x, y = data()
+    with pytest.raises((ValueError, TypeError), match=r"expected idx"):
+        LOO(x, y, kernel(), num_neighbors=6).model(idx)
+
+
+def test_priors_assigned_too_late_are_an_error():
+    x, y = data()
+    gp = LOO(x, y, kernel(), num_neighbors=6)
+    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
+        gp.guide()

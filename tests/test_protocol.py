@@ -1,0 +1,170 @@
+"""What all methods promise alike: arguments, sites, shapes, training by plain Pyro, export, saving, devices."""
+
+import inspect
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+
+from pyro_nngp.encoders import GraphConvolutionEncoder, SiteEncoder
+from pyro_nngp.inference import fit, to_arviz
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models.npvi import NPVI
+
+N, K, P = 60, 8, 7
+METHODS = {
+    "VNNGP": (VNNGP, {"num_neighbors": K}),
+    "VNNGP-sparse": (VNNGP, {"num_neighbors": K, "guide_neighbors": 4}),
+    "VNNGP-inducing": (VNNGP, {"num_neighbors": K, "inducing": 20, "learn_inducing": True}),
+    "LOO": (LOO, {"num_neighbors": K}),
+    "Vecchia": (Vecchia, {"num_neighbors": K}),
+    "MLL": (Vecchia, {"num_neighbors": K, "objective": "mll"}),
+    "NPVI": (NPVI, {"num_neighbors": K}),
+    "NPVI-NN": (NPVI, {"num_neighbors": K, "encoder": lambda: GraphConvolutionEncoder()}),
+    "NPVI-sites": (NPVI, {"num_neighbors": K, "encoder": lambda: SiteEncoder(2)}),
+    "SWSGP": (SWSGP, {"num_neighbors": K, "inducing": 20}),
+    "SVGP": (SVGP, {"inducing": 20}),
+}
+VOCABULARY = {
+    *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
+    *("mean_field", "guide", "guide_neighbors", "encoder", "loc", "scale", "jitter", "seed"),
+}
+
+
+def data(dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(N, 2, generator=generator, dtype=dtype)
+    return x, torch.sin(5 * x[:, 0]) + x[:, 1] + 0.1 * torch.randn(N, generator=generator, dtype=dtype)
+
+
+def build(name, dtype=torch.float64, seed=0, **hyperparameters):
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    torch.manual_seed(seed)
+    x, y = data(dtype)
+    return method(x, y, Matern52(2, **{"lengthscale": 0.5, **hyperparameters}), Gaussian(0.05), seed=seed, **settings)
+
+
+@pytest.fixture(params=METHODS)
+def name(request):
+    return request.param
+
+
+def test_arguments_have_the_same_names_and_order(name):
+    parameters = inspect.signature(METHODS[name][0].__init__).parameters
+    assert list(parameters)[1:5] == ["x", "y", "kernel", "likelihood"]
+    assert set(list(parameters)[1:]) <= VOCABULARY
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[5:])
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        METHODS[name][0](*data(), Matern52(2), Gaussian(), neighbours=3)
+
+
+def test_sites_of_model_and_guide_match(name):
+    gp, idx = build(name, lengthscale=PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))), None
+    for idx in (None, torch.arange(5, 25)):
+        model, guide = (pyro.poutine.trace(f).get_trace(idx) for f in (gp.model, gp.guide))
+        latent, guided = (set(trace.stochastic_nodes) - {"data", "latents"} for trace in (model, guide))
+        auxiliary = {n for n in guided if guide.nodes[n]["infer"].get("is_auxiliary")}
+        assert guided - auxiliary == latent
+        assert "kernel.lengthscale" in latent
+        assert model.nodes["y"]["is_observed"]
+        for site in latent:
+            assert model.nodes[site]["fn"].shape() == guide.nodes[site]["fn"].shape()
+
+
+def test_predictions_have_the_same_shapes_and_meaning(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    loc, var = gp(x_new)
+    assert loc.shape == var.shape == (P,)
+    assert (var > 0).all()
+    predictive = gp.predict(x_new)
+    assert predictive.batch_shape == (P,)
+    torch.testing.assert_close(predictive.mean, loc)
+    torch.testing.assert_close(predictive.variance, var + gp.likelihood.variance)
+    draws = gp.sample(x_new, 4000)
+    assert draws.shape == (4000, P)
+    assert ((draws.mean(0) - loc).abs() < 6 * (draws.var(0) / 4000).sqrt() + 1e-2).all()
+
+
+def test_plain_svi_trains(name):
+    gp = build(name)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.02}), TraceMeanField_ELBO())
+    losses = torch.tensor([svi.step() for _ in range(40)])
+    assert losses.isfinite().all()
+    assert losses[-8:].mean() < losses[:8].mean()
+
+
+def test_minibatches_train_and_the_result_exports_and_reloads(name, tmp_path):
+    gp, x_new = build(name), data()[0][:P]
+    fit(gp, 5, batch_size=20, progress=False)
+    idata = to_arviz(gp, num_samples=3)
+    event = (K + 1,) if name == "MLL" else ()  # a point together with its neighbors
+    assert idata.observed_data["y"].shape == (N, *event)
+    assert idata.posterior_predictive["y"].shape == (1, 3, N, *event)
+    torch.save(gp.state_dict(), tmp_path / "state.pt")
+    fresh = build(name, seed=1)
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for got, expected in zip(fresh(x_new), gp(x_new), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_single_precision_stays_single(name):
+    gp, (x, _) = build(name, torch.float32), data(torch.float32)
+    assert gp(x[:P])[0].dtype is gp.sample(x[:P], 2).dtype is torch.float32
+    fit(gp, 2, progress=False)
+    assert all(p.dtype is torch.float32 for p in gp.parameters())
+
+
+def test_two_instances_share_no_parameters(name):
+    one, two = build(name), build(name)
+    before = [p.clone() for p in two.parameters()]
+    fit(one, 2, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "LOO", "Vecchia", "SVGP"], indirect=False)
+def test_hyperparameters_with_priors_run_under_nuts(name):
+    gp = build(name, lengthscale=PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0)))
+    mcmc = MCMC(NUTS(gp.model, max_tree_depth=3), num_samples=3, warmup_steps=2, disable_progbar=True)
+    mcmc.run()
+    assert (mcmc.get_samples()["kernel.lengthscale"] > 0).all()
+    drawn = Predictive(gp.model, mcmc.get_samples())(torch.arange(N))
+    assert drawn["y"].shape[0] == 3
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "LOO", "NPVI", "SWSGP", "SVGP"], indirect=False)
+def test_labels_are_classified(name):
+    method, settings = METHODS[name]
+    x, y = data()
+    gp = method(x, (y > y.mean()).double(), Matern52(2, lengthscale=0.5), Bernoulli(), **settings)
+    fit(gp, 60, lr=0.05, progress=False)
+    wrong = (gp.predict(x).mean > 0.5) != (y > y.mean())
+    assert wrong.double().mean() < 0.15
+
+
+def test_sampled_posteriors_keep_the_protocol():
+    x, y = data()
+    gp = BSGP(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), inducing=10)
+    mcmc = MCMC(NUTS(gp.model, max_tree_depth=3), num_samples=3, warmup_steps=2, disable_progbar=True)
+    mcmc.run()
+    samples = mcmc.get_samples()
+    loc, var = gp(x[:P], samples)
+    assert loc.shape == var.shape == gp.predict(x[:P], samples).batch_shape == (P,)
+    assert gp.sample(x[:P], 6, samples).shape == (6, P)
+    assert to_arviz(mcmc).posterior.sizes["draw"] == 3
+
+
+@pytest.mark.gpu
+def test_methods_move_to_the_gpu(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    there = build(name).to("cuda")
+    for got, expected in zip(there(x_new.cuda()), gp(x_new), strict=True):
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-6, atol=1e-8)
+    fit(there, 3, batch_size=20, progress=False)
+    assert there.sample(x_new.cuda(), 2).is_cuda
