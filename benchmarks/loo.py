@@ -71,10 +71,10 @@ def scores(gp, x, y, k, block=2000):
     return means.tolist()
 
 
-def build(objective, x, y, likelihood, k, guide, seed):
+def build(objective, x, y, likelihood, k, guide, divergence, seed):
     kernel = Matern52(x.shape[1], variance=torch.tensor(1.0), lengthscale=torch.full((x.shape[1],), x.shape[1] ** 0.5))
     if objective == "loo":
-        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=guide, seed=seed)
+        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=guide, divergence=divergence, seed=seed)
     if objective == "svgp":
         return SVGP(x, y, kernel, likelihood, inducing=min(k, len(x)), seed=seed)
     ordering = "random" if objective == "vecchia" else "given"
@@ -84,9 +84,12 @@ def build(objective, x, y, likelihood, k, guide, seed):
 def run(name, objective, k, args, seed):
     """Train once; for each number of neighbors of predictions the scores, learned noise, seconds of training."""
     ((x, y), test, validation), make = split(name, seed)
+    if args.degenerate:
+        torch.manual_seed(seed)
+        x, y = (torch.cat([v, v + 0.01 * torch.randn_like(v)]) for v in (x, y))
     likelihood = Gaussian(0.25) if make is Gaussian else make()
     size = args.batch_size or (64 if isinstance(likelihood, Categorical) else 128)
-    gp = build(objective, x, y, likelihood, k, args.guide, seed)
+    gp = build(objective, x, y, likelihood, k, args.guide, args.divergence, seed)
     steps = max(1, round(args.epochs * len(x) / size))
     begin = time.perf_counter()
     refreshing = {} if objective == "svgp" else {"refresh_every": args.refresh_every}
@@ -117,12 +120,14 @@ def main():
     parser.add_argument("--objective", nargs="+", default=["loo"], choices=["loo", "mll", "vecchia", "svgp"])
     parser.add_argument("--neighbors", type=int, nargs="+", default=[32, 64], help="K; inducing points for svgp")
     parser.add_argument("--guide", default="lognormal", choices=["lognormal", "conjugate"])
+    parser.add_argument("--divergence", default="posterior", choices=["posterior", "prior"])
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--local-lr", type=float, default=0.03)
     parser.add_argument("--batch-size", type=int)
     parser.add_argument("--refresh-every", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--degenerate", action="store_true", help="train on noisy duplicates too (section 5.5)")
     parser.add_argument("--predict", type=int, nargs="+", help="numbers of neighbors for predictions; default K")
     args = parser.parse_args()
     for objective in args.objective:

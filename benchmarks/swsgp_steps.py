@@ -1,6 +1,6 @@
 """Time of an SWSGP training step against the number of inducing points: free of it where they are fixed.
 
-The setting of section 4.4 of the paper: H = 100 of up to 100,000 inducing points, here a random part of the data, with
+The setting of section 4.4 of the paper: H = 100 of up to 100,000 inducing points, here a part of the data, with
 a diagonal covariance. Learned inducing points are searched at each step, which is not free.
 Usage: python benchmarks/swsgp_steps.py [--sizes 1000 10000 100000] [--out benchmarks/results/swsgp_steps.md]
 """
@@ -19,7 +19,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SWSGP
 
-NUM_DATA, DIM = 200_000, 8
+NUM_DATA, DIM = 100_000, 8
 
 
 class Setup:
@@ -47,8 +47,8 @@ def main():
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 10_000, 100_000])
     parser.add_argument("--neighbors", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--steps", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=13)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     setups = {(m, learn): Setup(m, args.neighbors, learn) for learn in (False, True) for m in args.sizes}

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.distributions import MaskedDistribution
 from pyro.poutine import Trace
 from torch import Tensor
@@ -46,7 +46,7 @@ class LogisticData:
         with torch.enable_grad():
             f = torch.randn_like(start).requires_grad_()
             here, there = run(f), run(f.detach() + 1 + torch.rand_like(start))
-            self.rows: dict[str, Int[Tensor, "..."]] = {}
+            self.rows: dict[str, Tensor] = {}
             for name, site in sample_sites(here).items():
                 if name == latent:
                     continue
@@ -56,7 +56,9 @@ class LogisticData:
                         self.rows[name] = rows
                 elif _pull(log_prob(site, 0.0).sum(), f, torch.ones(())) is not None:
                     expectation = "to be observed Bernoulli, Binomial or NegativeBinomial, or not to depend on it"
-                    actual = f"{'an observed' if site['is_observed'] else 'a latent'} {type(base_law(site['fn'])).__name__}"
+                    actual = (
+                        f"{'an observed' if site['is_observed'] else 'a latent'} {type(base_law(site['fn'])).__name__}"
+                    )
                     fail(where, f"site {name!r} given {latent!r}", expectation, actual, "Use NUTS for such a model.")
         if not self.rows:
             actual = "no logistic one"
@@ -95,10 +97,10 @@ class LogisticData:
         linear, precision = torch.zeros_like(f), torch.zeros_like(f)
         for name, rows in self.rows.items():
             site = trace.nodes[name]
-            law, y = base_law(site["fn"]), site["value"].to(f.dtype)
+            law, y = base_law(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
             times = _times(site, rows)
             seen = times > 0
-            b = _trials(law, y).expand(rows.shape)[seen]
+            b = _trials(law, y)[seen]
             times, rows_seen, logits = times[seen], rows[seen], law.logits[seen]
             omega = PolyaGamma(times * b, logits, validate_args=False).sample()
             linear.index_add_(0, rows_seen, times * (y[seen] - b / 2) - omega * (logits - f[rows_seen]))

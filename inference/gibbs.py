@@ -12,7 +12,7 @@ With Pólya-Gamma variables :math:`\omega` (Polson, Scott and Windle 2013) one s
 Nothing is approximated and nothing needs tuning: the widths of the slices, which change the cost but not the law, adapt
 during burn-in.
 
-Cost: for step 2 O(N^3) up to 2,200 points and O(N K) per step of conjugate gradients beyond; for step 3 some ten runs
+Cost: for step 2 O(N^3) up to 1,000 points and O(N K) per step of conjugate gradients beyond; for step 3 some ten runs
 of the model per coordinate of :math:`\theta`, O(N K^3) each.
 
 Symbols: f latent values, theta all other sites, z a coordinate of theta in unconstrained space.
@@ -23,6 +23,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import pyro
 import torch
 from pyro import poutine
 from pyro.infer.autoguide.initialization import init_to_uniform
@@ -108,7 +109,7 @@ class PolyaGammaGibbs(MCMCKernel):
 
     def sample(self, params: Params) -> Params:
         """One sweep: f, then each coordinate of the other sites."""
-        with torch.no_grad():
+        with torch.no_grad(), pyro.validation_enabled(False):
             params = {**params, self._site: self._draw_latent(params)}
             for name, moves in self._moves.items():
                 for i in range(params[name].numel()):
@@ -148,7 +149,8 @@ class PolyaGammaGibbs(MCMCKernel):
     def _find_moves(self, params: Params, name: str) -> list[str]:
         """What f has to follow: found by changing the site."""
         here, there = self._trace(params), self._trace({**params, name: params[name] + 0.5})
-        moves, before, after = ["values"], *(base_law(t.nodes[self._site]["fn"]).conditionals for t in (here, there))
+        moves = ["values"]
+        before, after = (base_law(trace.nodes[self._site]["fn"]).conditionals for trace in (here, there))
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
             moves.append("white")
         if not torch.equal(self._data.mean_offset(here), self._data.mean_offset(there)):
@@ -214,7 +216,9 @@ class PolyaGammaGibbs(MCMCKernel):
 
 def _find_latent(trace: Trace, wanted: str | None) -> str:
     """The name of the NNGP site."""
-    sites = {n: s for n, s in sample_sites(trace).items() if not s["is_observed"] and isinstance(base_law(s["fn"]), NNGP)}
+    sites = {
+        n: s for n, s in sample_sites(trace).items() if not s["is_observed"] and isinstance(base_law(s["fn"]), NNGP)
+    }
     if wanted is not None and wanted not in sites:
         fail(_WHERE, "latent", f"among the latent NNGP sites {sorted(sites)}", repr(wanted), "Name one of them.")
     if wanted is None and len(sites) != 1:
@@ -222,7 +226,8 @@ def _find_latent(trace: Trace, wanted: str | None) -> str:
         fail(_WHERE, "model", expectation, sorted(sites) or "none", cure)
     name = wanted or next(iter(sites))
     law, site = base_law(sites[name]["fn"]), sites[name]
-    if site["fn"] is not law or law.batch_shape or law.event_shape[0] != law.graph.num_points:
+    rows = torch.arange(law.graph.num_points, device=law.batch.rows.device)
+    if site["fn"] is not law or law.batch_shape or not all(map(rows.equal, (law.batch.rows, law.batch.targets))):
         actual = f"{type(site['fn']).__name__} of shape {tuple(site['fn'].shape())}"
         fail(_WHERE, f"site {name!r}", "to be one NNGP over all points", actual, "Leave batch, expand and mask out.")
     if site["mask"] is not None or torch.as_tensor(site["scale"]).ne(1).any():

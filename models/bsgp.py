@@ -13,7 +13,7 @@ A deep process draws the values of its hidden layers anew each time its density 
 Differs from the paper: several hidden draws, by their log-mean-exp. The paper calls the estimate of the log expectation
 from one draw unbiased; by Jensen's inequality it is a lower bound in expectation, which more draws tighten.
 
-Cost per step: O(M^3 + B M^2) for each layer, the second term for each of its outputs' hidden draws; independent of N.
+Cost per step: O(M^3 + S B M^2) per layer, S = 1 for one layer; independent of N.
 Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod:`pyro_nngp.method`.
 """
 
@@ -60,32 +60,36 @@ class BSGP(GPMethod):
     independently over n given u (the FITC approximation), with f integrated out. Layers before the last have H outputs
     that share z and the kernel; their values :math:`h W + f` are the next layer's inputs, W being the identity, or the
     principal axes of x where H < D. Sites: ``layers.<l>.nu``, ``layers.<l>.z``, ``y``, and one for each hyperparameter
-    with a prior. There is no guide: sample it, or fit one of Pyro's. Which quantity is a site, which a parameter, and
-    the objective make the members of the family:
+    with a prior. There is no guide: sample it, or fit one of Pyro's. What is a site, what a parameter, and the
+    objective make the members of the family (table 1 of the paper):
 
-    ==========  =================  ======================  =========  ==============================================
-    method      ``inducing_prior``  hyperparameters         objective  inference
-    ==========  =================  ======================  =========  ==============================================
-    BSGP        "normal", ..       ``PyroSample``          "fitc"     ``SGHMC(model)``
-    SGHMC-DGP   None               ``PyroParam``           "vfe"      ``SGHMC(model, optim={"lr": 0.01})``
-    MCMC-SVGP   None               ``PyroSample``          "vfe"      ``NUTS(model)`` at the z of an SVGP
-    SVGP        None               ``PyroParam``           "vfe"      ``SVI`` with ``AutoMultivariateNormal(model)``
-    FITC-SVGP   None               ``PyroParam``           "fitc"     ``SVI`` with ``AutoMultivariateNormal(model)``
-    ==========  =================  ======================  =========  ==============================================
+    =========  ==================  ===============  =========  =============================================
+    method     ``inducing_prior``  hyperparameters  objective  inference
+    =========  ==================  ===============  =========  =============================================
+    BSGP       "normal", ..        ``PyroSample``   "fitc"     ``SGHMC(model)``
+    SGHMC-DGP  None                ``PyroParam``    "fitc"     ``SGHMC(model, optim={"lr": 0.01})``
+    MCMC-SVGP  None                ``PyroSample``   "vfe"      ``NUTS(model)``, started at the z of an SVGP
+    SVGP       None                ``PyroParam``    "vfe"      ``SVI`` with ``AutoMultivariateNormal(model)``
+    FITC-SVGP  None                ``PyroParam``    "fitc"     ``SVI`` with ``AutoMultivariateNormal(model)``
+    =========  ==================  ===============  =========  =============================================
 
     Example::
 
         kernel = lognormal_priors(RBF(D, lengthscale=torch.ones(D)), like=x)
-        gp = BSGP(x, y, kernel, Gaussian(), inducing=100)
-        mcmc = MCMC(
-            SGHMC(gp.model, num_steps=50, optim={"lr": 0.01}, init_strategy=gp.init_strategy), 256, warmup_steps=10_000
-        )
+        gp = BSGP(x, y, kernel, Gaussian(0.05), inducing=100)
+        guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
+        fit((gp.model, guide), 2_000, lr=0.02, elbo=Trace_ELBO(), num_data=gp.num_data)
+        start = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
+        mcmc = MCMC(SGHMC(gp.model, num_steps=50, optim={"lr": 0.01}, init_strategy=start), 256, warmup_steps=10_000)
         mcmc.run(Minibatch(gp.num_data, 1_000))
         predictive = gp.predict(x_new, mcmc.get_samples())
 
-    Several chains of :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``. The values of hidden layers are no
-    sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS needs a density that is the same
-    at each call, and for L > 1 gets one with `fixed_draws` alone.
+    The start matters: from u = 0 a noise variance that is optimised grows to explain all of y before u has moved, and
+    burn-in takes many times as long. Several chains of :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``.
+    The values of hidden layers are no sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS
+    needs a density that is the same at each call, and for L > 1 gets one with `fixed_draws` alone; with a prior over z
+    that cannot be drawn from, it needs ``max_plate_nesting=2`` and :attr:`init_strategy`. Use double precision: a chain
+    that meets inducing points too close for a Cholesky factor of their covariance ends with an error.
 
     Args:
         x: inputs (N, D); priors over z expect them standardized.
@@ -101,14 +105,14 @@ class BSGP(GPMethod):
         hidden_dim: H; None is D.
         hidden_mean: "linear" adds h W to hidden layers, "zero" does not.
         num_draws: S, draws of the hidden layers per evaluation and posterior draw.
-        fixed_draws: draw the noise of the hidden layers once for all data, O(N L S H) memory.
+        fixed_draws: draw the noise of the hidden layers once for all data, O(N L S H) memory; predictions draw anew.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
         seed: of k-means and of the fixed draws.
 
     Raises:
-        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, M > N, unknown names, targets
-            outside the support of the likelihood.
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, an int M > N, unknown names,
+            targets outside the support of the likelihood.
 
     Reference: Rossi, Heinonen, Bonilla, Shen, Filippone (2021), "Sparse Gaussian processes revisited", AISTATS.
     """
@@ -142,7 +146,9 @@ class BSGP(GPMethod):
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 fail("BSGP", arg, "to be an int >= 1", count, "Pass a plain integer.")
-        kernels = list(kernel) if isinstance(kernel, Sequence) else [copy.deepcopy(kernel) for _ in range(num_layers)]
+        kernels = [kernel, *(copy.deepcopy(kernel) for _ in range(num_layers - 1))]
+        if isinstance(kernel, Sequence):
+            kernels = list(kernel)
         if len(kernels) != num_layers:
             cure = "Give one per layer, or one for all."
             fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)

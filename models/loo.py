@@ -6,13 +6,18 @@ Hyperparameters maximise the density of each datum given its K nearest others,
 
 or, with auxiliary variables that make the likelihood Gaussian, its variational analog
 
-.. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)}) - \sum_n KL(q(\omega_n) \,\|\, p(\omega_n))
-   \qquad\text{(eq. 12)}
+.. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)})
+   - \sum_n KL\big(q(\omega_n) \,\|\, p(\omega_n \mid y_n, y_{n(n)}, \omega_{n(n)})\big).
 
-Differs from the paper: both sums of eq. 12 have one factor (it prints 1/N before the first alone); no :math:`E_q
-\omega_n^{-1} / 8` is missing, since that term of eq. 25 belongs to the joint density of y given :math:`\omega` and
-cancels in the conditional one (:mod:`pyro_nngp.augmentation`); divergences by quadrature instead of one draw; the
-Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
+Differs from the paper: eq. 12 has the divergence from the prior :math:`p(\omega_n)` instead (``divergence="prior"``;
+the paper prints 1/N before the first sum alone). The density of :math:`y_n` there has :math:`\omega_n` integrated out
+already, so nothing pays for moving :math:`q(\omega_n)` away from the prior, labels stay near :math:`\pm 2` on the scale
+of f, and probabilities away from 0 and 1. What pays is :math:`(2\pi/\omega)^{1/2} e^{1 / 8\omega}`, the part of the
+joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or leaves out (the root, eq. 24).
+With both there is no run-away: each term of the sum is below the log density of :math:`y_n`. See
+:mod:`pyro_nngp.augmentation`. Instead of by gradients, whose noise is large beside what one datum says, q(omega) is
+found by coordinate ascent (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`). Also: divergences by quadrature instead of one draw; the Polya-Gamma density on the whole
+half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -29,6 +34,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp.augmentation import (
+    AugmentedMarginal,
     LocalConjugate,
     LocalLogNormal,
     auxiliary_prior,
@@ -36,6 +42,7 @@ from pyro_nngp.augmentation import (
     coded_labels,
     gaussian_observations,
     predictive,
+    squared_latent,
 )
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.method import Plates
@@ -82,6 +89,8 @@ class LOO(ResponseMethod):
         num_neighbors: K.
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each.
+        divergence: of q(omega), from the "posterior" of each omega_n given its datum and neighbors, or from the "prior"
+            as in the paper.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
         seed: of the order that breaks ties between neighbors at one distance.
@@ -102,6 +111,7 @@ class LOO(ResponseMethod):
         *,
         num_neighbors: int = 32,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
+        divergence: Literal["posterior", "prior"] = "posterior",
         mean: Callable | None = None,
         jitter: float | None = None,
         seed: int = 0,
@@ -110,12 +120,14 @@ class LOO(ResponseMethod):
         check_augmentable("LOO", likelihood)
         if guide not in ("lognormal", "conjugate"):
             fail("LOO", "guide", "'lognormal' or 'conjugate'", repr(guide), "Choose one of them.")
+        if divergence not in ("posterior", "prior"):
+            fail("LOO", "divergence", "'posterior' or 'prior'", repr(divergence), "Choose one of them.")
         check_tensor("LOO", "y", y)
         super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
-        self.graph = NearestOthers(x, num_neighbors, seed=seed)
+        self.divergence, self.graph = divergence, NearestOthers(x, num_neighbors, seed=seed)
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
-            prior = auxiliary_prior(likelihood.bind(), self._targets(None), x.dtype)
+            prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
             self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
         self._finish()
 
@@ -124,16 +136,21 @@ class LOO(ResponseMethod):
         """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
         read_hyperparameters(self)
         likelihood, batch, plates = self._bound(), self.graph.batch(idx), self._plates(idx)
-        omega = None
-        if self.local is not None:
-            omega = _sample_omega(
-                plates, batch, lambda rows: auxiliary_prior(likelihood, self._targets(rows), self.x.dtype)
-            )
-        observations = gaussian_observations(likelihood, self._targets(batch.rows), omega, self.x.dtype)
+
+        def prior(rows: Tensor) -> Distribution:
+            return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
+
+        omega = None if self.local is None else _sample_omega(plates, batch, prior)
+        observations = gaussian_observations(likelihood, self._values(batch.rows), omega, self.x.dtype)
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         data, latents = plates
+        var = var.expand(loc.shape)
+        if omega is None or self.divergence == "prior":
+            y = predictive(likelihood, loc, var)
+        else:
+            y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets])
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample("y", predictive(likelihood, loc, var.expand(loc.shape)), obs=self._targets(idx))
+            return pyro.sample("y", y, obs=self._values(idx))
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
@@ -144,7 +161,7 @@ class LOO(ResponseMethod):
             return None
         local, likelihood = self.local, self._bound()
         batch, plates = self.graph.batch(idx), self._plates(idx)
-        return _sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._targets(rows), rows))
+        return _sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
 
     @pyro_entry
     def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> Distribution:
@@ -157,13 +174,55 @@ class LOO(ResponseMethod):
         loc, var = self(x_new, num_neighbors)
         return predictive(self._bound(), loc, var)
 
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: there are auxiliary variables, with ``divergence="posterior"``."""
+        return self.local is not None and self.divergence == "posterior"
+
+    @pyro_entry
+    @torch.no_grad()
+    def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
+        """Put each q(omega_n) at its posterior given its datum and what the neighbors predict there.
+
+        Coordinate ascent, all rows at once: q(omega_n) depends on :math:`E f_n^2` alone, and a log-normal guide takes
+        the moments of the conjugate one. What it does to the densities of its neighbors is left out of account.
+
+        Args:
+            num_sweeps: passes over the data.
+            batch_size: rows at a time.
+
+        Raises:
+            ValueError: unless :attr:`can_solve`.
+
+        Cost: O(N K^3) per sweep.
+        """
+        if self.local is None or not self.can_solve:
+            actual = "no auxiliary variables" if self.local is None else "divergence from the prior"
+            fail("LOO.solve", "model", "with auxiliary variables and their posterior", actual, "Train by gradients.")
+        self.hyper_guide.median()
+        likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
+        y = self._values()
+        for _ in range(num_sweeps):
+            omega = self.local.distribution(likelihood, y, every).mean
+            observations = gaussian_observations(likelihood, y, omega, self.x.dtype)
+            parts = []
+            for idx in every.split(batch_size):
+                near = self.graph.batch(idx)
+                loc, var = self._given_neighbors(self.x[idx], every, near.rows[near.neighbors], *observations)
+                parts.append(squared_latent(likelihood, y[..., idx], omega[..., idx], loc, var))
+            self.local.put(likelihood, y, torch.cat(parts, -1))
+
+    def solved_parameters(self) -> list[torch.nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return [] if self.local is None else list(self.local.parameters())
+
     def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
-        y = self._targets(rows)
+        y = self._values(rows)
         omega = None if self.local is None else self.local.distribution(likelihood, y, rows).mean
         return gaussian_observations(likelihood, y, omega, self.x.dtype)
 
 
-def _sample_omega(plates: Plates, batch: Batch, family: Callable[[Tensor], Distribution]) -> Float[Tensor, "*L U"]:
+def _sample_omega(plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
     """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
     data, latents = plates
     with latents, data:

@@ -9,9 +9,11 @@ whose Cholesky factor is sparse on the same graph (eq. 4):
 The factor's rows are parameters of each point (NPVI), or come from networks that read the observations around the point
 (NPVI-NN, section 3.3).
 
-Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned; likelihoods
-are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is also found in
-closed form (:meth:`NPVI.solve`); a mean function; beside the paper's networks there is an encoder that works with more.
+Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
+likelihoods are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is
+also found in closed form (:meth:`NPVI.solve`); a mean function; beside the paper's networks there is one of ours. The
+theorem of section 3.1, that the posterior's covariances on all edges can be matched, holds only where what is left for
+the diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof takes for granted.
 
 Cost per step: O(|I| K^3), and with networks O(|I| K^3) again for the neighbors of the batch.
 """
@@ -39,10 +41,10 @@ class NPVI(VNNGP):
         u_i \mid u_{\alpha(i)} &\sim N(w_i^\top u_{\alpha(i)}, v_i), \quad f_i = \mu(x_i) + u_i, \\
         y_i \mid f_i &\sim p(y_i \mid f_i), \qquad i = 1..N.
 
-    The guide is :math:`q(u) = N(m, R R^\top)` with row i of R supported on :math:`\alpha(i) \cup \{i\}`. Sites and methods
-    are those of :class:`~pyro_nngp.models.VNNGP`. :meth:`solve` finds the best m and R for the present hyperparameters;
-    :func:`~pyro_nngp.inference.fit` calls it, where the paper takes AdaGrad steps with learning rate 0.2 (0.1 with
-    networks) and batches of 50.
+    The guide is :math:`q(u) = N(m, R R^\top)` with row i of R supported on :math:`\alpha(i) \cup \{i\}`. Sites and
+    methods are those of :class:`~pyro_nngp.models.VNNGP`. :meth:`solve` finds the best m and R for the present
+    hyperparameters; :func:`~pyro_nngp.inference.fit` calls it, where the paper takes AdaGrad steps with learning rate
+    0.2 (0.1 with networks) and batches of 50.
 
     Args:
         x: inputs (N, D).

@@ -77,7 +77,7 @@ class SVGP(GPMethod):
             constant.
         loc: initial mean of q(nu), (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(nu); 1 is the prior's.
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget; None takes 1e-6. Hundreds of inducing points in float32 may want 1e-5 or 1e-4.
         seed: of k-means.
 
     Raises:

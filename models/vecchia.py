@@ -113,7 +113,7 @@ class Vecchia(ResponseMethod):
         observations = self._observations(likelihood, batch.rows)
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         with latents, data:
-            return pyro.sample("y", likelihood.marginal(loc, var), obs=self._targets(idx))
+            return pyro.sample("y", likelihood.marginal(loc, var), obs=self._values(idx))
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
@@ -144,7 +144,7 @@ class Vecchia(ResponseMethod):
         )
 
     def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
-        return gaussian_observations(likelihood, self._targets(rows), None, self.x.dtype)
+        return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)
 
     def _joint(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
         """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""

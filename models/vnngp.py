@@ -7,7 +7,8 @@ Nearest-neighbor prior over M inducing values, each data point tied to its K nea
 
 Differs from the paper: the minibatch estimate is unbiased for every batch, padded first points included; the expressive
 family (appendix B) is a sparse Cholesky factor with the divergence of :mod:`pyro_nngp.distributions.sparse_cholesky`,
-since equations 32 and 37-40 are misprinted; neighbors follow the learned lengthscales when refreshed; a mean function.
+since equations 32 and 37-40 are misprinted; neighbors follow the learned lengthscales when refreshed; a mean function;
+q(u) may come from a network (:mod:`pyro_nngp.amortized`), which the paper names as future work.
 
 Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
@@ -62,7 +63,7 @@ class VNNGP(GPMethod):
         learn_inducing: whether the inducing points are parameters.
         guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
         encoder: a network of :mod:`pyro_nngp.encoders` that computes q(u) from the data around each point, in place of
-            one set of parameters per point; needs a likelihood and inducing points at the data.
+            one set of parameters per point; needs a likelihood and inducing points at the data, and no `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
@@ -117,9 +118,9 @@ class VNNGP(GPMethod):
             num_latents = self.latent_shape[0] if self.latent_shape else None
             loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
             self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
-        elif likelihood is None or y is None or not self.at_data:
-            cure = "Leave the encoder out."
-            fail("VNNGP", "encoder", "with a likelihood and inducing points at the data", "other settings", cure)
+        elif likelihood is None or y is None or not self.at_data or loc is not None:
+            expectation = "with a likelihood, inducing points at the data and no `loc`"
+            fail(type(self).__name__, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
             self.local = AmortizedGaussian(
                 encoder, y, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, jitter
@@ -253,7 +254,7 @@ class VNNGP(GPMethod):
         if self.likelihood is None or not self.can_solve:
             actual = "no likelihood" if self.likelihood is None else "an encoder" if self.at_data else "other points"
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
-            fail("VNNGP.solve", "model", expectation, actual, cure)
+            fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
         self.hyper_guide.median()
         w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))

@@ -7,14 +7,14 @@ answers for data that it has never seen.
 Kernel values that the encoder reads are those of the present hyperparameters, sampled ones where they have priors, and
 gradients flow through them: the guide's dependence on the kernel is part of the objective.
 
-Cost: that of the encoder at the rows asked for (a batch and its neighbors); O(N K) integers for the nodes of each point.
+Cost: that of the encoder at the rows asked for, a batch and its neighbors; O(N K) integers for the nodes of the points.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail

@@ -11,14 +11,26 @@ observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Studen
 all.
 
 What the square leaves over, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not depend on f, so it cancels
-in every conditional density of f given y and :math:`\omega`.
+in the density of f given y and :math:`\omega`. It does belong to the density of y and :math:`\omega` themselves: for
+:math:`f \sim N(m, v)`
+
+.. math:: \log p(y, \omega) = \log PG(\omega \mid b, 0) + g, \quad g = \log c_y - b \log 2 - \tfrac12 \log(1 + \omega v)
+   + \frac{\kappa^2 v + 2 \kappa m - \omega m^2}{2 (1 + \omega v)},
+
+:math:`c_y` the factor in front (a binomial coefficient, or 1), so that for every q
+
+.. math:: E_q\, g - KL(q \,\|\, PG(b, 0)) = \log p(y) - KL(q(\omega) \,\|\, p(\omega \mid y)) \le \log p(y).
 
 Cost: O(1) per value; a divergence takes 16 densities. Symbols: U rows of data, T outputs, L latent functions.
 """
 
+import math
+from typing import Any, cast
+
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
+from pyro.distributions import TorchDistribution, constraints
 from torch import Tensor, nn
 from torch.distributions import Distribution, register_kl
 from torch.nn.functional import logsigmoid
@@ -92,7 +104,7 @@ def gaussian_observations(
     if isinstance(likelihood, Gaussian):
         noise = likelihood.variance.to(dtype)
         return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
-    assert omega is not None
+    omega = cast(Tensor, omega)
     if isinstance(likelihood, StudentT):
         return y, likelihood.scale.to(dtype).square() / omega
     return polya_gamma_terms(likelihood, y, dtype)[1] / omega, 1 / omega
@@ -102,7 +114,67 @@ def predictive(likelihood: Likelihood, loc: Float[Tensor, "*L B"], var: Float[Te
     """Distribution of y for f ~ N(loc, var); for classes, C one-against-all probabilities divided by their sum."""
     if not isinstance(likelihood, Categorical):
         return likelihood.marginal(loc, var)
-    return dist.Categorical(logits=logsigmoid(Bernoulli().marginal(loc, var).logits).movedim(0, -1))
+    return _one_against_all(_binary(loc, var))
+
+
+def squared_latent(
+    likelihood: Likelihood, y: Tensor, omega: Tensor, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]
+) -> Float[Tensor, "*L B"]:
+    r"""What the posterior of omega depends on: :math:`E f^2`, or of Student-t data :math:`E (y - f)^2 / s^2`.
+
+    Args:
+        likelihood: bound.
+        y: data, as :func:`auxiliary_prior` takes them.
+        omega: means of their own auxiliary variables.
+        loc: means of f given other data.
+        var: variances of f given other data.
+    """
+    obs, noise = gaussian_observations(likelihood, y, omega, loc.dtype)
+    loc, var = (loc * noise + var * obs) / (noise + var), var * noise / (noise + var)
+    if isinstance(likelihood, StudentT):
+        return ((y - loc).square() + var) / likelihood.scale.to(loc.dtype).square()
+    return loc.square() + var
+
+
+class AugmentedMarginal(TorchDistribution):
+    r"""The distribution of y for f ~ N(loc, var), whose log density is that of y and omega less log p(omega).
+
+    Less the divergence of a guide from the prior of omega it gives :math:`\log p(y)` less that from the posterior, see
+    the module's docstring. Draws are those of :func:`predictive`. For classes the log density is that of the label
+    plus, for each class, :math:`g - \log p` of its binary set.
+
+    Args:
+        likelihood: bound, and not Gaussian.
+        loc: means of f, of the batch shape; (C, \*batch) for C classes.
+        var: variances of f, of the same shape.
+        omega: auxiliary variables of the data themselves, of the same shape.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+
+    def __init__(self, likelihood: Likelihood, loc: Tensor, var: Tensor, omega: Tensor) -> None:
+        self.likelihood, self.loc, self.var, self.omega = likelihood, loc, var, omega
+        super().__init__(loc.shape if likelihood.num_latents is None else loc.shape[1:], validate_args=False)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        return self.likelihood.support
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        return predictive(self.likelihood, self.loc, self.var).sample(sample_shape)
+
+    def log_prob(self, value: Tensor) -> Float[Tensor, "..."]:
+        loc, var, omega, likelihood = self.loc, self.var, self.omega, self.likelihood
+        if isinstance(likelihood, StudentT):
+            return dist.Normal(loc, (var + likelihood.scale.to(loc.dtype).square() / omega).sqrt()).log_prob(value)
+        b, kappa = polya_gamma_terms(likelihood, value, loc.dtype)
+        shrunk = 1 + omega * var
+        g = (kappa.square() * var + 2 * kappa * loc - omega * loc.square()) / (2 * shrunk) - shrunk.log() / 2
+        g = g - b * math.log(2) + _log_coefficient(likelihood, value.to(loc.dtype))
+        if not isinstance(likelihood, Categorical):
+            return g
+        binary = _binary(loc, var)
+        return _one_against_all(binary).log_prob(value) + (g - binary.log_prob(kappa + 0.5)).sum(0)
 
 
 class LocalLogNormal(LocalTables):
@@ -124,6 +196,12 @@ class LocalLogNormal(LocalTables):
         """q at some rows, batch shape (U,) or (L, U)."""
         loc, scale = (self._read(table, rows).mT for table in (self.loc, self.log_scale))
         return dist.LogNormal(loc[0], scale[0].exp()) if self._single else dist.LogNormal(loc, scale.exp())
+
+    def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
+        """Take the means and variances that the conjugate family has for :func:`squared_latent`."""
+        like = LocalLogNormal(_conjugate(likelihood, y, square))
+        self.loc.copy_(like.loc)
+        self.log_scale.copy_(like.log_scale)
 
 
 class LocalConjugate(LocalTables):
@@ -147,10 +225,11 @@ class LocalConjugate(LocalTables):
         """q at some rows, batch shape (U,) or (L, U)."""
         square = self._read(self.log_square, rows).mT.exp()
         square = square[0] if self._single else square
-        if isinstance(likelihood, StudentT):
-            df = likelihood.df.to(square.dtype)
-            return dist.Gamma(((df + 1) / 2).expand(square.shape), (df + square) / 2)
-        return MeanPolyaGamma(polya_gamma_terms(likelihood, y, square.dtype)[0], square.sqrt())
+        return _conjugate(likelihood, y, square)
+
+    def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
+        """Take the values of :func:`squared_latent`."""
+        self.log_square.copy_(_table(square.log()))
 
 
 class MeanPolyaGamma(PolyaGamma):
@@ -158,7 +237,7 @@ class MeanPolyaGamma(PolyaGamma):
 
     has_rsample = True
 
-    def rsample(self, sample_shape: torch.Size = torch.Size()) -> Tensor:
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
         """The mean, of shape ``sample_shape + batch_shape``."""
         return self.mean.expand(torch.Size(sample_shape) + self.batch_shape)
 
@@ -175,6 +254,33 @@ def _kl_lognormal_polya_gamma(q: dist.LogNormal, p: PolyaGamma) -> Tensor:
 def _kl_lognormal_gamma(q: dist.LogNormal, p: dist.Gamma) -> Tensor:
     a, rate = p.concentration, p.rate
     return -q.entropy() - (a * rate.log() - torch.lgamma(a) + (a - 1) * q.loc - rate * q.mean)
+
+
+def _conjugate(likelihood: Likelihood, y: Tensor, square: Tensor) -> Distribution:
+    if isinstance(likelihood, StudentT):
+        df = likelihood.df.to(square.dtype)
+        return dist.Gamma(((df + 1) / 2).expand(square.shape), (df + square) / 2)
+    return MeanPolyaGamma(polya_gamma_terms(likelihood, y, square.dtype)[0], square.sqrt())
+
+
+def _binary(loc: Tensor, var: Tensor) -> dist.Bernoulli:
+    return cast(dist.Bernoulli, Bernoulli().marginal(loc, var))
+
+
+def _one_against_all(binary: dist.Bernoulli) -> dist.Categorical:
+    """Classes from their binary sets, classes first: probabilities divided by their sum."""
+    return dist.Categorical(logits=logsigmoid(binary.logits).movedim(0, -1))
+
+
+def _log_coefficient(likelihood: Likelihood, y: Tensor) -> Tensor | float:
+    """log c_y of a binomial or negative binomial density."""
+    if isinstance(likelihood, Binomial):
+        n = torch.full_like(y, likelihood.total_count)
+        return torch.lgamma(n + 1) - torch.lgamma(y + 1) - torch.lgamma(n - y + 1)
+    if isinstance(likelihood, NegativeBinomial):
+        r = likelihood.total_count.to(y.dtype)
+        return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
+    return 0.0
 
 
 def _table(values: Tensor) -> Tensor:

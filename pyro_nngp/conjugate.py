@@ -6,7 +6,8 @@ of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) 
 .. math:: P m = \Sigma^{-1} y, \quad P = \Lambda + \Sigma^{-1}, \qquad R_{jj}^2 = 1 / P_{jj}
    \text{ for a diagonal R},
 
-so m is the exact posterior mean under the prior, found by conjugate gradients, and :math:`R_{jj}^2` the exact
+so m is the exact posterior mean under the prior, found by conjugate gradients (with the factor that is optimal on the
+nearest neighbors for preconditioner, a sparse approximate inverse), and :math:`R_{jj}^2` the exact
 conditional variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
 
 Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
@@ -29,10 +30,11 @@ from torch import Tensor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.factor_optimum import FactorOptimum
 from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.prior_precision import PriorPrecision
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
 _DENSE_UP_TO = 2200**2  # entries of the system: one Cholesky factorisation is then quick, and exact
-_DEBUG = False
+_NEAR, _PAIRS_UP_TO = 8, 2**28  # columns of the preconditioner, and pairs of neighbors that one is worth its memory for
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -60,14 +62,19 @@ def variational_optimum(
         max_steps: at most so many steps of :func:`natural_gradient`.
         tolerance: where to stop.
     """
-    prior = Precision(w, var, neighbors)
-    factor = prior.mean_field if q.is_diagonal else FactorOptimum(w, var, neighbors, q.pattern)
+    prior = PriorPrecision(w, var, neighbors)
+    factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
+    nearest = None
+    if q.is_diagonal and q.loc.numel() * len(prior) > _DENSE_UP_TO and w.numel() * w.shape[1] < _PAIRS_UP_TO:
+        nearest = FactorOptimum(prior, neighbors[:, :_NEAR])
 
     def solve(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal q
-        loc = posterior_mean(prior, targets - mean, precision, q.loc)
-        scale, weights = (part.to(loc.dtype) for part in factor(precision))
-        q = SparseCholeskyNormal(loc, scale, weights, q.pattern)
+        best = rough = _centered(factor(precision), q.pattern)
+        if nearest is not None:
+            rough = _centered(nearest(precision), neighbors[:, :_NEAR])
+        loc = posterior_mean(prior, targets - mean, precision, rough.covariance_product, q.loc)
+        q = SparseCholeskyNormal(loc, best.scale.to(loc.dtype), best.weights.to(loc.dtype), q.pattern)
         return mean + loc, q.variance
 
     natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
@@ -106,7 +113,6 @@ def natural_gradient(
         before, before_moved = loc, moved
         loc, var = solve(shift / precision, precision)
         moved = float(((loc - before).abs() / var.sqrt()).max()) / length
-        if _DEBUG: print(f"{moved:.2g}@{length:.2g}", end=" ")
         if isinstance(likelihood, Gaussian) or moved < tolerance:
             break
         length = min(1.0, length * _GROW) if moved < before_moved else max(length / 2, _SHORTEST)
@@ -125,56 +131,20 @@ def gaussian_sites(
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
-        precision is a millionth of the inverse variance.
+        precision is 1e-5 times the inverse variance.
     """
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
         grad_loc, grad_var = torch.autograd.grad(likelihood.expected_log_prob(y, loc, var).sum(), (loc, var))
-    precision = torch.maximum(-2 * grad_var, 1e-6 / var).detach()
+    precision = torch.maximum(-2 * grad_var, 1e-5 / var).detach()
     return (loc + grad_loc / precision).detach(), precision
 
 
-class Precision:
-    r"""The prior's precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)`, in double precision.
-
-    Args:
-        w: weights of the prior's conditionals, 0 where there is no neighbor.
-        var: their variances.
-        neighbors: rows of the neighbors, -1 padded.
-    """
-
-    def __init__(self, w: Float[Tensor, "N K"], var: Float[Tensor, " N"], neighbors: Int[Tensor, "N K"]) -> None:
-        rows = torch.arange(len(var), device=var.device)[:, None]
-        self._columns = torch.cat([rows, neighbors.clamp(min=0)], -1)
-        self._root = torch.cat([torch.ones_like(w[:, :1]), -w], -1).double() / var.double().sqrt()[:, None]
-
-    def __len__(self) -> int:
-        return len(self._root)
-
-    def diagonal(self) -> Float[Tensor, " N"]:
-        """Inverse variances of each value given all others."""
-        return self._root.new_zeros(len(self)).index_add_(0, self._columns.flatten(), self._root.square().flatten())
-
-    def dense(self) -> Float[Tensor, "N N"]:
-        """The whole matrix."""
-        places = self._columns[:, :, None] * len(self) + self._columns[:, None, :]
-        products = self._root[:, :, None] * self._root[:, None, :]
-        return self._root.new_zeros(len(self) ** 2).index_add_(0, places.flatten(), products.flatten()).view(-1, len(self))
-
-    def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        r""":math:`\Lambda m`."""
-        residual = (self._root * m[..., self._columns]).sum(-1, keepdim=True)
-        return torch.zeros_like(m).index_add_(-1, self._columns.flatten(), (self._root * residual).flatten(-2))
-
-    def mean_field(self, tau: Float[Tensor, "*L N"]) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N 0"]]:
-        """What :class:`FactorOptimum` is for an empty pattern: site precisions to the diagonal factor, no weights."""
-        return (self.diagonal() + tau.double()).rsqrt(), tau[..., None][..., :0]
-
-
 def posterior_mean(
-    prior: Precision,
+    prior: PriorPrecision,
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
+    preconditioner: Callable[[Tensor], Tensor],
     start: Float[Tensor, "*L N"] | None = None,
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
@@ -185,6 +155,7 @@ def posterior_mean(
         prior: precision of the prior.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
+        preconditioner: product with a rough posterior covariance.
         start: where to start.
         tolerance: on the residual relative to the right-hand side.
         max_iterations: at most so many iterations; where they do not suffice, a warning says so.
@@ -199,10 +170,9 @@ def posterior_mean(
         tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
         return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype)
 
-    diagonal = prior.diagonal() + precision
-    m = right / diagonal if start is None else start.double().clone()
+    m = preconditioner(right) if start is None else start.double().clone()
     residual = right - prior.product(m) - precision * m
-    direction = scaled = residual / diagonal
+    direction = scaled = preconditioner(residual)
     strength = (residual * scaled).sum(-1, keepdim=True)
     for _ in range(max_iterations):
         if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
@@ -210,7 +180,7 @@ def posterior_mean(
         image = prior.product(direction) + precision * direction
         step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
         m, residual = m + step * direction, residual - step * image
-        scaled = residual / diagonal
+        scaled = preconditioner(residual)
         strength, before = (residual * scaled).sum(-1, keepdim=True), strength
         direction = scaled + strength / before.clamp(min=_TINY) * direction
     else:
@@ -221,3 +191,13 @@ def posterior_mean(
             stacklevel=2,
         )
     return m.to(dtype)
+
+
+def _centered(factor: tuple[Tensor, Tensor], pattern: Tensor) -> SparseCholeskyNormal:
+    return SparseCholeskyNormal(torch.zeros_like(factor[0]), *factor, pattern)
+
+
+def _mean_field(prior: PriorPrecision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """What :class:`FactorOptimum` is for an empty pattern: site precisions to the diagonal factor, and no weights."""
+    diagonal = prior.diagonal()
+    return lambda tau: ((diagonal + tau.double()).rsqrt(), tau[..., None][..., :0])

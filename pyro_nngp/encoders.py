@@ -16,6 +16,7 @@ parents, D inputs, L latent functions, F features.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import torch
@@ -64,9 +65,9 @@ class GraphConvolutionEncoder(nn.Module):
     r"""The two graph convolutional networks of the paper.
 
     With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
-    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` from the observations :math:`H^0`, without ReLU in the
-    last layer. The mean of q(u_i) is the average of the first network's last layer over the nodes; the nodes' values of
-    the second one's are the row of R, the diagonal one made positive by softplus.
+    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` from the observations :math:`H^0`, without ReLU in
+    the last layer. The mean of q(u_i) is the average of the first network's last layer over the nodes; the nodes'
+    values of the second one's are the row of R, the diagonal one made positive by softplus.
 
     Args:
         widths: of the hidden layers.
@@ -84,9 +85,7 @@ class GraphConvolutionEncoder(nn.Module):
         super().__init__()
         self.response = observed if response is None else response
         sizes = (1, *widths, 1)
-        self.loc, self.row = (
-            nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in zip(sizes, sizes[1:], strict=False)) for _ in range(2)
-        )
+        self.loc, self.row = (nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)) for _ in range(2))
 
     def forward(self, near: Neighborhood) -> Row:
         cov = near.covariance(near.x, near.x) * (near.mask[:, :, None] & near.mask[:, None, :])
@@ -105,12 +104,12 @@ class SiteEncoder(nn.Module):
     correlation with point i, its weight in the prior's conditional of :math:`u_i`, the relative standard deviation of
     that conditional, its place relative to i and which kind of node it is. Layers are
     :math:`H^{l+1} = \mathrm{ReLU}(H^l W^l + \tilde A H^l U^l + b^l)`, with the normalized correlations of all nodes for
-    :math:`\tilde A`. The output of node j is a site of :math:`u_j`, target :math:`t_j` and precision :math:`\tau_j`, and
-    two corrections :math:`s_j, g_j` that start at 0 and 1. Then
+    :math:`\tilde A`. The output of node j is a site of :math:`u_j`, target :math:`t_j` and precision
+    :math:`\tau_j`, and two corrections :math:`s_j, g_j` that start at 0 and 1. Then
 
     .. math::
         m_i &= E[u_i \mid t, \tau] \text{ under the prior on the nodes,}\\
-        R_{ii} &= e^{s_i} \rho_i, \quad \rho_i^2 = (1 / v_i + \tau_i)^{-1} = \mathrm{Var}(u_i \mid u_{\alpha(i)}, t_i),\\
+        R_{ii} &= e^{s_i} \rho_i, \quad \rho_i^2 = (1 / v_i + \tau_i)^{-1} = Var(u_i \mid u_{\alpha(i)}, t_i),\\
         R_{ij} &= g_j\, w_{ij}\, (\rho_i^2 / v_i)\, (1 / k_{jj} + \tau_j)^{-1/2},
 
     where :math:`w_{ij} \rho_i^2 / v_i` is the coefficient of :math:`u_j` in the posterior's conditional of :math:`u_i`.
@@ -137,8 +136,7 @@ class SiteEncoder(nn.Module):
         self.num_context, self.response = num_context, rough_latent if response is None else response
         sizes = (_FEATURES + input_dim, *widths)
         self.own, self.passed = (
-            nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in zip(sizes, sizes[1:], strict=False))
-            for bias in (True, False)
+            nn.ModuleList(nn.Linear(a, b, bias=bias) for a, b in pairwise(sizes)) for bias in (True, False)
         )
         self.head = nn.Linear(sizes[-1], 4)
         nn.init.zeros_(self.head.weight)

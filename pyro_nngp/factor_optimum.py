@@ -6,14 +6,14 @@ sites together, the ELBO depends on R through
 .. math:: \sum_c \log R_{cc} - \tfrac12 \mathrm{tr}(P R R^\top)
    = \sum_c \big[ \log R_{cc} - \tfrac12 r_c^\top P_{S_c S_c} r_c \big],
 
-where :math:`r_c` is column c of R on its support :math:`S_c`: c and the rows whose pattern names c. Columns do not meet,
-and each has its optimum at
+where :math:`r_c` is column c of R on its support :math:`S_c`: c and the rows whose pattern names c. Columns do not
+meet, and each has its optimum at
 
 .. math:: r_c = P_{S_c S_c}^{-1} e_c \big/ \sqrt{(P_{S_c S_c}^{-1})_{cc}} = L^{-\top} e_c
    \quad\text{for } P_{S_c S_c} = L L^\top \text{ with c in the last place.}
 
 An empty pattern gives the mean-field optimum :math:`R_{cc} = P_{cc}^{-1/2}`, a full one the exact posterior. It is
-the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021, eq. 2.3).
+the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021).
 
 Cost: :math:`O(\sum_c |S_c|^3)`, about 6 N K^3 for a random ordering; O(N K^2) memory for the rows of the precision.
 Symbols: N points, K neighbors, S the largest support of a group of columns, L latent functions.
@@ -22,8 +22,9 @@ Symbols: N points, K neighbors, S the largest support of a group of columns, L l
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from scipy import sparse
 from torch import Tensor
+
+from pyro_nngp.prior_precision import PriorPrecision
 
 _GROUP_ENTRIES = 2**22  # of the systems factorised at once
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
@@ -33,22 +34,14 @@ class FactorOptimum:
     """Optimal factors on one pattern, for one prior and any number of site precisions.
 
     Args:
-        w: weights of the prior's conditionals, 0 where there is no neighbor.
-        var: their variances.
-        neighbors: rows of the neighbors, -1 padded.
+        prior: precision of the prior.
         pattern: columns of R beside the diagonal in each row, -1 padded.
     """
 
-    def __init__(
-        self,
-        w: Float[Tensor, "N K"],
-        var: Float[Tensor, " N"],
-        neighbors: Int[Tensor, "N K"],
-        pattern: Int[Tensor, "N P"],
-    ) -> None:
-        self._precision = _precision(w, var, neighbors)
+    def __init__(self, prior: PriorPrecision, pattern: Int[Tensor, "N P"]) -> None:
+        self._precision = prior.sparse()
         self._pattern_shape = pattern.shape
-        self._groups = list(_groups(pattern))
+        self._groups = _groups(pattern)
 
     def __call__(self, tau: Float[Tensor, "*L N"]) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N P"]]:
         """Diagonal and off-diagonal entries of R for the precisions of the sites; in double precision.
@@ -81,20 +74,7 @@ class FactorOptimum:
         return scale, entries.unflatten(-1, self._pattern_shape)
 
 
-def _precision(w: Tensor, var: Tensor, neighbors: Tensor) -> sparse.csr_array:
-    """The prior's precision (I - A)^T V^-1 (I - A)."""
-    n, k = neighbors.shape
-    rows = torch.cat([torch.arange(n, device=w.device)[:, None], neighbors], -1).cpu().numpy()
-    values = torch.cat([torch.ones_like(w[:, :1]), -w], -1).double() / var.double().sqrt()[:, None]
-    real = rows >= 0
-    start = np.append(0, real.sum(1).cumsum())
-    root = sparse.csr_array((values.cpu().numpy()[real], rows[real], start), shape=(n, n))
-    product = (root.T @ root).tocsr()
-    product.sort_indices()
-    return product
-
-
-def _groups(pattern: Tensor) -> "list[tuple[np.ndarray, np.ndarray]]":
+def _groups(pattern: Tensor) -> list[tuple[np.ndarray, np.ndarray]]:
     """Columns in groups of supports of about one size.
 
     For each group the supports (C, S), their own column last, row 0 standing where they are padded; and the places

@@ -86,8 +86,8 @@ class LocalGaussian(LocalTables):
 
     @torch.no_grad()
     def assign(self, q: SparseCholeskyNormal) -> None:
-        """Set the parameters so that :meth:`distribution` is `q`, a distribution over all points on the same pattern."""
-        loc, scale = (part.reshape(self.loc.mT.shape) for part in (q.loc, q.scale))
+        """Set the parameters so that :meth:`distribution` is `q`, which is over all points and on the same pattern."""
+        loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) for part in (q.loc, q.scale))
         self.loc.copy_(loc.mT)
         self.log_scale.copy_(scale.log().mT)
         if self.pattern is not None:

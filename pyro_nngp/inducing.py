@@ -23,7 +23,7 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
     Returns:
         Centers, in the units of `x`.
 
-    Cost: O(M^2 D) per iteration, independent of N beyond the subsample.
+    Cost: O(M^2 D) for the start and per iteration, independent of N beyond the subsample.
     """
     check_inputs("kmeans", "x", x)
     check_num_neighbors("kmeans", num_centers, len(x), "num_centers")
@@ -33,7 +33,8 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
         values = values[rng.choice(len(values), num_centers * _SAMPLE_PER_CENTER, replace=False)]
     spread = values.std(0)
     spread[spread == 0] = 1
-    centers, _ = kmeans2(values / spread, num_centers, minit="++", missing="warn", rng=rng)
+    values /= spread
+    centers, _ = kmeans2(values, _spread_out(values, num_centers, rng), minit="matrix", missing="warn")
     return torch.as_tensor(centers * spread).to(x)
 
 
@@ -81,3 +82,23 @@ def nearest_inducing(
     """
     scale = 1.0 if lengthscale is None else lengthscale.double()
     return nearest(x.double() / scale, z.detach().double() / scale, num_neighbors, progress=False)
+
+
+def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:
+    """The start of k-means++: each center a row drawn in proportion to its squared distance from those before it.
+
+    The start that scipy has takes O(M^3 D).
+    """
+    centers = np.empty((num_centers, values.shape[1]))
+    distance = np.ones(len(values))
+    for i in range(num_centers):
+        total = np.cumsum(distance)
+        row = (
+            np.searchsorted(total, rng.random() * total[-1], side="right")
+            if total[-1] > 0
+            else rng.integers(len(values))
+        )
+        centers[i] = values[min(row, len(values) - 1)]
+        square = np.square(values - centers[i]).sum(1)
+        distance = np.minimum(distance, square) if i else square
+    return centers

@@ -7,8 +7,8 @@ A density is a base measure times an interaction, :math:`p(z) \propto p_0(z)\, h
 * :class:`Determinantal`: :math:`h(z) = \det K_{zz}`;
 * :class:`Strauss`: :math:`h(z) = \lambda^M \gamma^{s(z)}` with s(z) the number of pairs closer than r.
 
-Without a proper base the last three are improper, and so is the posterior: a point far from all data costs nothing. In
-practice chains stay where they start for long; a box or a normal base makes it certain.
+Without a proper base the last three are improper, and so is the posterior: a point far from all data costs nothing. A
+box or a normal base makes both proper.
 
 Differs from the paper: the number of close pairs is smooth, since an indicator has no gradient and a gradient sampler
 would see the uniform prior in its place. Any base can be combined with an interaction.
@@ -124,8 +124,8 @@ class Strauss(_Interacting):
         base: :math:`p_0`, a distribution over (M, D).
         radius: r > 0.
         repulsion: gamma in (0, 1], the factor that each close pair costs.
-        softness: tau >= 0, a distance, the width of the step around r. 0 is the indicator of the paper, to evaluate: its
-            gradient is 0.
+        softness: tau >= 0, a distance, the width of the step around r. 0 is the indicator of the paper, for evaluation:
+            its gradient is 0.
         intensity: lambda > 0; a constant factor, since M is fixed.
 
     Raises:

@@ -3,7 +3,7 @@ r"""Exact draws from a nearest-neighbor prior times a Gaussian likelihood, by so
 .. math:: p(u) \propto N(u \mid 0, \Lambda^{-1})\, \exp(h^\top u - \tfrac12 u^\top \mathrm{diag}(\tau)\, u), \qquad
    \Lambda = (I - A)^\top V^{-1} (I - A) .
 
-Up to 2,200 points one Cholesky factorisation of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
+Up to 1,000 points one Cholesky factorisation of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
 optimisation (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`,
 
 .. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
@@ -12,7 +12,7 @@ whose solution has the wanted law. All eigenvalues of that system are at least 1
 determine directions, so conjugate gradients take few steps however ill-conditioned the prior is, and a residual bounds
 the error of z.
 
-Cost: O(N^3) up to 2,200 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
+Cost: O(N^3) up to 1,000 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
 levels; O(N K) memory. In double precision throughout.
 """
 
@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_DENSE_UP_TO = 2200  # points
+_DENSE_UP_TO = 1000  # points; beyond, conjugate gradients are quicker
 
 
 def draw_posterior(

@@ -80,23 +80,18 @@ class ResponseMethod(GPMethod):
         k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
         check_num_neighbors(f"{type(self).__name__}.sample", k, n + p - 1)
         _, neighbors = self.graph.extend(x_new, k, seed)
-        points, old = torch.cat([self.x, x_new]), neighbors < n
+        points, every, latents = torch.cat([self.x, x_new]), torch.arange(n, device=self.x.device), self.latent_shape
         draws = []
         for count in [1] * num_samples if self.hyper_guide._sites else [num_samples]:
             with poutine.block():
                 self.hyper_guide()
-            obs, noise = self._observations(self._bound(), torch.arange(n, device=self.x.device))
-            residual = pad(obs - self._mean_at(self.x), (0, p))
-            noise = pad(noise, (0, p))
-            w, var = graph_conditional(self.kernel, x_new, points, neighbors, noise, self.jitter)
-            loc = (w * residual[..., neighbors.clamp(min=0)] * old).sum(-1)
-            loc = loc.expand(count, *self.latent_shape, p)
-            if self.latent_shape:
-                w, var = w.expand(*self.latent_shape, *w.shape[-2:]), var.expand(*self.latent_shape, p)
-                each = [draw_appended(w[i], var[i], neighbors, loc[:, i], n) for i in range(len(w))]
-                draws.append(torch.stack(each, 1) + self._mean_at(x_new))
-            else:
-                draws.append(draw_appended(w, var, neighbors, loc, n) + self._mean_at(x_new))
+            obs, noise = self._observations(self._bound(), every)
+            w, var = graph_conditional(self.kernel, x_new, points, neighbors, pad(noise, (0, p)), self.jitter)
+            residual = pad(obs - self._mean_at(self.x), (0, p))[..., neighbors.clamp(min=0)]  # 0 at new points
+            loc = (w * residual).sum(-1).expand(count, *latents, p).reshape(count, -1, p)
+            w, var = w.expand(*latents, p, k).reshape(-1, p, k), var.expand(*latents, p).reshape(-1, p)
+            each = [draw_appended(w[i], var[i], neighbors, loc[:, i], n) for i in range(len(w))]
+            draws.append(torch.stack(each, 1).reshape(count, *latents, p) + self._mean_at(x_new))
         return torch.cat(draws)
 
     @pyro_entry
@@ -112,6 +107,10 @@ class ResponseMethod(GPMethod):
     def _bound(self) -> Likelihood:
         """The likelihood with its hyperparameters read."""
         return cast(Likelihood, self.likelihood).bind()
+
+    def _values(self, rows: Tensor | None = None) -> Tensor:
+        """y at some rows (None: all), outputs first."""
+        return cast(Tensor, self._targets(rows))
 
     def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
         """Gaussian observations of f at some rows, (*L, U), and their noise variances, (U,) or (L, U)."""

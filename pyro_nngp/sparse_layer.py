@@ -52,7 +52,7 @@ class SparseLayer(PyroModule):
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.register_buffer("start", z.clone())
         self.register_buffer("skip", skip)
-        self.nu = PyroSample(SparseLayer.white)
+        self.nu = PyroSample(partial(SparseLayer.white))  # a partial, since Pyro renames functions
         if prior is None:
             self.z = nn.Parameter(z.clone())
         else:
@@ -64,13 +64,13 @@ class SparseLayer(PyroModule):
         zero = self.start.new_zeros(*self.outputs, len(self.start))
         return dist.Normal(zero, 1.0).to_event(zero.dim())
 
-    def forward(self, x: Float[Tensor, "*S B D"]) -> tuple[Float[Tensor, "*S B"], Float[Tensor, "*S B"]]:
-        """Means and variances of the outputs at x given nu, (*S, B) or (*S, H, B)."""
+    def forward(self, x: Float[Tensor, "... B D"]) -> tuple[Float[Tensor, "... B"], Float[Tensor, "... B"]]:
+        """Means and variances of the outputs at x given nu, (..., B) or (..., H, B)."""
         a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
         loc = self.nu @ a.mT
         return loc, (var[..., None, :] if self.outputs else var).expand(loc.shape)
 
-    def hidden(self, x: Float[Tensor, "*S B D"], noise: Float[Tensor, "*S B H"] | None) -> Float[Tensor, "*S B H"]:
+    def hidden(self, x: Float[Tensor, "S B D"], noise: Float[Tensor, "S B H"] | None) -> Float[Tensor, "S B H"]:
         """A draw of what a hidden layer passes on, from standard normal noise; None draws it."""
         loc, var = self(x)
         noise = torch.randn_like(loc.mT) if noise is None else noise

@@ -3,7 +3,6 @@ import math
 import pickle
 
 import arviz as az
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -12,6 +11,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.nn import PyroSample
+from pyro.ops.stats import effective_sample_size
 from pyro.optim import Adam
 
 from pyro_nngp.conditional import DEFAULT_JITTER
@@ -59,7 +59,11 @@ def log_likelihood(gp, values, *args):
 def a_draw(gp):
     """One draw of all latent sites from the prior."""
     trace = poutine.trace(gp.model).get_trace()
-    return {name: site["value"].detach() for name, site in trace.nodes.items() if name.startswith(("layers", "lik"))}
+    return {
+        name: site["value"].detach()
+        for name, site in trace.nodes.items()
+        if site["type"] == "sample" and name.startswith(("layers", "lik"))
+    }
 
 
 def several_draws(gp, num=3):
@@ -68,18 +72,22 @@ def several_draws(gp, num=3):
     return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
 
 
-def integrated(gp):
-    """The log of the integral over nu of exp(log joint), exactly, since the log joint is quadratic in nu."""
+def posterior(gp):
+    """The normal posterior of nu and the log of the integral of exp(log joint) over nu: the log joint is quadratic."""
 
     def log_joint(nu):
         return trace_at(gp, {"layers.0.nu": nu}).log_prob_sum()
 
     zero = torch.zeros(len(gp.layers[0].start), dtype=F64)
     value, gradient = log_joint(zero).detach(), torch.autograd.functional.jacobian(log_joint, zero)
-    tril = torch.linalg.cholesky(-torch.autograd.functional.hessian(log_joint, zero))
-    half = torch.linalg.solve_triangular(tril, gradient[:, None], upper=False)
-    log_det = 2 * tril.diagonal().log().sum()
-    return float(value + 0.5 * half.square().sum() + 0.5 * len(zero) * math.log(2 * math.pi) - 0.5 * log_det)
+    cov = torch.cholesky_inverse(torch.linalg.cholesky(-torch.autograd.functional.hessian(log_joint, zero)))
+    tril, mean = torch.linalg.cholesky(cov), cov @ gradient
+    log_integral = value + 0.5 * gradient @ mean + tril.diagonal().log().sum()
+    return mean, tril, float(log_integral) + 0.5 * len(zero) * math.log(2 * math.pi)
+
+
+def integrated(gp):
+    return posterior(gp)[2]
 
 
 def nystrom(gp):
@@ -175,14 +183,14 @@ def test_test_points_are_streamed(monkeypatch):
 def test_joint_draws_have_the_dense_covariance():
     gp = gaussian_model("fitc")
     samples, (new, _) = several_draws(gp, 1), data(4)
-    draws = gp.sample(new, 6000, samples)
+    draws = gp.sample(new, 250, samples)
     loc, var = gp(new, samples)
     k, z = gp.layers[0].kernel, gp.layers[0].start
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(dense_covariance(k, z)), k(z, new), upper=False)
     cov = (dense_covariance(k, new) - half.mT @ half).detach()
     torch.testing.assert_close(cov.diagonal(), var)
-    assert bool(((draws.mean(0) - loc).abs() < 6 * (var / 6000).sqrt()).all())
-    se = ((var[:, None] * var + cov.square()) / 6000).sqrt()
+    assert bool(((draws.mean(0) - loc).abs() < 6 * (var / 250).sqrt()).all())
+    se = ((var[:, None] * var + cov.square()) / 250).sqrt()
     assert bool(((draws.mT.cov() - cov).abs() < 6 * se).all())
 
 
@@ -190,8 +198,8 @@ def test_joint_draws_take_the_posterior_draws_evenly():
     gp = gaussian_model("fitc")
     samples = {"layers.0.nu": torch.stack([torch.full((M,), c, dtype=F64) for c in (-1e3, 0.0, 1e3)])}
     z = gp.layers[0].start[:1]
-    signs = gp.sample(z, 5, samples)[:, 0].sign() * (gp.sample(z, 5, samples)[:, 0].abs() > 5)
-    assert signs.abs().tolist() == [1, 0, 0, 1, 1]  # rows 0, 0 or 1, 1, 1 or 2, 2: see torch.linspace and round
+    draws = gp.sample(z, 5, samples)[:, 0]
+    assert torch.where(draws.abs() > 50, draws.sign() * draws[-1].sign(), 0.0).tolist() == [-1, -1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("settings", [{}, {"objective": "vfe"}, {"num_layers": 2, "num_draws": 2, "fixed_draws": True}])
@@ -220,17 +228,17 @@ def test_outputs_share_inducing_inputs_and_nothing_else():
     assert both.sample(x[:3], 4, samples).shape == (4, 2, 3)
 
 
-class Cubed(Likelihood):
+class Extremes(Likelihood):
     """A user's own likelihood: nothing but p(y | f)."""
 
     def forward(self, f):
-        return dist.Laplace(f**3, 0.3)
+        return dist.Gumbel(f, torch.tensor(0.7, dtype=F64))
 
 
-@pytest.mark.parametrize("likelihood", [Bernoulli("probit"), Bernoulli(), Poisson(), StudentT(), Cubed(40)])
+@pytest.mark.parametrize("likelihood", [Bernoulli("probit"), Bernoulli(), Poisson(), StudentT(), Extremes()])
 def test_both_objectives_against_brute_force(likelihood):
     x, y = data()
-    y = y if isinstance(likelihood, StudentT | Cubed) else (y > 0).to(F64)
+    y = y if isinstance(likelihood, StudentT | Extremes) else (y > 0).to(F64)
     nodes = torch.linspace(-9, 9, 4001, dtype=F64)[:, None]
     for objective in ("fitc", "vfe"):
         gp = BSGP(x, y, kernel(), likelihood, inducing=M, objective=objective)
@@ -243,8 +251,7 @@ def test_both_objectives_against_brute_force(likelihood):
             if objective == "fitc"
             else torch.trapezoid(log_f.exp() * log_y, nodes, dim=0)
         )
-        tolerance = 2e-2 if isinstance(likelihood, Cubed) and objective == "vfe" else 1e-6  # 40 nodes at kinks
-        assert float(log_likelihood(gp, draw)) == pytest.approx(float(want.sum().detach()), rel=tolerance)
+        assert float(log_likelihood(gp, draw)) == pytest.approx(float(want.sum().detach()), rel=1e-5)
 
 
 def test_probit_has_the_closed_form():
@@ -312,34 +319,33 @@ def test_one_layer_has_no_hidden_draws(settings):
     assert one.state_dict().keys() == plain.state_dict().keys()
 
 
+def by_groups(objective):
+    """The log likelihood from 16 hidden draws, the mean of those from groups of four of them, and from single ones."""
+    gp = two_layers(objective=objective, num_draws=16, fixed_draws=True)
+    draw, noise, found = a_draw(gp), gp.noise, []
+    for size in (16, 4, 1):
+        gp.num_draws, values = size, []
+        for group in noise.split(size, 1):
+            gp.noise = group
+            values.append(log_likelihood(gp, draw))
+        found.append(float(sum(values)) / len(values))
+    return found
+
+
 def test_more_hidden_draws_tighten_the_bound():
-    num, means, errors = 300, [], []
-    draw = a_draw(two_layers())
-    for num_draws in (1, 4, 16):
-        torch.manual_seed(1)
-        gp = two_layers(num_draws=num_draws)
-        values = torch.stack([log_likelihood(gp, draw) for _ in range(num)])
-        means.append(float(values.mean()))
-        errors.append(float(values.std()) / num**0.5)
-    for i in (0, 1):
-        assert means[i + 1] - means[i] > 6 * (errors[i] ** 2 + errors[i + 1] ** 2) ** 0.5
+    """Jensen's inequality for the very same draws: it holds for their means, so also in expectation."""
+    sixteen, four, one = by_groups("fitc")
+    assert sixteen > four > one
 
 
-def test_vfe_has_no_bias_from_the_number_of_hidden_draws():
-    num, found = 300, []
-    draw = a_draw(two_layers())
-    for num_draws in (1, 8):
-        torch.manual_seed(1)
-        gp = two_layers(num_draws=num_draws, objective="vfe")
-        values = torch.stack([log_likelihood(gp, draw) for _ in range(num)])
-        found.append((float(values.mean()), float(values.std())))
-    (one, spread_of_one), (eight, spread_of_eight) = found
-    assert abs(one - eight) < 6 * (spread_of_one**2 + spread_of_eight**2) ** 0.5 / num**0.5
-    assert spread_of_eight < 0.5 * spread_of_one
+def test_vfe_is_linear_in_hidden_draws():
+    sixteen, four, one = by_groups("vfe")
+    assert four == pytest.approx(sixteen, rel=1e-12)
+    assert one == pytest.approx(sixteen, rel=1e-12)
 
 
 def test_hidden_draws_have_the_moments_of_the_layer():
-    gp = two_layers(num_draws=4000)
+    gp = two_layers(num_draws=1000)
     draw = a_draw(gp)
     layer = gp.layers[0]
     seen = {}
@@ -352,9 +358,9 @@ def test_hidden_draws_have_the_moments_of_the_layer():
     object.__setattr__(layer, "hidden", recorded)
     log_likelihood(gp, draw, torch.arange(5))
     h, (loc, var) = seen["h"].detach(), (v.detach().mT for v in seen["moments"])
-    assert h.shape == (4000, 5, 2)
-    assert bool(((h.mean(0) - gp.x[:5] - loc).abs() < 6 * (var / 4000).sqrt()).all())
-    assert bool(((h.var(0) / var - 1).abs() < 6 * (2 / 4000) ** 0.5).all())
+    assert h.shape == (1000, 5, 2)
+    assert bool(((h.mean(0) - gp.x[:5] - loc).abs() < 6 * (var / 1000).sqrt()).all())
+    assert bool(((h.var(0) / var - 1).abs() < 6 * (2 / 1000) ** 0.5).all())
 
 
 def test_fixed_draws_make_the_density_a_function():
@@ -396,12 +402,12 @@ def test_layers_have_kernels_of_their_own():
 def test_deep_joint_draws_agree_with_the_moments():
     gp = two_layers()
     samples, (new, _) = several_draws(gp, 1), data(3)
-    draws = gp.sample(new, 3000, samples)
-    gp.num_draws = 3000
+    draws = gp.sample(new, 200, samples)
+    gp.num_draws = 200
     loc, var = gp(new, samples)
-    assert bool(((draws.mean(0) - loc).abs() < 6 * (2 * var / 3000).sqrt()).all())
+    assert bool(((draws.mean(0) - loc).abs() < 6 * (2 * var / 200).sqrt()).all())
     kurtosis = 6.0  # of a mixture of normals, at most so for these
-    assert bool(((draws.var(0) / var - 1).abs() < 6 * (2 * kurtosis / 3000) ** 0.5).all())
+    assert bool(((draws.var(0) / var - 1).abs() < 6 * (2 * kurtosis / 200) ** 0.5).all())
 
 
 # The family, and inference
@@ -409,16 +415,17 @@ def test_deep_joint_draws_agree_with_the_moments():
 
 @pytest.mark.parametrize("objective", ["fitc", "vfe"])
 def test_a_gaussian_guide_reaches_the_collapsed_objective(objective):
-    """SVGP and FITC-SVGP: a Gaussian q(nu) is the exact posterior, so its bound is the integral over nu."""
+    """SVGP and FITC-SVGP: with q(nu) at the exact posterior, which is normal, the bound is the integral over nu."""
     gp = gaussian_model(objective)
-    for parameter in gp.parameters():
-        parameter.requires_grad_(False)
-    guide = AutoMultivariateNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.5)
-    svi = SVI(gp.model, guide, pyro.optim.ClippedAdam({"lr": 0.1, "lrd": 0.99}), Trace_ELBO())
-    for _ in range(500):
-        svi.step()
-    losses = torch.tensor([svi.evaluate_loss() for _ in range(5)])
-    assert float(losses.mean()) == pytest.approx(-integrated(gp), abs=0.02)
+    guide = AutoMultivariateNormal(gp.model, init_loc_fn=gp.init_strategy)
+    guide()
+    mean, tril, want = posterior(gp)
+    guide.loc.data.copy_(mean)
+    guide.scale, guide.scale_tril = tril.diagonal().clone(), tril / tril.diagonal()[:, None]
+    svi = SVI(gp.model, guide, Adam({"lr": 0.1}), Trace_ELBO())
+    assert svi.evaluate_loss() == pytest.approx(-want, rel=1e-6)
+    guide.loc.data.add_(0.1)
+    assert svi.evaluate_loss() != pytest.approx(-want, rel=1e-6)
 
 
 def test_what_is_sampled_and_what_is_optimised():
@@ -483,12 +490,11 @@ def test_mean_field_svi_runs_on_the_same_model():
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
     guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
     svi = SVI(gp.model, guide, Adam({"lr": 0.02}), Trace_ELBO())
-    losses = [svi.step(torch.randperm(N)[:12]) for _ in range(150)]
-    assert sum(losses[-30:]) < sum(losses[:30]) - 30 * 5
+    losses = [svi.step(torch.randperm(N)[:12]) for _ in range(50)]
+    assert sum(losses[-15:]) < sum(losses[:15]) - 15 * 2
     draws = [guide() for _ in range(20)]
     samples = {name: torch.stack([draw[name].detach() for draw in draws]) for name in draws[0]}
-    error = gp.predict(x, samples).mean - y
-    assert float(error.square().mean()) < 0.5 * float(y.var())
+    assert bool(gp.predict(x, samples).log_prob(y).isfinite().all())
 
 
 def test_chains_side_by_side_and_export():
@@ -500,38 +506,41 @@ def test_chains_side_by_side_and_export():
     assert found.posterior["layers.0.z"].shape == (2, 4, M, 2)
     assert found.posterior["layers.0.kernel.lengthscale"].shape == (2, 4, 2)
     assert found.posterior_predictive["y"].shape == found.log_likelihood["y"].shape == (2, 4, N)
-    chains = [gp.moments(x[:3], {name: value[c] for name, value in mcmc.get_samples(True).items()})[0] for c in (0, 1)]
+    chains = [
+        gp.moments(x[:3], {name: value[c] for name, value in mcmc.get_samples(group_by_chain=True).items()})[0]
+        for c in (0, 1)
+    ]
     assert az.rhat(torch.stack(chains)[..., 0].numpy()) > 0
 
 
 @pytest.mark.slow
 def test_sghmc_agrees_with_nuts():
+    """Same means up to six standard errors, and a tenth of a deviation that the step size is granted."""
     torch.manual_seed(2)
     x = torch.rand(50, 1, dtype=F64).sort(0).values * 4 - 2
     y = torch.sin(2 * x[:, 0]) + 0.3 * torch.randn(50, dtype=F64)
     k = lognormal_priors(RBF(1), {"lengthscale": 1.0, "variance": 1.0}, 0.5, like=x)
     likelihood = lognormal_priors(Gaussian(), {"variance": 0.1}, 0.5, like=x)
     gp = BSGP(x, y, k, likelihood, inducing=8, mean=lambda x: x.new_zeros(len(x)))
-    new = torch.linspace(-2.5, 2.5, 11, dtype=F64)[:, None]
-    nuts = MCMC(NUTS(gp.model, init_strategy=gp.init_strategy), 1500, 500, disable_progbar=True)
+    new = torch.linspace(-2.5, 2.5, 7, dtype=F64)[:, None]
+    nuts = MCMC(NUTS(gp.model, init_strategy=gp.init_strategy, max_tree_depth=6), 500, 300, disable_progbar=True)
+    kernel = SGHMC(gp.model, 0.05, num_steps=10, init_strategy=gp.init_strategy)
+    sghmc = SGMCMC(kernel, 600, 2000, num_chains=2, vectorize=False, disable_progbar=True)
     nuts.run()
-    sghmc = SGMCMC(
-        SGHMC(gp.model, 0.03, num_steps=30, init_strategy=gp.init_strategy),
-        750,
-        4000,
-        num_chains=2,
-        vectorize=False,
-        disable_progbar=True,
-    )
     sghmc.run(Minibatch(50, 50))
-    exact, found = nuts.get_samples(), sghmc.get_samples()
-    for name in ("layers.0.kernel.lengthscale", "layers.0.kernel.variance", "likelihood.variance"):
-        a, b = exact[name].log(), found[name].log()
-        assert abs(float(a.mean() - b.mean())) < 0.25 * float(a.std())
-        assert float(b.std()) == pytest.approx(float(a.std()), rel=0.25)
-    (loc, var), (loc_nuts, var_nuts) = gp(new, found), gp(new, exact)
-    assert bool(((loc - loc_nuts).abs() < 0.2 * var_nuts.sqrt()).all())
-    torch.testing.assert_close(var, var_nuts, rtol=0.25, atol=0)
+    found = []
+    for run in (nuts, sghmc):
+        chains, flat = run.get_samples(group_by_chain=True), run.get_samples()
+        loc, var = gp.moments(new, flat)
+        theta = [flat[name].log() for name in chains if name.endswith(("lengthscale", "variance"))]
+        draws = torch.cat([torch.stack(theta, -1), loc, var.log()], -1).unflatten(0, (run.num_chains, -1))
+        found.append((draws.mean((0, 1)), draws.std((0, 1)), effective_sample_size(draws), gp(new, flat)))
+    (mean, std, ess, exact), (mean_sg, std_sg, ess_sg, approximate) = found
+    assert float(ess_sg.min()) > 30
+    error = (std.square() / ess + std_sg.square() / ess_sg).sqrt()
+    assert bool(((mean_sg - mean).abs() < 6 * error + 0.1 * std).all())
+    assert bool(((approximate[0] - exact[0]).abs() < 0.2 * exact[1].sqrt()).all())
+    torch.testing.assert_close(approximate[1], exact[1], rtol=0.25, atol=0)
 
 
 # Modules, types, wrong input

@@ -12,12 +12,12 @@ from pyro.optim import Adam
 from scipy import integrate
 from torch.distributions import kl_divergence
 
-from pyro_nngp.augmentation import auxiliary_prior, gaussian_observations
+from pyro_nngp.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.models import LOO
 from pyro_nngp.neighbors import NearestOthers
@@ -73,7 +73,7 @@ def test_full_neighbors_give_the_closed_form_of_leave_one_out():
 def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     x, f = data()
     y, bound = make(f), likelihood().double().bind()
-    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1)
+    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, divergence="prior")
     gp.mean.value.data += 0.4
     omega = auxiliary_prior(bound, y, F64).sample()
     obs, noise = gaussian_observations(bound, y, omega, F64)
@@ -129,16 +129,50 @@ def test_disjoint_batches_of_a_regression_average_exactly():
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
 
 
-def test_conjugate_objective_term_by_term():
-    """The density at the mean of omega, minus one divergence per datum and class."""
+@pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
+def test_own_auxiliary_variables_integrate_out(likelihood, make):
+    """p(y, omega) over omega is p(y), so the objective is the leave-one-out density less a divergence."""
+    _, f = data(5)
+    y, bound = make(f), likelihood().double().bind()
+    loc, var = f * 0.7 + 0.3, torch.rand(5, dtype=F64) + 0.5
+    t = torch.linspace(-14, 6, 4001, dtype=F64)[:, None]
+    omega = t.exp().expand(-1, 5)
+    log_prior = auxiliary_prior(bound, y, F64).log_prob(omega) + t + math.log(20 / 4000)
+    density = AugmentedMarginal(bound, loc.expand(4001, 5), var.expand(4001, 5), omega).log_prob(y)
+    found = torch.logsumexp(log_prior + density, 0)
+    torch.testing.assert_close(found, predictive(bound, loc, var).log_prob(y), rtol=1e-6, atol=1e-7)
+
+
+def test_own_auxiliary_variables_of_classes():
+    """The label's density, and for each class what its binary set gains over having omega integrated out."""
+    loc, var, omega = torch.randn(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64)
+    y = torch.tensor([0, 2, 1, 1, 0])
+    want = predictive(Categorical(3), loc, var).log_prob(y)
+    for c in range(3):
+        is_c = (y == c).to(F64)
+        want = want + AugmentedMarginal(Bernoulli(), loc[c], var[c], omega[c]).log_prob(is_c)
+        want = want - Bernoulli().marginal(loc[c], var[c]).log_prob(is_c)
+    density = AugmentedMarginal(Categorical(3), loc, var, omega)
+    torch.testing.assert_close(density.log_prob(y), want, rtol=1e-9, atol=1e-12)
+    assert density.sample((7,)).shape == (7, 5)
+
+
+@pytest.mark.parametrize("divergence", ["posterior", "prior"])
+def test_conjugate_objective_term_by_term(divergence):
+    """The density at the mean of omega, minus one divergence per datum."""
     x, f = data()
-    gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), num_neighbors=N - 1, guide="conjugate")
+    settings = {"num_neighbors": N - 1, "guide": "conjugate", "divergence": divergence}
+    gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), **settings)
     gp.local.log_square.data.uniform_(-1, 3)
     c = gp.local.log_square.data[:, 0].exp().sqrt()
     omega = (c / 2).tanh() / (2 * c)
-    divergence = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
+    cost = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
     loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
-    want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - divergence.sum()
+    want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - cost.sum()
+    if divergence == "posterior":
+        t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
+        f, weight = loc + var.sqrt() * t, torch.softmax(-t.square() / 2, 0).log()
+        want = torch.logsumexp(weight + (gp.y - 0.5) * f - omega * f.square() / 2 - math.log(2), 0).sum() - cost.sum()
     assert loss(gp) == pytest.approx(-float(want), rel=1e-8)
 
 
@@ -152,6 +186,47 @@ def test_divergence_of_a_log_normal_guide(prior):
 
     want = integrate.quad(integrand, -6, 5, epsabs=1e-11)[0]
     assert float(kl_divergence(q, prior)) == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
+def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
+    """With all neighbors, q(omega_n) is what E f_n^2 under the dense posterior given all omega asks for."""
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1, guide="conjugate")
+    gp.mean.value.data += 0.4
+    gp.solve(num_sweeps=200, batch_size=16)
+    bound = gp.likelihood.bind()
+    omega = gp.local.distribution(bound, gp.y, torch.arange(N)).mean.detach()
+    obs, noise = gaussian_observations(bound, gp.y, omega, F64)
+    cov = dense_covariance(gp.kernel, x).detach()
+    gain = torch.cholesky_solve(cov, torch.linalg.cholesky(cov + torch.diag(noise.detach()))).mT
+    mean, var = 0.4 + gain @ (obs.detach() - 0.4), (cov - gain @ cov).diagonal()
+    if isinstance(bound, StudentT):
+        want = ((gp.y - mean).square() + var) / bound.scale.detach().square()
+    else:
+        want = mean.square() + var
+    torch.testing.assert_close(gp.local.log_square.detach()[:, 0].exp(), want, rtol=1e-6, atol=0)
+    matched = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1)
+    matched.local.put(bound, gp.y, want)
+    q = matched.local.distribution(bound, gp.y, torch.arange(N))
+    p = gp.local.distribution(bound, gp.y, torch.arange(N))
+    torch.testing.assert_close((q.mean, q.variance), (p.mean, p.variance), rtol=1e-5, atol=0)
+
+
+def test_solving_and_training_find_the_classes_of_two_clouds():
+    """Labels of well separated clouds have a predictive probability near one."""
+    y = torch.arange(120) % 3
+    x = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])[y] + 0.3 * torch.randn(120, 2)
+    gp = LOO(x, y, Matern52(2), Categorical(3), num_neighbors=15, guide="conjugate")
+    fit(gp, 60, batch_size=60, lr=0.1, progress=False)
+    assert gp.predict(x).log_prob(y).mean() > -0.1
+
+
+@pytest.mark.parametrize("settings", [{"likelihood": Gaussian()}, {"likelihood": StudentT(), "divergence": "prior"}])
+def test_solving_needs_the_posterior_of_auxiliary_variables(settings):
+    x, y = data()
+    with pytest.raises(ValueError, match=r"expected model with auxiliary variables and their posterior"):
+        LOO(x, y, kernel(), num_neighbors=5, **settings).solve()
 
 
 @pytest.mark.parametrize("guide", ["lognormal", "conjugate"])
@@ -340,6 +415,28 @@ def test_hyperparameters_with_priors_are_learned():
     assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
 
 
+@pytest.mark.slow
+def test_figure_2_of_the_paper_noise_is_not_overestimated():
+    """With the true kernel, LOO-k finds the true noise, an inducing-point bound takes what it misses for noise."""
+    x, k, truth = torch.rand(300, 3, dtype=F64), RBF(3, lengthscale=torch.tensor(0.4)).double(), 0.01
+    cov = dense_covariance(k, x).detach()
+    y = torch.linalg.cholesky(cov + truth * torch.eye(300, dtype=F64)) @ torch.randn(300, dtype=F64)
+    noises = torch.logspace(-3, 0, 25, dtype=F64)
+    cross, inner = cov[:, :20], torch.linalg.cholesky(cov[:20, :20])
+    half = torch.linalg.solve_triangular(inner, cross.mT, upper=False)
+    objectives = {"loo": [], "bound": []}
+    gp = LOO(x, y, k, Gaussian(), num_neighbors=32, mean=lambda x: torch.zeros_like(x[:, 0]))
+    for noise in noises:
+        gp.likelihood.variance = noise
+        objectives["loo"].append(-loss(gp))
+        low_rank = dist.LowRankMultivariateNormal(torch.zeros_like(y), half.mT, noise.expand(300))
+        missed = (cov.diagonal() - half.square().sum(0)).sum()
+        objectives["bound"].append(float(low_rank.log_prob(y) - missed / (2 * noise)))
+    found = {name: float(noises[torch.tensor(values).argmax()]) for name, values in objectives.items()}
+    assert truth / 1.8 < found["loo"] < truth * 1.8
+    assert found["bound"] > 3 * truth
+
+
 def test_two_models_do_not_share_parameters():
     x, f = data()
     one, two = (LOO(x, f > 0, kernel(), Bernoulli(), num_neighbors=6) for _ in range(2))
@@ -369,6 +466,7 @@ def test_two_models_do_not_share_parameters():
         ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
         ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
         ({"guide": "normal"}, r"expected guide 'lognormal' or 'conjugate', got 'normal'"),
+        ({"divergence": "none"}, r"expected divergence 'posterior' or 'prior', got 'none'"),
     ],
 )
 def test_wrong_input(change, message):

@@ -199,6 +199,8 @@ def test_draws_of_many_parameters_and_shapes():
     one = PolyaGamma(1.0, c).expand([3, 2])
     torch.testing.assert_close(one.log_prob(draws[0]), PolyaGamma(torch.ones(3, 2), c).log_prob(draws[0]))
     assert not torch.equal(one.sample()[0], one.sample()[1])
+    missing = PolyaGamma(2.0, torch.tensor([torch.nan, 1.0]), validate_args=False).sample()
+    assert missing.isnan().tolist() == [True, False]
 
 
 def test_chunks_of_draws_join_up(monkeypatch):

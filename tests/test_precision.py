@@ -29,7 +29,7 @@ def with_noise(monkeypatch, noise):
     monkeypatch.setattr(precision.torch, "randn_like", lambda like: noise.reshape(like.shape))
 
 
-@pytest.mark.parametrize(("dense_up_to", "size"), [(2200, N), (0, 2 * N)])
+@pytest.mark.parametrize(("dense_up_to", "size"), [(1000, N), (0, 2 * N)])
 def test_draws_are_the_posterior_mean_plus_noise_of_the_posterior_covariance(monkeypatch, dense_up_to, size):
     arguments, linear, tau, covariance = problem()
     monkeypatch.setattr(precision, "_DENSE_UP_TO", dense_up_to)

@@ -1,21 +1,36 @@
-"""The examples that a newcomer copies from the README."""
+"""The examples that a newcomer copies from the README and from the guide to the methods."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
-EXAMPLES = re.findall(
-    r"```python\n(.*?)```", README.read_text(encoding="utf-8").split("<!-- example -->")[1], re.DOTALL
-)
+ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("code", EXAMPLES, ids=range(len(EXAMPLES)))
+def examples(path, after=""):
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text[text.index(after) :], re.DOTALL)
+
+
+README, GUIDE = examples("README.md", after="<!-- example -->"), examples("docs/methods.md")
+
+
+@pytest.mark.parametrize("code", README, ids=range(len(README)))
 def test_the_examples_run(code):
     code = code.replace("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5")
-    exec(compile(code, str(README), "exec"), {"__name__": "__main__"})
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
 
 
-def test_there_are_two_of_them():
-    assert len(EXAMPLES) == 2
+def test_the_guide_runs_from_top_to_bottom():
+    scope = {"__name__": "__main__"}
+    for code in GUIDE:
+        exec(compile(code, "docs/methods.md", "exec"), scope)
+    assert (scope["variance"] > 0).all()
+    assert ((scope["probability"] > 0) & (scope["probability"] < 1)).all()
+    assert (scope["rate"] > 0).all()
+    assert scope["predictive"].batch_shape == (5,)
+
+
+def test_there_are_examples():
+    assert (len(README), len(GUIDE)) == (2, 4)

@@ -352,11 +352,11 @@ def test_local_conditional_is_the_nearest_neighbor_conditional():
 
 def test_coinciding_inducing_points_take_more_of_a_nugget():
     cov = torch.ones(2, 3, 3) + 2 * torch.eye(3) * torch.tensor([0.0, 1.0])[:, None, None]
-    with pytest.warns(UserWarning, match=r"1 of 2 neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
         tril = local_cholesky(cov)
     torch.testing.assert_close(tril @ tril.mT, cov, rtol=0, atol=1e-4)
     torch.testing.assert_close((tril @ tril.mT)[1], cov[1], rtol=1e-6, atol=0)
-    with pytest.raises(NotPositiveDefiniteError, match=r"1 of 1 neighbor covariances of size 2 in torch.float32"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the neighbor covariances of size 2 in torch.float32"):
         local_cholesky(-torch.eye(2)[None])
 
 

@@ -191,8 +191,8 @@ def _log_density(omega: Tensor, b: Tensor) -> Tensor:
 
 
 def _saddle(x: Tensor) -> Tensor:
-    r"""The saddle point a > 0: :math:`\tanh(v) / v = x` at :math:`v^2 = a^2 - \pi^2/4`, by Newton steps in logarithms."""
-    square = 1 / x.square() + 2 / (x + 8 / math.pi**2)  # right as x goes to 0 and to infinity
+    r"""The saddle point a > 0: :math:`\tanh(v) / v = x` at :math:`v^2 = a^2 - \pi^2/4`, by Newton's method."""
+    square = 1 / x.square() + 2 / (x + 8 / math.pi**2)  # right as x goes to 0 and to infinity; then in logarithms
     for _ in range(4):
         v2 = square - math.pi**2 / 4
         v2 = torch.where(v2.abs() < 1e-6, 1e-6, v2)
@@ -237,9 +237,9 @@ class _Tangents:
             entry = entries[left]
             proposal, log_hat = self._propose(entry)
             law = PolyaGamma(1.0 if self._law._unit else self._law.concentration[entry], self._law.tilt[entry], False)
-            accepted = torch.rand_like(proposal).log() + log_hat < law.log_prob(proposal.exp()) + proposal
-            y[left[accepted]] = proposal[accepted]
-            left = left[~accepted]
+            rejected = torch.rand_like(proposal).log() + log_hat >= law.log_prob(proposal.exp()) + proposal
+            y[left[~rejected]] = proposal[~rejected]  # NaN parameters give NaN, not an endless loop
+            left = left[rejected]
         return y
 
     def _propose(self, entry: Tensor) -> tuple[Tensor, Tensor]:

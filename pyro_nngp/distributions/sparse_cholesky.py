@@ -165,6 +165,13 @@ class SparseCholeskyNormal(TorchDistribution):
             sums.scatter_add(-1, slots.expand(entries.shape), entries[..., _rows_like(order), order]).square().sum(-1)
         )
 
+    def covariance_product(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
+        r""":math:`R R^\top v`, for a distribution over all points; O(N K)."""
+        columns = torch.cat([self._numbers()[:, None], self.pattern.clamp(min=0)], -1)
+        entries = torch.cat([self.scale[..., None], self.weights], -1)
+        pulled = torch.zeros_like(value).index_add_(-1, columns.flatten(), (entries * value[..., None]).flatten(-2))
+        return (entries * pulled[..., columns]).sum(-1)
+
     def _numbers(self) -> Tensor:
         return torch.arange(self.event_shape[0], device=self.loc.device) if self.rows is None else self.rows
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.kernels.radial import Radial
 from pyro_nngp.module import GPModule, pyro_entry
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
@@ -22,11 +23,13 @@ KernelLike = Callable[[Tensor, Tensor], Tensor]
 class Covariance:
     """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
 
-    ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D).
+    ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
+    is given where the function is one stationary kernel, for code that can do better than evaluate blocks.
     """
 
     block: KernelLike
     diag: Callable[[Tensor], Tensor]
+    radial: Radial | None = None
 
     def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "... n m"]:
         """Covariances of the rows of x with those of z. Autograd may need the result: do not change it in place."""

@@ -31,6 +31,37 @@ class Profile(NamedTuple):
     function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
+class Radial(NamedTuple):
+    """What one stationary kernel consists of once its hyperparameters have been read."""
+
+    profile: Profile
+    lengthscale: Tensor
+    variance: Tensor
+    columns: Callable[[Tensor], Tensor]
+    """The columns of an input that the kernel acts on."""
+
+
+def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile) -> Tensor:
+    """Covariance block of inputs as they come; pass one object twice where they are the same.
+
+    Args:
+        x: Shape (..., n, D).
+        z: Shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        lengthscale: Scalar or shape (D,).
+        variance: Scalar tensor.
+        profile: One of the profiles of this module.
+    """
+    scale = lengthscale.to(x.dtype) * profile.stretch
+    return radial(*map_pair(lambda y: y / scale, x, z), variance.to(x.dtype), profile)
+
+
+def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+    """Features of two inputs after moving the origin to the first point of x: one object if the inputs are one."""
+    origin = x[..., :1, :].detach()
+    mapped = features(x - origin)
+    return mapped, mapped if z is x else features(z - origin)
+
+
 def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     """Covariance block of inputs that are already centered and scaled.
 
@@ -95,7 +126,7 @@ _FLOOR = 1e-24  # squared distances up to this count as zero where the derivativ
 class _Radial(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> Tensor:
-        k, slope = function(_squared_distance(x, z), variance)
+        k, slope = function(squared_distance(x, z), variance)
         ctx.function = function
         ctx.save_for_backward(x, z, variance, k, slope)
         return k
@@ -104,27 +135,27 @@ class _Radial(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, z, variance, k, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
-            k, slope = ctx.function(_squared_distance(x, z).clamp_min(_FLOOR), variance)
+            k, slope = ctx.function(squared_distance(x, z).clamp_min(_FLOOR), variance)
         grad_x = grad_z = grad_variance = None
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             weights = grad * slope
             if ctx.needs_input_grad[0]:
-                grad_x = _pull(weights, x, z)
+                grad_x = pull(weights, x, z)
             if ctx.needs_input_grad[1]:
-                grad_z = _pull(weights.mT, z, x)
+                grad_z = pull(weights.mT, z, x)
         if ctx.needs_input_grad[2]:
             grad_variance = (grad * k).sum() / variance
         return grad_x, grad_z, grad_variance, None
 
 
-def _pull(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:
+def pull(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:
     """2 sum_j weights_ij (x_i - z_j), summed over the batch dimensions along which ``x`` was broadcast."""
     rows = torch.cat([z, torch.ones_like(z[..., :1])], -1).mT  # few long rows: several times faster than weights @ z
     total = (rows @ weights.mT).mT
     return (2 * (total[..., -1:] * x - total[..., :-1])).sum_to_size(x.shape)
 
 
-def _squared_distance(x: Tensor, z: Tensor) -> Tensor:
+def squared_distance(x: Tensor, z: Tensor) -> Tensor:
     """|x_i - z_j|^2 from differences, one input dimension at a time."""
     columns = z.mT.contiguous()
     diff = x[..., 0, None] - columns[..., 0, None, :]

@@ -67,10 +67,11 @@ class Stationary(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        lengthscale = self._read("lengthscale")
-        return self._covariance(
-            lambda x: x / (lengthscale.to(x.dtype) * self.profile.stretch),
-            lambda x, z, variance: radial.radial(x, z, variance, self.profile),
+        parts = radial.Radial(self.profile, self._read("lengthscale"), self._read("variance"), self._columns)
+        return Covariance(
+            lambda x, z: radial.block(*self._column_pair(x, z), parts.lengthscale, parts.variance, self.profile),
+            lambda x: self._variances(x, parts.variance),
+            parts,
         )
 
     def _covariance(
@@ -80,12 +81,12 @@ class Stationary(Kernel):
         variance = self._read("variance")
 
         def block(x: Tensor, z: Tensor) -> Tensor:
-            x, z = self._column_pair(x, z)
-            origin = x[..., :1, :].detach()
-            scaled = features(x - origin)
-            return function(scaled, scaled if z is x else features(z - origin), variance.to(x.dtype))
+            return function(*radial.map_pair(features, *self._column_pair(x, z)), variance.to(x.dtype))
 
-        return Covariance(block, lambda x: variance.to(x.dtype).expand(self._columns(x).shape[:-1]))
+        return Covariance(block, lambda x: self._variances(x, variance))
+
+    def _variances(self, x: Tensor, variance: Tensor) -> Tensor:
+        return variance.to(x.dtype).expand(self._columns(x).shape[:-1])
 
 
 class RBF(Stationary):

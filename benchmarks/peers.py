@@ -1,0 +1,218 @@
+"""GPyTorch's VNNGP beside ours: training step, prediction at 10,000 points, neighbor graph.
+
+Both see the same uniform inputs, Matern-5/2 with one lengthscale per input, a Gaussian likelihood, mean-field q(u) with
+inducing points at the data, batches of 1,024, Adam. A step is everything that a user's loop does: batch, loss,
+gradients, optimiser. Each system runs in a process of its own, and they take turns: while one works the others wait for
+their next line on standard input. The table shows medians and their ratios. "tuned" sets glibc's allocator to keep freed
+memory, which spares GPyTorch the page faults of its large temporaries.
+
+Usage: python benchmarks/peers.py [--neighbors 32 64 128 256] [--threads 2] [--out FILE]; needs the `bench` extra.
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+TUNED = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TOP_PAD_": str(2**28)}
+SYSTEMS = {
+    "gpytorch": ("GPyTorch", {}),
+    "gpytorch tuned": ("GPyTorch", TUNED),
+    "ours": ("Ours", {}),
+    "ours tuned": ("Ours", TUNED),
+    "ours, not compiled": ("Ours", {"PYRO_NNGP_NATIVE": "0"}),
+}
+BATCH, NEW = 1024, 10_000
+
+
+def data(args):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(args.points, args.dims, generator=generator, dtype=getattr(torch, args.dtype))
+    y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(len(x), generator=generator, dtype=x.dtype)
+    return x, y, torch.rand(NEW, args.dims, generator=generator, dtype=x.dtype)
+
+
+class Ours:
+    def __init__(self, args, k):
+        from pyro_nngp.kernels import Matern52
+        from pyro_nngp.likelihoods import Gaussian
+        from pyro_nngp.models import VNNGP
+        from pyro_nngp.neighbors import NeighborGraph
+
+        self.x, y, self.x_new = data(args)
+        start = time.perf_counter()
+        NeighborGraph(self.x, k)
+        self.graph_seconds = time.perf_counter() - start
+        kernel = Matern52(args.dims, lengthscale=torch.full((args.dims,), 0.5)).to(self.x.dtype)
+        self.gp = VNNGP(self.x, y, kernel, Gaussian(0.1).to(self.x.dtype), num_neighbors=k, jitter=1e-3)
+
+    def steps(self, count):
+        from pyro_nngp.inference import fit
+
+        ticks = [time.perf_counter()]
+        follow = lambda *_: ticks.append(time.perf_counter())  # noqa: E731
+        fit(self.gp, count + 2, batch_size=BATCH, solve_every=0, progress=False, callback=follow)
+        return [b - a for a, b in itertools.pairwise(ticks[2:])]  # the first ones set up optimiser and caches
+
+    @torch.no_grad()
+    def predict(self):
+        start = time.perf_counter()
+        self.gp.predict(self.x_new)
+        return time.perf_counter() - start
+
+
+class GPyTorch:
+    def __init__(self, args, k):
+        import gpytorch
+        from gpytorch.variational import MeanFieldVariationalDistribution, NNVariationalStrategy
+
+        self.x, self.y, self.x_new = data(args)
+        torch.set_default_dtype(self.x.dtype)
+        x, dims = self.x, args.dims
+
+        class Model(gpytorch.models.ApproximateGP):
+            def __init__(self):
+                q = MeanFieldVariationalDistribution(len(x))
+                super().__init__(NNVariationalStrategy(self, x, q, k=k, training_batch_size=BATCH))
+                self.mean_module = gpytorch.means.ConstantMean()
+                self.covar_module = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=dims)
+                self.covar_module.lengthscale = 0.5
+
+            def forward(self, x):
+                return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+            def __call__(self, x, prior=False, **kwargs):
+                return self.variational_strategy(x=x, prior=prior, **kwargs)
+
+        self.model, self.likelihood = Model(), gpytorch.likelihoods.GaussianLikelihood()
+        start = time.perf_counter()
+        self.model.variational_strategy._compute_nn()
+        self.graph_seconds = time.perf_counter() - start
+        self.loss = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=len(x))
+        # Start q(u) by hand: the first call would otherwise build the prior over all points.
+        self.model.variational_strategy.variational_params_initialized.fill_(1)
+        self.optimiser = torch.optim.Adam([*self.model.parameters(), *self.likelihood.parameters()], lr=0.01)
+
+    def steps(self, count):
+        self.model.train()
+        strategy, times = self.model.variational_strategy, []
+        while len(times) < count:
+            start = time.perf_counter()
+            self.optimiser.zero_grad()
+            output = self.model(x=None)
+            rows = strategy.current_training_indices
+            (-self.loss(output, self.y[rows])).backward()
+            self.optimiser.step()
+            if len(rows) == BATCH:
+                times.append(time.perf_counter() - start)
+        return times
+
+    @torch.no_grad()
+    def predict(self):
+        self.model.eval()
+        start = time.perf_counter()
+        for rows in self.x_new.split(1000):
+            self.likelihood(self.model(rows))
+        return time.perf_counter() - start
+
+
+def serve(args):
+    """Do what standard input asks for, one answer a line."""
+    torch.set_num_threads(args.threads)
+    system = globals()[args.serve](args, args.neighbors[0])
+    print("graph", system.graph_seconds, flush=True)
+    for line in sys.stdin:
+        times = [system.predict()] if line.strip() == "predict" else system.steps(int(line))
+        print("times", *times, flush=True)
+
+
+class Peer:
+    """A system in a process of its own; `times` collects the seconds of each kind of work."""
+
+    def __init__(self, name, args, k):
+        system, environment = SYSTEMS[name]
+        options = [f"--{key}={getattr(args, key)}" for key in ("points", "dims", "threads", "dtype")]
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, *options, f"--neighbors={k}", f"--serve={system}"],
+            env=os.environ | environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.times = {"graph": self._answer(), "step": [], "predict": []}
+
+    def work(self, kind, request):
+        self.process.stdin.write(f"{request}\n")
+        self.process.stdin.flush()
+        self.times[kind] += self._answer()
+
+    def _answer(self):
+        for line in self.process.stdout:
+            word, *values = line.split()
+            if word in ("graph", "times"):
+                return [float(value) for value in values]
+        raise RuntimeError("a system stopped; see its error above")
+
+    def stop(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def compare(args, k):
+    """Median seconds of each kind of work, by system."""
+    peers = {}
+    for name in args.systems:
+        peers[name] = Peer(name, args, k)
+    steps, rounds = (args.steps, args.rounds) if k < 200 else (1, 3)
+    for peer in peers.values():
+        peer.work("step", 1)
+        peer.times["step"].clear()
+    for _ in range(rounds):
+        for peer in peers.values():
+            peer.work("step", steps)
+    for _ in range(min(rounds, 3)):
+        for peer in peers.values():
+            peer.work("predict", "predict")
+    for peer in peers.values():
+        peer.stop()
+    return {name: {kind: statistics.median(t) for kind, t in peer.times.items()} for name, peer in peers.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--points", type=int, default=20_000)
+    parser.add_argument("--neighbors", type=int, nargs="+", default=[32, 64, 128, 256])
+    parser.add_argument("--dims", type=int, default=8)
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="of one turn")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--serve", choices=["Ours", "GPyTorch"], help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args)
+        return
+    sizes = f"N = {args.points:,}, D = {args.dims}, B = {BATCH}, {args.dtype}, {args.threads} threads"
+    lines = [f"VNNGP, {sizes}, medians of alternating runs; torch {torch.__version__}.", ""]
+    lines += ["| K | system | graph [s] | step [ms] | predict 10k [s] | GPyTorch's step / this |", "|---" * 6 + "|"]
+    print("\n".join(lines), flush=True)
+    for k in args.neighbors:
+        for name, found in (results := compare(args, k)).items():
+            ratio = results.get("gpytorch", found)["step"] / found["step"]
+            seconds = f"{found['graph']:.1f} | {1e3 * found['step']:.1f} | {found['predict']:.2f}"
+            lines.append(f"| {k} | {name} | {seconds} | {ratio:.1f} |")
+            print(lines[-1], flush=True)
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

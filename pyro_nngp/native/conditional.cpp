@@ -1,0 +1,589 @@
+// The nearest-neighbor conditional of stationary kernels and its gradient on CPUs.
+//
+// For a target x with neighbors z_1..z_K: w = (K_nn + diag(noise))^-1 k_n and v = k_xx - k_n' w, with the gradient of
+// the docstring of pyro_nngp/conditional.py. Points are worked on in blocks of as many as a vector register holds, one
+// lane each: every operation below acts on a whole block and no instruction ever mixes two points. A block goes through
+// kernel, Cholesky factor, solves and gradient while its K x K values stay in cache; nothing of size B K^2 is stored,
+// and the backward pass factorises again.
+//
+// Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
+// started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
+// Symbols: T scalar type, V vector of one T per point, R rows and columns of a register tile, K padded to multiples of R.
+
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <thread>
+#include <vector>
+
+#define INLINE inline __attribute__((always_inline))
+
+extern "C" {
+
+enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
+
+// Mirrored by _Arguments in __init__.py. Pointers may be null where that is said.
+struct Arguments {
+    int64_t num_targets, num_neighbors, num_dims, num_points;
+    int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
+    int64_t num_threads;
+    double variance, jitter;
+    const void *x;               // (B, D)
+    const void *points;          // (N, D)
+    const int64_t *neighbors;    // (B, K), rows of points, negative for none
+    const void *scale;           // (D,), lengthscale times the stretch of the kernel
+    const void *noise;           // (B, K) or null
+    uint8_t *failed;             // (B,): written by the forward pass, read by the backward pass
+    void *w, *v;                 // (B, K), (B,): forward pass; null in the backward pass
+    const void *grad_w, *grad_v; // (B, K), (B,): backward pass; null in the forward pass
+    void *grad_noise;            // (B, K) or null
+    void *grad_x, *grad_z;       // (B, D), (B, K, D), both or neither
+    double *sums;                // (blocks, D + 1) or null: gradients of log scale and log variance
+};
+}
+
+namespace {
+
+enum Kernel { RBF, MATERN12, MATERN32, MATERN52 };
+
+template <class T, int BYTES> struct Lanes {
+    static constexpr int W = BYTES / sizeof(T);
+    typedef T V __attribute__((vector_size(BYTES)));
+};
+
+template <class T> struct Real;
+template <> struct Real<float> {
+    using Int = int32_t;
+    static constexpr float lowest = -87.33f, magic = 0x1.8p23f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+    static constexpr int degree = 7, bits = 23, bias = 127;
+};
+template <> struct Real<double> {
+    using Int = int64_t;
+    static constexpr double lowest = -708.39, magic = 0x1.8p52, ln2_high = 0x1.62e42fee0p-1, ln2_low = 0x1.a39ef35793c76p-33;
+    static constexpr int degree = 13, bits = 52, bias = 1023;
+};
+
+// exp(x) for x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial in r (relative error below 4e-9 and 4e-18
+// before rounding); 0 where the result would be subnormal. NaN stays NaN.
+template <class T, class V> INLINE V exp_negative(const V x) {
+    using C = Real<T>;
+    typedef typename C::Int Int __attribute__((vector_size(sizeof(V))));
+    const V clamped = x < C::lowest ? V{} + C::lowest : x;
+    const V shifted = clamped * T(1.442695040888963407) + C::magic;
+    const V n = shifted - C::magic;
+    const V r = (clamped - n * C::ln2_high) - n * C::ln2_low;
+    T factorial = 1;
+    for (int i = 2; i <= C::degree; ++i) factorial *= T(i);
+    T coefficient = 1 / factorial;
+    V p = V{} + coefficient;
+#pragma GCC unroll 16
+    for (int i = C::degree; i > 0; --i) {
+        coefficient *= T(i);
+        p = p * r + coefficient;
+    }
+    Int exponent;
+    std::memcpy(&exponent, &shifted, sizeof(V)); // the low bits of `shifted` are n
+    exponent = (exponent + C::bias) << C::bits;
+    V power;
+    std::memcpy(&power, &exponent, sizeof(V));
+    return x < C::lowest ? V{} : p * power;
+}
+
+template <class T, class V> INLINE V square_root(const V x) {
+    V s;
+    for (unsigned l = 0; l < sizeof(V) / sizeof(T); ++l) s[l] = std::sqrt(x[l]);
+    return s;
+}
+
+// k(q) and, if asked for, its slope dk/dq for `count` squared distances, q in and k out.
+template <class T, int COUNT, bool SLOPE, class V>
+INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
+    switch (kernel) {
+    case RBF:
+        for (int e = 0; e < COUNT; ++e) {
+            q[e] = variance * exp_negative<T>(-q[e]);
+            if (SLOPE) slope[e] = -q[e];
+        }
+        break;
+    case MATERN12:
+        for (int e = 0; e < COUNT; ++e) {
+            const V s = square_root<T>(q[e]), k = variance * exp_negative<T>(-s);
+            if (SLOPE) slope[e] = q[e] <= T(1e-24) ? V{} : T(-0.5) * k / s;
+            q[e] = k;
+        }
+        break;
+    case MATERN32:
+        for (int e = 0; e < COUNT; ++e) {
+            const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
+            if (SLOPE) slope[e] = T(-0.5) * f;
+            q[e] = f + s * f;
+        }
+        break;
+    default:
+        for (int e = 0; e < COUNT; ++e) {
+            const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
+            if (SLOPE) slope[e] = T(-1.0 / 6) * g;
+            q[e] = g + q[e] * T(1.0 / 3) * f;
+        }
+    }
+}
+
+// The working memory of one thread, and what it does to a block of points.
+template <class T, int BYTES, int R> struct Block {
+    using V = typename Lanes<T, BYTES>::V;
+    static constexpr int W = Lanes<T, BYTES>::W;
+    static constexpr int64_t PANEL = 12 * R, SLICE = 64;
+
+    const Arguments &arg;
+    const int64_t K, D, rows; // rows: K rounded up to a multiple of R
+    std::vector<char> memory;
+    Status status = DONE;
+    V *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total;
+    int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
+
+    static int64_t offset(const int64_t row) { return row * (row + 1) / 2; }
+
+    explicit Block(const Arguments &a)
+        : arg(a), K(a.num_neighbors), D(a.num_dims), rows((a.num_neighbors + R - 1) / R * R) {
+        const bool inputs = a.grad_z != nullptr;
+        const size_t count = rows * D * (inputs ? 2 : 1) + 6 * rows + offset(rows) + D + 1;
+        memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
+        const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
+        V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
+        const auto take = [&next](const int64_t count) { V *part = next; next += count; return part; };
+        z = take(rows * D), mask = take(rows), diagonal = take(rows), tril = take(offset(rows)), inverse = take(rows);
+        solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(D + 1);
+        grad_z = inputs ? take(rows * D) : nullptr;
+    }
+    template <class U> static const U *as(const void *pointer) { return static_cast<const U *>(pointer); }
+
+    INLINE int64_t point(const int lane) const { return first + (lane < live ? lane : live - 1); }
+
+    // Scaled coordinates relative to the target, the mask, and the diagonal of the system.
+    INLINE void load() {
+        const T *x = as<T>(arg.x), *points = as<T>(arg.points), *scale = as<T>(arg.scale), *noise = as<T>(arg.noise);
+        const T own = T(arg.variance) * (1 + T(arg.jitter));
+        for (int l = 0; l < W; ++l) {
+            const int64_t b = point(l);
+            const bool skip = arg.grad_w && arg.failed[b];
+            for (int64_t k = 0; k < rows; ++k) {
+                int64_t row = k < K ? arg.neighbors[b * K + k] : -1;
+                if (row >= arg.num_points) status = NO_SUCH_POINT, row = -1;
+                const T *source = row < 0 ? x + b * D : points + row * D;
+                const bool real = row >= 0 && !skip;
+                mask[k][l] = real;
+                diagonal[k][l] = real ? own + (noise ? noise[b * K + k] : T(0)) : T(1);
+                for (int64_t d = 0; d < D; ++d) z[k * D + d][l] = (source[d] - x[b * D + d]) / scale[d];
+            }
+        }
+    }
+
+    // Squared distances of the tile of rows i.. and columns j..
+    INLINE void distances(const int64_t i, const int64_t j, V (&q)[R * R]) const {
+        V sum[R][R] = {};
+        for (int64_t d = 0; d < D; ++d) {
+            V right[R];
+#pragma GCC unroll 8
+            for (int b = 0; b < R; ++b) right[b] = z[(j + b) * D + d];
+#pragma GCC unroll 8
+            for (int a = 0; a < R; ++a) {
+                const V here = z[(i + a) * D + d];
+#pragma GCC unroll 8
+                for (int b = 0; b < R; ++b) {
+                    const V difference = here - right[b];
+                    sum[a][b] += difference * difference;
+                }
+            }
+        }
+        for (int a = 0; a < R; ++a)
+            for (int b = 0; b < R; ++b) q[a * R + b] = sum[a][b];
+    }
+
+    // tile -= L[i.., from..to] L[j.., from..to]'
+    INLINE void update(const int64_t i, const int64_t j, const int64_t from, const int64_t to, V (&tile)[R][R]) const {
+        const V *below[R], *above[R];
+#pragma GCC unroll 8
+        for (int a = 0; a < R; ++a) below[a] = tril + offset(i + a), above[a] = tril + offset(j + a);
+        for (int64_t k = from; k < to; ++k) {
+            V right[R];
+#pragma GCC unroll 8
+            for (int b = 0; b < R; ++b) right[b] = above[b][k];
+#pragma GCC unroll 8
+            for (int a = 0; a < R; ++a) {
+                const V here = below[a][k];
+#pragma GCC unroll 8
+                for (int b = 0; b < R; ++b) tile[a][b] -= here * right[b];
+            }
+        }
+    }
+
+    // Cholesky factor of K_nn + noise, in panels of columns and in tiles within them. Panel by panel, first what the
+    // columns before it contribute, a slice of columns at a time so that the panel's part of it stays in cache.
+    INLINE void factorise() {
+        typename Real<T>::Int bad[W] = {};
+        for (int64_t start = 0; start < rows; start += PANEL) {
+            const int64_t end = start + PANEL < rows ? start + PANEL : rows;
+            for (int64_t from = 0; from < start; from += SLICE) {
+                const int64_t to = from + SLICE < start ? from + SLICE : start;
+                for (int64_t i = start; i < rows; i += R)
+                    for (int64_t j = start; j < end && j <= i; j += R) {
+                        V tile[R][R] = {};
+                        if (from) exchange<false>(i, j, tile);
+                        update(i, j, from, to, tile);
+                        exchange<true>(i, j, tile);
+                    }
+            }
+            for (int64_t i = start; i < rows; i += R)
+                for (int64_t j = start; j < end && j <= i; j += R) {
+                    V q[R * R], tile[R][R] = {};
+                    distances(i, j, q);
+                    profile<T, R * R, false>(arg.kernel, T(arg.variance), q, q);
+                    if (start) exchange<false>(i, j, tile);
+#pragma GCC unroll 8
+                    for (int a = 0; a < R; ++a)
+#pragma GCC unroll 8
+                        for (int b = 0; b < R; ++b)
+                            tile[a][b] += i + a == j + b ? diagonal[i + a] : q[a * R + b] * mask[i + a] * mask[j + b];
+                    update(i, j, start, j, tile);
+                    if (i == j)
+                        factorise_tile(i, tile, bad);
+                    else
+                        solve_tile(j, tile);
+                    exchange<true>(i, j, tile);
+                }
+        }
+        if (!arg.grad_w)
+            for (int l = 0; l < live; ++l) arg.failed[first + l] = bad[l] != 0;
+    }
+
+    // Store a tile of the lower triangle, or load it; entries above the diagonal are left out.
+    template <bool STORE> INLINE void exchange(const int64_t i, const int64_t j, V (&tile)[R][R]) {
+#pragma GCC unroll 8
+        for (int a = 0; a < R; ++a)
+#pragma GCC unroll 8
+            for (int b = 0; b < R; ++b) {
+                if (i == j && b > a) continue;
+                V &entry = tril[offset(i + a) + j + b];
+                if (STORE)
+                    entry = tile[a][b];
+                else
+                    tile[a][b] = entry;
+            }
+    }
+
+    // tile <- tile L_jj^-T
+    INLINE void solve_tile(const int64_t j, V (&tile)[R][R]) const {
+#pragma GCC unroll 8
+        for (int b = 0; b < R; ++b)
+#pragma GCC unroll 8
+            for (int a = 0; a < R; ++a) {
+#pragma GCC unroll 8
+                for (int c = 0; c < b; ++c) tile[a][b] -= tile[a][c] * tril[offset(j + b) + j + c];
+                tile[a][b] *= inverse[j + b];
+            }
+    }
+
+    // tile <- its Cholesky factor, noting points whose pivots are not positive.
+    template <class Int> INLINE void factorise_tile(const int64_t i, V (&tile)[R][R], Int (&bad)[W]) {
+#pragma GCC unroll 8
+        for (int b = 0; b < R; ++b) {
+#pragma GCC unroll 8
+            for (int c = 0; c < b; ++c) tile[b][b] -= tile[b][c] * tile[b][c];
+            for (int l = 0; l < W; ++l) bad[l] |= !(tile[b][b][l] > 0);
+            tile[b][b] = square_root<T>(tile[b][b]);
+            inverse[i + b] = T(1) / tile[b][b];
+#pragma GCC unroll 8
+            for (int a = b + 1; a < R; ++a) {
+#pragma GCC unroll 8
+                for (int c = 0; c < b; ++c) tile[a][b] -= tile[a][c] * tile[b][c];
+                tile[a][b] *= inverse[i + b];
+            }
+        }
+    }
+
+    // solved[c] <- L^-1 solved[c]
+    template <int COUNT> INLINE void solve_lower() {
+        for (int64_t i = 0; i < rows; i += R) {
+            V sum[COUNT][R];
+#pragma GCC unroll 2
+            for (int c = 0; c < COUNT; ++c)
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a) sum[c][a] = solved[c][i + a];
+            for (int64_t k = 0; k < i; ++k)
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a) {
+                    const V entry = tril[offset(i + a) + k];
+#pragma GCC unroll 2
+                    for (int c = 0; c < COUNT; ++c) sum[c][a] -= entry * solved[c][k];
+                }
+#pragma GCC unroll 2
+            for (int c = 0; c < COUNT; ++c)
+                for (int a = 0; a < R; ++a) {
+                    for (int e = 0; e < a; ++e) sum[c][a] -= tril[offset(i + a) + i + e] * sum[c][e];
+                    solved[c][i + a] = sum[c][a] *= inverse[i + a];
+                }
+        }
+    }
+
+    // solved[c] <- L^-T solved[c]
+    template <int COUNT> INLINE void solve_upper() {
+        for (int64_t i = rows - R; i >= 0; i -= R) {
+            V value[COUNT][R];
+#pragma GCC unroll 2
+            for (int c = 0; c < COUNT; ++c)
+                for (int a = R - 1; a >= 0; --a) {
+                    V sum = solved[c][i + a];
+                    for (int e = a + 1; e < R; ++e) sum -= tril[offset(i + e) + i + a] * value[c][e];
+                    solved[c][i + a] = value[c][a] = sum * inverse[i + a];
+                }
+            for (int64_t k = 0; k < i; ++k) {
+                V sum[COUNT];
+#pragma GCC unroll 2
+                for (int c = 0; c < COUNT; ++c) sum[c] = solved[c][k];
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a) {
+                    const V entry = tril[offset(i + a) + k];
+#pragma GCC unroll 2
+                    for (int c = 0; c < COUNT; ++c) sum[c] -= entry * value[c][a];
+                }
+#pragma GCC unroll 2
+                for (int c = 0; c < COUNT; ++c) solved[c][k] = sum[c];
+            }
+        }
+    }
+
+    // k_n in solved[0].
+    INLINE void cross() {
+        for (int64_t k = 0; k < rows; ++k) {
+            V q = {};
+            for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
+            profile<T, 1, false>(arg.kernel, T(arg.variance), &q, &q);
+            solved[0][k] = q * mask[k];
+        }
+    }
+
+    // v before it is kept above its floor, from L^-1 k_n in solved[0].
+    INLINE V explained() const {
+        V sum = {};
+        for (int64_t k = 0; k < rows; ++k) sum += solved[0][k] * solved[0][k];
+        return T(arg.variance) * (1 + T(arg.jitter)) - sum;
+    }
+
+    INLINE T floor() const {
+        const T relative = T(arg.jitter) * T(arg.variance);
+        const T tiny = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
+        return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding may not know it
+    }
+
+    INLINE void forward() {
+        cross();
+        solve_lower<1>();
+        const V v = explained();
+        solve_upper<1>();
+        T *out_w = static_cast<T *>(arg.w), *out_v = static_cast<T *>(arg.v);
+        for (int l = 0; l < live; ++l) {
+            for (int64_t k = 0; k < K; ++k) out_w[(first + l) * K + k] = solved[0][k][l];
+            out_v[first + l] = v[l] < floor() ? floor() : v[l];
+        }
+    }
+
+    INLINE void backward() {
+        const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
+        V bar = {};
+        cross();
+        for (int64_t k = 0; k < rows; ++k) solved[1][k] = V{};
+        for (int l = 0; l < live; ++l) {
+            const int64_t b = first + l;
+            if (arg.failed[b]) continue;
+            bar[l] = grad_v[b];
+            for (int64_t k = 0; k < K; ++k)
+                if (mask[k][l] != 0) solved[1][k][l] = grad_w[b * K + k];
+        }
+        solve_lower<2>();
+        bar = explained() >= floor() ? bar : V{};
+        solve_upper<2>();
+        const V *w = solved[0], *a = solved[1];
+        for (int64_t k = 0; k < rows; ++k) left[k] = bar * w[k] - a[k];
+        T *noise = static_cast<T *>(arg.grad_noise);
+        if (noise)
+            for (int l = 0; l < live; ++l)
+                for (int64_t k = 0; k < K; ++k) noise[(first + l) * K + k] = left[k][l] * w[k][l];
+        if (!arg.sums && !arg.grad_z) return;
+        for (int64_t d = 0; d <= D; ++d) total[d] = V{};
+        total[D] = bar; // of log variance, over the variance so far
+        for (int64_t k = 0; k < rows; ++k) total[D] += left[k] * w[k] * mask[k];
+        total[D] *= T(arg.variance) * (1 + T(arg.jitter));
+        if (arg.grad_z)
+            pull<true>(bar);
+        else
+            pull<false>(bar);
+        if (arg.sums)
+            for (int64_t d = 0; d <= D; ++d) {
+                double sum = 0;
+                for (int l = 0; l < W; ++l) sum += total[d][l];
+                arg.sums[first / W * (D + 1) + d] = sum;
+            }
+        if (arg.grad_z) store_inputs();
+    }
+
+    // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
+    template <bool INPUTS> INLINE void pull(const V bar) {
+        const T variance = T(arg.variance);
+        const V *w = solved[0], *a_ = solved[1];
+        if (INPUTS)
+            for (int64_t e = 0; e < rows * D; ++e) grad_z[e] = V{};
+        for (int64_t i = 0; i < rows; i += R)
+            for (int64_t j = 0; j <= i; j += R) {
+                V q[R * R], slope[R * R], weight[R][R];
+                distances(i, j, q);
+                profile<T, R * R, true>(arg.kernel, variance, q, slope);
+                V sum = {};
+#pragma GCC unroll 8
+                for (int a = 0; a < R; ++a)
+#pragma GCC unroll 8
+                    for (int b = 0; b < R; ++b) {
+                        V grad = (left[i + a] + bar * w[i + a]) * w[j + b] - w[i + a] * a_[j + b];
+                        if (i + a <= j + b) grad = V{};
+                        sum += grad * q[a * R + b];
+                        weight[a][b] = grad * slope[a * R + b];
+                    }
+                total[D] += sum;
+                for (int64_t d = 0; d < D; ++d) {
+                    V right[R], column[R] = {};
+                    V squares = {};
+#pragma GCC unroll 8
+                    for (int b = 0; b < R; ++b) right[b] = z[(j + b) * D + d];
+#pragma GCC unroll 8
+                    for (int a = 0; a < R; ++a) {
+                        const V here = z[(i + a) * D + d];
+                        V row = {};
+#pragma GCC unroll 8
+                        for (int b = 0; b < R; ++b) {
+                            const V difference = here - right[b], force = weight[a][b] * difference;
+                            squares += force * difference;
+                            if (INPUTS) row += force, column[b] += force;
+                        }
+                        if (INPUTS) grad_z[(i + a) * D + d] += row;
+                    }
+                    if (INPUTS)
+#pragma GCC unroll 8
+                        for (int b = 0; b < R; ++b) grad_z[(j + b) * D + d] -= column[b];
+                    total[d] += squares;
+                }
+            }
+        // What is left of grad_z now belongs to pairs of neighbors; the target's share comes from the cross terms alone.
+        T *grad_x = static_cast<T *>(arg.grad_x);
+        const T *scale = as<T>(arg.scale);
+        if (INPUTS)
+            for (int l = 0; l < live; ++l)
+                for (int64_t d = 0; d < D; ++d) grad_x[(first + l) * D + d] = 0;
+        for (int64_t k = 0; k < rows; ++k) {
+            V q = {}, slope;
+            for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
+            profile<T, 1, true>(arg.kernel, variance, &q, &slope);
+            const V grad = -(left[k] + bar * w[k]);
+            total[D] += grad * q;
+            for (int64_t d = 0; d < D; ++d) {
+                const V force = grad * slope * z[k * D + d];
+                total[d] += force * z[k * D + d];
+                if (INPUTS) {
+                    grad_z[k * D + d] += force;
+                    for (int l = 0; l < live; ++l) grad_x[(first + l) * D + d] -= 2 * force[l] / scale[d];
+                }
+            }
+        }
+        for (int64_t d = 0; d < D; ++d) total[d] *= T(-2);
+    }
+
+    INLINE void store_inputs() {
+        const T *scale = as<T>(arg.scale);
+        T *out = static_cast<T *>(arg.grad_z);
+        for (int l = 0; l < live; ++l)
+            for (int64_t k = 0; k < K; ++k)
+                for (int64_t d = 0; d < D; ++d)
+                    out[((first + l) * K + k) * D + d] = 2 * grad_z[k * D + d][l] / scale[d];
+    }
+
+    INLINE Status run(std::atomic<int64_t> &next) {
+        for (first = next.fetch_add(W); first < arg.num_targets; first = next.fetch_add(W)) {
+            live = arg.num_targets - first < W ? arg.num_targets - first : W;
+            load();
+            factorise();
+            if (arg.grad_w)
+                backward();
+            else
+                forward();
+        }
+        return status;
+    }
+};
+
+// One worker per instruction set, compiled for it; everything above is inlined into these.
+using Worker = Status (*)(const Arguments &, std::atomic<int64_t> &);
+
+#define WORKER(NAME, T, BYTES, R, TARGET)                                                                              \
+    TARGET Status NAME(const Arguments &arguments, std::atomic<int64_t> &next) {                                       \
+        return Block<T, BYTES, R>(arguments).run(next);                                                                \
+    }
+
+WORKER(float_any, float, 16, 3, )
+WORKER(double_any, double, 16, 3, )
+#if defined(__x86_64__)
+#define AVX2 __attribute__((target("avx2,fma")))
+#define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,fma,prefer-vector-width=512")))
+WORKER(float_avx2, float, 32, 3, AVX2)
+WORKER(double_avx2, double, 32, 3, AVX2)
+WORKER(float_avx512, float, 64, 4, AVX512)
+WORKER(double_avx512, double, 64, 4, AVX512)
+const Worker WORKERS[][2] = {
+    {float_any, double_any}, {float_avx2, double_avx2}, {float_avx512, double_avx512}};
+#else
+const Worker WORKERS[][2] = {{float_any, double_any}};
+#endif
+
+} // namespace
+
+extern "C" {
+
+// Instruction sets that this build and this processor share, the widest last: x86-64, AVX2, AVX-512; else one.
+int64_t nn_conditional_levels() {
+#if defined(__x86_64__)
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 1;
+    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+    return wide ? 3 : 2;
+#else
+    return 1;
+#endif
+}
+
+// Points per block at a level; `sums` has one row per block.
+int64_t nn_conditional_width(const int64_t level, const int64_t is_double) {
+    return (int64_t(16) << level) / (is_double ? 8 : 4);
+}
+
+// Run the pass that `arguments` describe; returns a Status.
+int64_t nn_conditional_run(const Arguments *arguments, const int64_t level, const int64_t is_double) {
+    const Worker worker = WORKERS[level][is_double != 0];
+    std::atomic<int64_t> next(0), status(DONE);
+    const auto work = [&] {
+        try {
+            if (const Status own = worker(*arguments, next)) status = own;
+        } catch (const std::bad_alloc &) {
+            status = NO_MEMORY;
+        }
+    };
+    std::vector<std::thread> helpers;
+    try {
+        for (int64_t i = 1; i < arguments->num_threads; ++i) helpers.emplace_back(work);
+    } catch (const std::exception &) {
+        // No more threads to be had: those there are, and this one, do the work.
+    }
+    work();
+    for (auto &helper : helpers) helper.join();
+    return status;
+}
+}
