@@ -2,15 +2,14 @@
 
 Targets and neighbors are uniform in the unit cube, Matern-5/2 with one lengthscale per input; gradients of lengthscales
 and variance. The ways take turns, so that all meet the same disturbances; times are medians over the rounds, ratios are
-medians of the ratios within a round. Memory, at the largest K, is the highest of a process of its own above what it had
-before the pass.
+medians of the ratios within a round. On a busy machine, `--clock process_time` with one thread leaves out the time that
+others had. Memory, at the largest K, is the highest of a process of its own above what it had before the pass.
 
 Usage: python benchmarks/conditional.py [--neighbors 32 64 128 256] [--threads 2] [--out FILE]
 """
 
 import argparse
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,17 +24,11 @@ from pyro_nngp.kernels import Matern52
 
 
 def autograd(kernel, x, z):
-    """Differentiated by torch throughout: distances, kernel, factorisation, solves."""
-    q = ((z[:, :, None] - z[:, None]) / kernel.lengthscale).square().sum(-1).clamp(min=1e-12)
-    q_x = ((z - x[:, None]) / kernel.lengthscale).square().sum(-1).clamp(min=1e-12)
-
-    def matern(q):
-        s = (5 * q).sqrt()
-        return kernel.variance * (1 + s + s.square() / 3) * torch.exp(-s)
-
-    eye = torch.eye(z.shape[1], dtype=z.dtype)
-    tril = torch.linalg.cholesky(matern(q) + 1e-4 * kernel.variance * eye)
-    half = torch.linalg.solve_triangular(tril, matern(q_x)[..., None], upper=False)
+    """Torch differentiates the factorisation and the solves; the kernel blocks have our own gradient."""
+    cov = kernel.bind()
+    nugget = 1e-4 * kernel.variance * torch.eye(z.shape[1], dtype=z.dtype)
+    tril = torch.linalg.cholesky(cov(z, z) + nugget)
+    half = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
     w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
     return w, kernel.variance * (1 + 1e-4) - half[..., 0].square().sum(-1)
 
@@ -71,12 +64,18 @@ class Problem:
         self.kernel = Matern52(dims, lengthscale=torch.linspace(0.5, 1.5, dims)).to(dtype)
         self.times = {}
 
-    def step(self, way):
+    def step(self, way, clock=time.perf_counter):
         self.kernel.zero_grad()
-        start = time.perf_counter()
+        start = clock()
         w, var = WAYS[way](self.kernel, self.x, self.z)
         torch.autograd.backward((w, var), (self.grad, torch.ones_like(var)))
-        self.times.setdefault(way, []).append(time.perf_counter() - start)
+        self.times.setdefault(way, []).append(clock() - start)
+
+
+def peak_memory():
+    """Highest resident memory of this process so far, in MB; getrusage would count what the parent had."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 def measure_memory(args):
@@ -96,6 +95,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument("--clock", choices=["perf_counter", "process_time"], default="perf_counter")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--memory", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
@@ -105,13 +105,13 @@ def main():
     if args.memory:
         Problem(8, args.neighbors[0], args.dims, dtype).step(args.memory)
         problem = Problem(args.targets, args.neighbors[0], args.dims, dtype)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak_memory()
         problem.step(args.memory)
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+        print(peak_memory() - before)
         return
     if native.library() is None and "compiled" in args.ways:
         args.ways.remove("compiled")
-    sizes = f"B = {args.targets}, D = {args.dims}, {args.dtype}, {args.threads} threads"
+    sizes = f"B = {args.targets}, D = {args.dims}, {args.dtype}, {args.threads} threads, {args.clock}"
     lines = [f"Forward and backward, {sizes}; torch {torch.__version__}.", ""]
     lines += ["| K | " + " | ".join(f"{way} [ms]" for way in args.ways) + f" | {args.ways[0]} / each |"]
     lines += ["|---" * (len(args.ways) + 2) + "|"]
@@ -120,7 +120,7 @@ def main():
         problem = Problem(args.targets, k, args.dims, dtype)
         for _ in range(1 + (args.rounds if k < 200 else max(3, args.rounds // 4))):
             for way in args.ways:
-                problem.step(way)
+                problem.step(way, getattr(time, args.clock))
         times = {way: seconds[1:] for way, seconds in problem.times.items()}  # the first round warms up
         medians = " | ".join(f"{1e3 * statistics.median(seconds):.1f}" for seconds in times.values())
         first = times[args.ways[0]]

@@ -71,10 +71,12 @@ def scores(gp, x, y, k, block=2000):
     return means.tolist()
 
 
-def build(objective, x, y, likelihood, k, guide, divergence, seed):
-    kernel = Matern52(x.shape[1], variance=torch.tensor(1.0), lengthscale=torch.full((x.shape[1],), x.shape[1] ** 0.5))
+def build(objective, x, y, likelihood, k, args, seed):
+    kernel = Matern52(
+        x.shape[1], variance=torch.tensor(args.variance), lengthscale=torch.full((x.shape[1],), x.shape[1] ** 0.5)
+    )
     if objective == "loo":
-        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=guide, divergence=divergence, seed=seed)
+        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=args.guide, objective=args.divergence, seed=seed)
     if objective == "svgp":
         return SVGP(x, y, kernel, likelihood, inducing=min(k, len(x)), seed=seed)
     ordering = "random" if objective == "vecchia" else "given"
@@ -89,7 +91,7 @@ def run(name, objective, k, args, seed):
         x, y = (torch.cat([v, v + 0.01 * torch.randn_like(v)]) for v in (x, y))
     likelihood = Gaussian(0.25) if make is Gaussian else make()
     size = args.batch_size or (64 if isinstance(likelihood, Categorical) else 128)
-    gp = build(objective, x, y, likelihood, k, args.guide, args.divergence, seed)
+    gp = build(objective, x, y, likelihood, k, args, seed)
     steps = max(1, round(args.epochs * len(x) / size))
     begin = time.perf_counter()
     refreshing = {} if objective == "svgp" else {"refresh_every": args.refresh_every}
@@ -122,6 +124,7 @@ def main():
     parser.add_argument("--guide", default="lognormal", choices=["lognormal", "conjugate"])
     parser.add_argument("--divergence", default="posterior", choices=["posterior", "prior"])
     parser.add_argument("--epochs", type=float, default=20)
+    parser.add_argument("--variance", type=float, default=1.0, help="of the kernel, to start from")
     parser.add_argument("--lr", type=float, default=0.03)
     parser.add_argument("--local-lr", type=float, default=0.03)
     parser.add_argument("--batch-size", type=int)

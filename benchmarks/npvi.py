@@ -103,8 +103,8 @@ def main():
     args = parser.parse_args()
     data = {"birds": birds, "raster": raster, "flights": delays}[args.data]
     lines = [
-        f"{args.data}: {args.steps} steps, B = {BATCH}, float32, {torch.get_num_threads()} thread, mean of {args.seeds} "
-        f"splits 70/10/20; torch {torch.__version__}.",
+        f"{args.data}: {args.steps} steps, B = {BATCH}, float32, {torch.get_num_threads()} thread, "
+        f"mean of {args.seeds} splits; torch {torch.__version__}.",
         "",
         "| method | test NLL | median error | CPU seconds | parameters |",
         "|---|---|---|---|---|",

@@ -85,7 +85,10 @@ class BSGP(GPMethod):
         predictive = gp.predict(x_new, mcmc.get_samples())
 
     The start matters: from u = 0 a noise variance that is optimised grows to explain all of y before u has moved, and
-    burn-in takes many times as long. Several chains of :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``.
+    burn-in takes many times as long. Where an update sees all rows (N up to 1,000, say), the gradient has no noise, and
+    a step size of 0.05 moves 25 times as fast as the default. Several chains of
+    :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``.
+
     The values of hidden layers are no sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS
     needs a density that is the same at each call, and for L > 1 gets one with `fixed_draws` alone; with a prior over z
     that cannot be drawn from, it needs ``max_plate_nesting=2`` and :attr:`init_strategy`. Use double precision: a chain
@@ -116,6 +119,8 @@ class BSGP(GPMethod):
 
     Reference: Rossi, Heinonen, Bonilla, Shen, Filippone (2021), "Sparse Gaussian processes revisited", AISTATS.
     """
+
+    likelihood: Likelihood
 
     def __init__(
         self,

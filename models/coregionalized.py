@@ -26,7 +26,7 @@ from pyro_nngp.kernels import bind, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
 from pyro_nngp.method import GPMethod
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import ConstantMean, check_same_sites, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import NearestOthers
 
 
@@ -86,7 +86,7 @@ class CoregionalizedLOO(GPMethod):
             fail(where, "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
         if isinstance(mixing, Tensor) and mixing.shape != (t, q):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
-        mean = _OutputConstants(t) if mean is None else mean
+        mean = ConstantMean(num_latents=t) if mean is None else mean
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter)
         if mixing is None:
             mixing = torch.randn(t, q, generator=torch.Generator().manual_seed(seed)) / q**0.5
@@ -208,14 +208,3 @@ class CoregionalizedLOO(GPMethod):
         inner, cross = tril[:, : k * t, : k * t], tril[:, k * t :, : k * t]
         weights = torch.linalg.solve_triangular(inner, cross, upper=False, left=False)
         return weights, tril[:, k * t :, k * t :]
-
-
-class _OutputConstants(PyroModule):
-    """One learnable constant per output, ``(B, D) -> (B, T)``."""
-
-    def __init__(self, num_outputs: int) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.zeros(num_outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.value.expand(len(x), -1)

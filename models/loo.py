@@ -9,15 +9,16 @@ or, with auxiliary variables that make the likelihood Gaussian, its variational 
 .. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)})
    - \sum_n KL\big(q(\omega_n) \,\|\, p(\omega_n \mid y_n, y_{n(n)}, \omega_{n(n)})\big).
 
-Differs from the paper: eq. 12 has the divergence from the prior :math:`p(\omega_n)` instead (``divergence="prior"``;
+Differs from the paper: eq. 12 has the divergence from the prior :math:`p(\omega_n)` instead (``objective="prior"``;
 the paper prints 1/N before the first sum alone). The density of :math:`y_n` there has :math:`\omega_n` integrated out
 already, so nothing pays for moving :math:`q(\omega_n)` away from the prior, labels stay near :math:`\pm 2` on the scale
 of f, and probabilities away from 0 and 1. What pays is :math:`(2\pi/\omega)^{1/2} e^{1 / 8\omega}`, the part of the
 joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or leaves out (the root, eq. 24).
-With both there is no run-away: each term of the sum is below the log density of :math:`y_n`. See
-:mod:`pyro_nngp.augmentation`. Instead of by gradients, whose noise is large beside what one datum says, q(omega) is
-found by coordinate ascent (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`). Also: divergences by quadrature instead of one draw; the Polya-Gamma density on the whole
-half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
+With both there is no run-away: each term of the sum is below the log density of :math:`y_n`
+(:mod:`pyro_nngp.augmentation`). Instead of by gradients, whose noise is large beside what one datum says, q(omega) is
+found by coordinate ascent (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`). Divergences are computed by
+quadrature instead of from one draw, with the Polya-Gamma density on the whole half-line; predictions use
+:math:`E_q \omega` where the paper takes a draw.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -35,8 +36,6 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp.augmentation import (
     AugmentedMarginal,
-    LocalConjugate,
-    LocalLogNormal,
     auxiliary_prior,
     check_augmentable,
     coded_labels,
@@ -44,9 +43,10 @@ from pyro_nngp.augmentation import (
     predictive,
     squared_latent,
 )
+from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.method import Plates
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import ConstantMean, check_same_sites, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.response import ResponseMethod
 
@@ -89,9 +89,10 @@ class LOO(ResponseMethod):
         num_neighbors: K.
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each.
-        divergence: of q(omega), from the "posterior" of each omega_n given its datum and neighbors, or from the "prior"
-            as in the paper.
-        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        objective: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
+            "prior" as in the paper.
+        mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
+            constant for each.
         jitter: relative nugget; None takes 1e-6.
         seed: of the order that breaks ties between neighbors at one distance.
 
@@ -111,7 +112,7 @@ class LOO(ResponseMethod):
         *,
         num_neighbors: int = 32,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
-        divergence: Literal["posterior", "prior"] = "posterior",
+        objective: Literal["posterior", "prior"] = "posterior",
         mean: Callable | None = None,
         jitter: float | None = None,
         seed: int = 0,
@@ -120,11 +121,13 @@ class LOO(ResponseMethod):
         check_augmentable("LOO", likelihood)
         if guide not in ("lognormal", "conjugate"):
             fail("LOO", "guide", "'lognormal' or 'conjugate'", repr(guide), "Choose one of them.")
-        if divergence not in ("posterior", "prior"):
-            fail("LOO", "divergence", "'posterior' or 'prior'", repr(divergence), "Choose one of them.")
+        if objective not in ("posterior", "prior"):
+            fail("LOO", "objective", "'posterior' or 'prior'", repr(objective), "Choose one of them.")
         check_tensor("LOO", "y", y)
+        if mean is None:
+            mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))
         super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
-        self.divergence, self.graph = divergence, NearestOthers(x, num_neighbors, seed=seed)
+        self.objective, self.graph = objective, NearestOthers(x, num_neighbors, seed=seed)
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
@@ -145,7 +148,7 @@ class LOO(ResponseMethod):
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         data, latents = plates
         var = var.expand(loc.shape)
-        if omega is None or self.divergence == "prior":
+        if omega is None or self.objective == "prior":
             y = predictive(likelihood, loc, var)
         else:
             y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets])
@@ -176,8 +179,8 @@ class LOO(ResponseMethod):
 
     @property
     def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: there are auxiliary variables, with ``divergence="posterior"``."""
-        return self.local is not None and self.divergence == "posterior"
+        """Whether :meth:`solve` applies: there are auxiliary variables, with ``objective="posterior"``."""
+        return self.local is not None and self.objective == "posterior"
 
     @pyro_entry
     @torch.no_grad()
@@ -197,18 +200,19 @@ class LOO(ResponseMethod):
         Cost: O(N K^3) per sweep.
         """
         if self.local is None or not self.can_solve:
-            actual = "no auxiliary variables" if self.local is None else "divergence from the prior"
+            actual = "no auxiliary variables" if self.local is None else "objective='prior'"
             fail("LOO.solve", "model", "with auxiliary variables and their posterior", actual, "Train by gradients.")
         self.hyper_guide.median()
         likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
         y = self._values()
         for _ in range(num_sweeps):
             omega = self.local.distribution(likelihood, y, every).mean
-            observations = gaussian_observations(likelihood, y, omega, self.x.dtype)
             parts = []
             for idx in every.split(batch_size):
-                near = self.graph.batch(idx)
-                loc, var = self._given_neighbors(self.x[idx], every, near.rows[near.neighbors], *observations)
+                batch = self.graph.batch(idx)
+                near = batch.rows
+                observations = gaussian_observations(likelihood, y[..., near], omega[..., near], self.x.dtype)
+                loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations)
                 parts.append(squared_latent(likelihood, y[..., idx], omega[..., idx], loc, var))
             self.local.put(likelihood, y, torch.cat(parts, -1))
 

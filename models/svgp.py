@@ -21,7 +21,7 @@ Cost per step: O(|I| M^2 + M^3), memory O(|I| M + M^2).
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyro
 import pyro.distributions as dist
@@ -239,7 +239,7 @@ class SVGP(GPMethod):
         if self.likelihood is None:
             fail("SVGP.solve", "a likelihood", "in the model", None, "Train q(nu) by gradients.")
         self.hyper_guide.median()
-        likelihood, y = self.likelihood.bind(), self._targets(None)
+        likelihood, y = self.likelihood.bind(), cast(Tensor, self._targets(None))
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
         if isinstance(likelihood, Gaussian):
@@ -259,7 +259,7 @@ class SVGP(GPMethod):
 
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) f alone, with its marginal."""
-        x, plates, likelihood = self._inputs(idx), self._plates(idx), None
+        x, plates = self._inputs(idx), self._plates(idx)
         a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
         mean = self._mean_at(x)
         loc, marginal = mean + nu @ a.mT, None
@@ -268,9 +268,8 @@ class SVGP(GPMethod):
         f = self._record_f(plates, loc, marginal) if self.fitc else self._sample_f(plates, loc, var, marginal)
         if q is not None:
             return f
-        if self.fitc:
-            likelihood = convolved(self.likelihood.bind(), var)
-        return self._observe(plates, f, idx, likelihood)
+        noisier = convolved(cast(Likelihood, self.likelihood).bind(), var) if self.fitc else None
+        return self._observe(plates, f, idx, noisier)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Whitened weights and conditional variances of f at the data, block by block."""
@@ -292,12 +291,13 @@ class SVGP(GPMethod):
     def _condition(self, targets: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> None:
         """Put q(nu) at the posterior of Gaussian observations of f, in float64."""
         eye = torch.eye(self.num_inducing, dtype=torch.float64, device=self.x.device)
-        system, right = eye.expand(*self.latent_shape, *eye.shape).clone(), 0.0
+        system = eye.expand(*self.latent_shape, *eye.shape).clone()
+        right = torch.zeros_like(system[..., 0])
         for rows, a, _ in self._blocks():
             a, weight = a.double(), precision[..., rows].double()
             residual = targets[..., rows].double() - self._mean_at(self.x[rows]).double()
             system += (a.mT * weight[..., None, :]) @ a
-            right = right + (weight * residual) @ a
+            right += (weight * residual) @ a
         # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
         upper = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)
         root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)

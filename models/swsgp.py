@@ -29,7 +29,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.guides import DenseGaussian, LocalGaussian
+from pyro_nngp.guides import DenseGaussian, LocalGaussian, combined_variance
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
@@ -259,9 +259,7 @@ class SWSGP(GPMethod):
 
     def _moments(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
         """Means and variances of the combinations w of values under q(u_w)."""
-        if self.mean_field:
-            return (w * q.mean).sum(-1), (w.square() * q.variance).sum(-1)
-        return (w * q.mean).sum(-1), (w[..., None, :] @ q.scale_tril).square().sum((-2, -1))
+        return (w * q.mean).sum(-1), combined_variance(q, w[:, None])[..., 0]
 
     def _conditional(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Weights, variances and rows of the nearest inducing points."""

@@ -139,9 +139,8 @@ class Vecchia(ResponseMethod):
     def _batch_log_prob(self, idx: Tensor) -> Tensor:
         self.hyper_guide.median()
         site = poutine.trace(self.model).get_trace(idx).nodes["y"]
-        return site["fn"].log_prob(site["value"]).sum() / (
-            1 if self.objective == "vecchia" else site["value"].shape[-1]
-        )
+        repeats = site["value"].shape[-1] if self.objective == "mll" else 1
+        return site["fn"].log_prob(site["value"]).sum() / repeats
 
     def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
         return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)

@@ -48,6 +48,7 @@ class AmortizedGaussian(GPModule):
     """
 
     context: Tensor
+    rank: Tensor
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class AmortizedGaussian(GPModule):
             cure = "It maps (likelihood, y) to rough values of f, latent functions first."
             fail("AmortizedGaussian", "encoder.response", expectation, tuple(response.shape), cure)
         self.register_buffer("response", response)
+        self.register_buffer("rank", graph.order.argsort())
         self.register_buffer("context", _context(graph, encoder.num_context))
 
     @property
@@ -111,6 +113,7 @@ class AmortizedGaussian(GPModule):
                 graph.x[nodes],
                 mask,
                 covariance,
+                self.rank[nodes],
                 w,
                 var,
                 jitter,

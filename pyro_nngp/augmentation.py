@@ -1,4 +1,4 @@
-r"""Likelihoods that are Gaussian in f given one auxiliary variable per datum, and variational families for it.
+r"""Likelihoods that are Gaussian in f given one auxiliary variable per datum.
 
 For Bernoulli, binomial and negative binomial data with logits f (Polson, Scott, Windle 2013, theorem 1),
 
@@ -21,7 +21,9 @@ in the density of f given y and :math:`\omega`. It does belong to the density of
 
 .. math:: E_q\, g - KL(q \,\|\, PG(b, 0)) = \log p(y) - KL(q(\omega) \,\|\, p(\omega \mid y)) \le \log p(y).
 
-Cost: O(1) per value; a divergence takes 16 densities. Symbols: U rows of data, T outputs, L latent functions.
+Guides for the auxiliary variables are in :mod:`pyro_nngp.auxiliary_guides`.
+
+Cost: O(1) per value. Symbols: U rows of data, T outputs, L latent functions.
 """
 
 import math
@@ -29,20 +31,16 @@ from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pyro.distributions import TorchDistribution, constraints
-from torch import Tensor, nn
-from torch.distributions import Distribution, register_kl
+from torch import Tensor
+from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
-from pyro_nngp.guides import LocalTables
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Likelihood, NegativeBinomial, StudentT
-from pyro_nngp.likelihoods.quadrature import gauss_hermite
-from pyro_nngp.module import pyro_entry
 
-_NODES = 16
 _AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
 
 
@@ -177,92 +175,6 @@ class AugmentedMarginal(TorchDistribution):
         return _one_against_all(binary).log_prob(value) + (g - binary.log_prob(kappa + 0.5)).sum(0)
 
 
-class LocalLogNormal(LocalTables):
-    """Independent log-normal auxiliary variables.
-
-    Args:
-        prior: of batch shape (N,) or (L, N), whose means and variances they start from.
-    """
-
-    def __init__(self, prior: Distribution) -> None:
-        super().__init__()
-        square = torch.log1p(prior.variance / prior.mean.square())
-        self.loc = nn.Parameter(_table(prior.mean.log() - square / 2))
-        self.log_scale = nn.Parameter(_table(square.log() / 2))
-        self._single = len(prior.batch_shape) == 1
-
-    @pyro_entry
-    def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
-        """q at some rows, batch shape (U,) or (L, U)."""
-        loc, scale = (self._read(table, rows).mT for table in (self.loc, self.log_scale))
-        return dist.LogNormal(loc[0], scale[0].exp()) if self._single else dist.LogNormal(loc, scale.exp())
-
-    def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the means and variances that the conjugate family has for :func:`squared_latent`."""
-        like = LocalLogNormal(_conjugate(likelihood, y, square))
-        self.loc.copy_(like.loc)
-        self.log_scale.copy_(like.log_scale)
-
-
-class LocalConjugate(LocalTables):
-    r"""The families that coordinate ascent would find: PG(b, c) with free c, and Gamma((\nu + 1)/2, .) with free rate.
-
-    Polya-Gamma variables cannot be reparameterised; the guide's value is their mean, on which alone the optimal q(f) of
-    mean-field inference depends. Their divergence from the prior is exact.
-
-    Args:
-        shape: (N,) or (L, N).
-        like: tensor whose dtype and device the parameters take.
-    """
-
-    def __init__(self, shape: torch.Size, like: Tensor) -> None:
-        super().__init__()
-        self.log_square = nn.Parameter(_table(like.new_zeros(shape)))
-        self._single = len(shape) == 1
-
-    @pyro_entry
-    def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
-        """q at some rows, batch shape (U,) or (L, U)."""
-        square = self._read(self.log_square, rows).mT.exp()
-        square = square[0] if self._single else square
-        return _conjugate(likelihood, y, square)
-
-    def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the values of :func:`squared_latent`."""
-        self.log_square.copy_(_table(square.log()))
-
-
-class MeanPolyaGamma(PolyaGamma):
-    """PG(b, c) whose reparameterised draw is its mean: for guides, where a draw stands for what E[omega] decides."""
-
-    has_rsample = True
-
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        """The mean, of shape ``sample_shape + batch_shape``."""
-        return self.mean.expand(torch.Size(sample_shape) + self.batch_shape)
-
-
-@register_kl(dist.LogNormal, PolyaGamma)
-def _kl_lognormal_polya_gamma(q: dist.LogNormal, p: PolyaGamma) -> Tensor:
-    """By Gauss-Hermite quadrature in log(omega)."""
-    nodes, weights = gauss_hermite(_NODES, q.loc.dtype, q.loc.device)
-    values = (q.loc + q.scale * nodes.reshape(-1, *[1] * q.loc.dim())).exp()
-    return -q.entropy() - torch.tensordot(weights, p.log_prob(values), 1)
-
-
-@register_kl(dist.LogNormal, dist.Gamma)
-def _kl_lognormal_gamma(q: dist.LogNormal, p: dist.Gamma) -> Tensor:
-    a, rate = p.concentration, p.rate
-    return -q.entropy() - (a * rate.log() - torch.lgamma(a) + (a - 1) * q.loc - rate * q.mean)
-
-
-def _conjugate(likelihood: Likelihood, y: Tensor, square: Tensor) -> Distribution:
-    if isinstance(likelihood, StudentT):
-        df = likelihood.df.to(square.dtype)
-        return dist.Gamma(((df + 1) / 2).expand(square.shape), (df + square) / 2)
-    return MeanPolyaGamma(polya_gamma_terms(likelihood, y, square.dtype)[0], square.sqrt())
-
-
 def _binary(loc: Tensor, var: Tensor) -> dist.Bernoulli:
     return cast(dist.Bernoulli, Bernoulli().marginal(loc, var))
 
@@ -281,8 +193,3 @@ def _log_coefficient(likelihood: Likelihood, y: Tensor) -> Tensor | float:
         r = likelihood.total_count.to(y.dtype)
         return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1)
     return 0.0
-
-
-def _table(values: Tensor) -> Tensor:
-    """(N,) or (L, N) as a table with one row per point, (N, L)."""
-    return (values[None] if values.dim() == 1 else values).mT.detach().clone()

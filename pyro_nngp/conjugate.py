@@ -7,8 +7,8 @@ of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) 
    \text{ for a diagonal R},
 
 so m is the exact posterior mean under the prior, found by conjugate gradients (with the factor that is optimal on the
-nearest neighbors for preconditioner, a sparse approximate inverse), and :math:`R_{jj}^2` the exact
-conditional variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
+nearest neighbors for preconditioner, a sparse approximate inverse), and :math:`R_{jj}^2` the exact conditional
+variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
 
 Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
 with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
@@ -16,7 +16,8 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once.
 
-Cost: O(N K) per iteration of conjugate gradients, O(N K) memory; up to 2,200 points one dense factorisation.
+Cost: O(N K) per iteration of conjugate gradients and O(N K^2) memory for their preconditioner, which is left out where
+that would be gigabytes; up to 2,200 points one dense factorisation instead.
 """
 
 import math

@@ -5,10 +5,13 @@ layers are equivariant under permutations of the nodes beside i, so the outputs 
 listed. Nothing has the size of the data: one trained encoder serves any number of points and any data set.
 
 - :class:`GraphConvolutionEncoder` is that of Liu and Liu (2019, section 3.3, eq. 13).
-- :class:`SiteEncoder` is ours. The network replaces each node's observation by a Gaussian one (a site); the mean then
-  follows by conditioning on the sites of the neighborhood, as the exact posterior does, and so in part does the row of
-  R. For a Gaussian likelihood the right sites are known (y and its noise variance) and the network has only to find
-  them.
+- :class:`SiteEncoder` is ours. The network replaces each node's observation by a Gaussian one (a site); mean and row of
+  R then follow from the exact posterior on the nodes given the sites. For a Gaussian likelihood the right sites are
+  known (y and its noise variance) and the network has only to find them.
+
+Both suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
+prior allows a point to differ from its parents' forecast by very little, and means that were found one neighborhood at
+a time differ by more: the divergence is then large, and a table of parameters (no encoder) is the better choice.
 
 Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites. Symbols: U points, n nodes each, K
 parents, D inputs, L latent functions, F features.
@@ -21,12 +24,12 @@ from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditional import nn_conditional
+from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Poisson
 
@@ -46,6 +49,7 @@ class Neighborhood:
         x: inputs, (U, n, D).
         mask: which nodes exist.
         covariance: the kernel.
+        rank: places of the nodes in the ordering, (U, n).
         w: weights of the prior's conditional of the point given its parents, (U, K).
         var: its variance, (U,).
         jitter: relative nugget of the prior.
@@ -56,6 +60,7 @@ class Neighborhood:
     x: Float[Tensor, "U n D"]
     mask: Bool[Tensor, "U n"]
     covariance: Covariance
+    rank: Int[Tensor, "U n"]
     w: Float[Tensor, "U K"]
     var: Float[Tensor, " U"]
     jitter: float | None
@@ -98,21 +103,22 @@ class GraphConvolutionEncoder(nn.Module):
 
 
 class SiteEncoder(nn.Module):
-    r"""Sites by a graph network, the mean by conditioning on them.
+    r"""Sites by a graph network, q(u_i) by conditioning on them.
 
     A node's features are its response (a rough inverse of the likelihood's link, less the mean function), its
     correlation with point i, its weight in the prior's conditional of :math:`u_i`, the relative standard deviation of
     that conditional, its place relative to i and which kind of node it is. Layers are
     :math:`H^{l+1} = \mathrm{ReLU}(H^l W^l + \tilde A H^l U^l + b^l)`, with the normalized correlations of all nodes for
     :math:`\tilde A`. The output of node j is a site of :math:`u_j`, target :math:`t_j` and precision
-    :math:`\tau_j`, and two corrections :math:`s_j, g_j` that start at 0 and 1. Then
+    :math:`\tau_j`, and two corrections :math:`s_j, g_j` that start at 0 and 1. With the kernel matrix :math:`G G^\top`
+    of the nodes, parents first in their order, then i, then others, the posterior given the sites has
 
-    .. math::
-        m_i &= E[u_i \mid t, \tau] \text{ under the prior on the nodes,}\\
-        R_{ii} &= e^{s_i} \rho_i, \quad \rho_i^2 = (1 / v_i + \tau_i)^{-1} = Var(u_i \mid u_{\alpha(i)}, t_i),\\
-        R_{ij} &= g_j\, w_{ij}\, (\rho_i^2 / v_i)\, (1 / k_{jj} + \tau_j)^{-1/2},
+    .. math:: m = G M^{-1} G^\top \mathrm{diag}(\tau)\, t, \quad V = G M^{-1} G^\top = (G U^{-\top})(G U^{-\top})^\top,
+       \quad M = I + G^\top \mathrm{diag}(\tau)\, G = U U^\top,
 
-    where :math:`w_{ij} \rho_i^2 / v_i` is the coefficient of :math:`u_j` in the posterior's conditional of :math:`u_i`.
+    U an upper triangle. The encoder gives :math:`m_i` and row i of the lower triangle :math:`G U^{-\top}`, its diagonal
+    entry times :math:`e^{s_i}`, that of parent j times :math:`g_j`. With every point among the nodes and the right
+    sites this is the exact posterior.
 
     Args:
         input_dim: D.
@@ -150,15 +156,9 @@ class SiteEncoder(nn.Module):
         target = (near.response - near.mean) / scale * mask
         moved, log_precision, shrink, gate = self._sites(near, scale, correlation, target).unbind(-1)
 
-        precision = log_precision.exp() / scale.square()
-        site = scale * (target + moved)
-        loc, var = _given_others(near, site, precision)
-        loc = (loc / var + precision[..., 0] * site[..., 0]) / (1 / var + precision[..., 0])
-        rho = (1 / near.var + precision[..., 0]).rsqrt()
-        parents = slice(1, 1 + k)
-        spread = (1 / scale[:, parents].square() + precision[..., parents]).rsqrt()
-        coefficient = near.w * (rho.square() / near.var)[..., None]
-        return loc, rho * shrink[..., 0].exp(), coefficient * spread * (1 + gate[..., parents])
+        precision = log_precision.exp() / scale.square() * mask
+        loc, row = _posterior_row(near, cov, scale * (target + moved), precision)
+        return loc, row[..., -1] * shrink[..., 0].exp(), row[..., :-1] * (1 + gate[..., 1 : 1 + k])
 
     def _sites(self, near: Neighborhood, scale: Tensor, correlation: Tensor, target: Tensor) -> Tensor:
         """Shift, log precision, correction of the diagonal and of the row, for each node, (..., U, n, 4)."""
@@ -209,13 +209,28 @@ def rough_latent(likelihood: Likelihood, y: Tensor) -> Tensor:
     return values.log() if likelihood.support is constraints.positive else values
 
 
-def _given_others(near: Neighborhood, site: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of u at node 0 given the sites of all other nodes, each (..., U)."""
-    batch = site.shape[:-1]
-    x, mask = near.x.expand(*batch, -1, -1).flatten(0, -3), near.mask.expand(*batch, -1).flatten(0, -2)
-    noise = (1 / precision[..., 1:]).flatten(0, -2)
-    w, var = nn_conditional(near.covariance, x[:, 0], x[:, 1:], mask[:, 1:], noise, near.jitter)
-    return (w.view(*batch, -1) * site[..., 1:]).sum(-1), var.view(batch)
+def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean at node 0 and its row of the posterior's factor, (..., U, K + 1), parents as listed, then the diagonal.
+
+    In double precision, where the nugget keeps the kernel matrices of near duplicates positive definite.
+    """
+    n, k = near.mask.shape[1], near.w.shape[1]
+    node = torch.arange(n, device=cov.device)
+    last = int(near.rank.max()) + 1
+    order = torch.where((node > 0) & (node <= k), near.rank, last + node).argsort(dim=-1)
+    mask, rows = near.mask.gather(-1, order), torch.arange(len(order), device=order.device)[:, None]
+    jitter = DEFAULT_JITTER if near.jitter is None else near.jitter
+    kernel = cov.double()[rows[..., None], order[:, :, None], order[:, None, :]] * (mask[:, :, None] & mask[:, None, :])
+    own = kernel.diagonal(dim1=-2, dim2=-1)
+    tril = torch.linalg.cholesky(kernel + torch.diag_embed(torch.where(mask, jitter * own, 1.0)))
+    site, precision = (values.double()[..., rows, order] for values in (site, precision))
+    system = tril.mT @ (precision[..., None] * tril) + torch.eye(n, dtype=tril.dtype, device=tril.device)
+    triu = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)
+    right = torch.stack([tril[:, k].expand(precision.shape), ((precision * site)[..., None, :] @ tril)[..., 0, :]], -1)
+    row, pulled = torch.linalg.solve_triangular(triu, right, upper=True).unbind(-1)
+    loc = (row * pulled).sum(-1)
+    row = torch.cat([row[..., rows, order[:, :k].argsort(dim=-1)], row[..., k, None]], -1)
+    return loc.to(cov.dtype), row.to(cov.dtype)
 
 
 def _normalized(adjacency: Float[Tensor, "U n n"]) -> Float[Tensor, "U n n"]:

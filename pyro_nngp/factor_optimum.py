@@ -13,7 +13,8 @@ meet, and each has its optimum at
    \quad\text{for } P_{S_c S_c} = L L^\top \text{ with c in the last place.}
 
 An empty pattern gives the mean-field optimum :math:`R_{cc} = P_{cc}^{-1/2}`, a full one the exact posterior. It is
-the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021).
+the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021); as a
+preconditioner it is the factorised sparse approximate inverse of Kolotilina and Yeremin (1993).
 
 Cost: :math:`O(\sum_c |S_c|^3)`, about 6 N K^3 for a random ordering; O(N K^2) memory for the rows of the precision.
 Symbols: N points, K neighbors, S the largest support of a group of columns, L latent functions.

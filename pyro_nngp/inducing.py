@@ -33,7 +33,7 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
         values = values[rng.choice(len(values), num_centers * _SAMPLE_PER_CENTER, replace=False)]
     spread = values.std(0)
     spread[spread == 0] = 1
-    values /= spread
+    values = values / spread
     centers, _ = kmeans2(values, _spread_out(values, num_centers, rng), minit="matrix", missing="warn")
     return torch.as_tensor(centers * spread).to(x)
 

@@ -67,7 +67,7 @@ class _Interacting(TorchDistribution):
         super().__init__(torch.Size(), base.event_shape, validate_args=validate_args)
 
     @constraints.dependent_property
-    def support(self) -> constraints.Constraint:
+    def support(self) -> constraints.Constraint | None:
         return self.base.support
 
     def log_prob(self, value: Float[Tensor, "... M D"]) -> Float[Tensor, "..."]:

@@ -9,7 +9,7 @@ Jitter is a relative nugget of the process, as in :mod:`pyro_nngp.conditional`.
 Cost: O(M^3 + B M^2) time, O(M^2 + B M) memory.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -88,8 +88,8 @@ def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[
         return tril
     with torch.no_grad():
         _, extra = factorise(system.detach().flatten(0, -3))
-    extra = extra.reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
-    return torch.linalg.cholesky(system + torch.diag_embed(extra))
+    more = cast(Tensor, extra).reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
+    return torch.linalg.cholesky(system + torch.diag_embed(more))
 
 
 def cholesky(cov: Float[Tensor, "... M M"], jitter: float | None = None) -> Float[Tensor, "... M M"]:

@@ -94,8 +94,11 @@ class GPMethod(GPModule):
         return self.likelihood.marginal(loc, var)
 
     def _mean_at(self, x: Tensor) -> Tensor:
+        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
         mean = self.mean(x)
-        return mean.squeeze(-1) if mean.dim() == 2 else mean
+        if mean.dim() == 1:
+            return mean
+        return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
 
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
@@ -138,7 +141,7 @@ class GPMethod(GPModule):
             infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
             return pyro.sample("f", dist.Delta(f, event_dim=0).mask(False), infer=infer)
 
-    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Any = None) -> Tensor:
+    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
         """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
         if self.likelihood is None:
             return f

@@ -16,7 +16,7 @@ Symbols: as in :mod:`pyro_nngp.conditional`; s scaled neighbors relative to the 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -91,11 +91,11 @@ def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> t
     points = scale = variance = None
     if needs[1]:
         rows = problem.neighbors.clamp(min=0).flatten()
-        points = torch.zeros_like(problem.points).index_add_(0, rows, found.z.flatten(0, 1))
+        points = torch.zeros_like(problem.points).index_add_(0, rows, cast(Tensor, found.z).flatten(0, 1))
     if needs[2]:
-        scale = found.log_lengthscale / problem.lengthscale
+        scale = cast(Tensor, found.log_lengthscale) / problem.lengthscale
     if needs[3]:
-        variance = found.log_variance / problem.variance
+        variance = cast(Tensor, found.log_variance) / problem.variance
     return found.x if needs[0] else None, points, scale, variance, found.noise
 
 
@@ -106,7 +106,7 @@ def _differentiable_gradients(
     x, points, lengthscale, variance, noise, neighbors, profile, jitter = problem
     cov = Covariance(lambda a, b: block(a, b, lengthscale, variance, profile), lambda a: variance.expand(a.shape[:-1]))
     values = block_conditional(cov, x, points, neighbors, noise, jitter)
-    wanted = [value for value, need in zip(problem[:5], needs, strict=True) if need]
+    wanted = [cast(Tensor, value) for value, need in zip(problem[:5], needs, strict=True) if need]
     grads = iter(torch.autograd.grad(values, wanted, (grad_w, grad_var), create_graph=True))
     return tuple(next(grads) if need else None for need in needs)
 

@@ -73,7 +73,7 @@ def test_full_neighbors_give_the_closed_form_of_leave_one_out():
 def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     x, f = data()
     y, bound = make(f), likelihood().double().bind()
-    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, divergence="prior")
+    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, objective="prior")
     gp.mean.value.data += 0.4
     omega = auxiliary_prior(bound, y, F64).sample()
     obs, noise = gaussian_observations(bound, y, omega, F64)
@@ -157,11 +157,11 @@ def test_own_auxiliary_variables_of_classes():
     assert density.sample((7,)).shape == (7, 5)
 
 
-@pytest.mark.parametrize("divergence", ["posterior", "prior"])
-def test_conjugate_objective_term_by_term(divergence):
+@pytest.mark.parametrize("objective", ["posterior", "prior"])
+def test_conjugate_objective_term_by_term(objective):
     """The density at the mean of omega, minus one divergence per datum."""
     x, f = data()
-    settings = {"num_neighbors": N - 1, "guide": "conjugate", "divergence": divergence}
+    settings = {"num_neighbors": N - 1, "guide": "conjugate", "objective": objective}
     gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), **settings)
     gp.local.log_square.data.uniform_(-1, 3)
     c = gp.local.log_square.data[:, 0].exp().sqrt()
@@ -169,7 +169,7 @@ def test_conjugate_objective_term_by_term(divergence):
     cost = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
     loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
     want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - cost.sum()
-    if divergence == "posterior":
+    if objective == "posterior":
         t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
         f, weight = loc + var.sqrt() * t, torch.softmax(-t.square() / 2, 0).log()
         want = torch.logsumexp(weight + (gp.y - 0.5) * f - omega * f.square() / 2 - math.log(2), 0).sum() - cost.sum()
@@ -194,7 +194,7 @@ def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
     x, f = data()
     gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1, guide="conjugate")
     gp.mean.value.data += 0.4
-    gp.solve(num_sweeps=200, batch_size=16)
+    gp.solve(num_sweeps=60, batch_size=24)
     bound = gp.likelihood.bind()
     omega = gp.local.distribution(bound, gp.y, torch.arange(N)).mean.detach()
     obs, noise = gaussian_observations(bound, gp.y, omega, F64)
@@ -218,11 +218,11 @@ def test_solving_and_training_find_the_classes_of_two_clouds():
     y = torch.arange(120) % 3
     x = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])[y] + 0.3 * torch.randn(120, 2)
     gp = LOO(x, y, Matern52(2), Categorical(3), num_neighbors=15, guide="conjugate")
-    fit(gp, 60, batch_size=60, lr=0.1, progress=False)
-    assert gp.predict(x).log_prob(y).mean() > -0.1
+    fit(gp, 30, batch_size=60, lr=0.2, progress=False)
+    assert gp.predict(x).log_prob(y).mean() > -0.15
 
 
-@pytest.mark.parametrize("settings", [{"likelihood": Gaussian()}, {"likelihood": StudentT(), "divergence": "prior"}])
+@pytest.mark.parametrize("settings", [{"likelihood": Gaussian()}, {"likelihood": StudentT(), "objective": "prior"}])
 def test_solving_needs_the_posterior_of_auxiliary_variables(settings):
     x, y = data()
     with pytest.raises(ValueError, match=r"expected model with auxiliary variables and their posterior"):
@@ -373,6 +373,17 @@ def test_several_outputs_equal_separate_models():
     assert own.sample(x[:4] + 1, 3).shape == (3, 2, 4)
 
 
+def test_mean_functions_per_class():
+    x, f = data()
+    linear = torch.nn.Linear(2, 3).double()
+    labels = torch.bucketize(f, torch.tensor([-0.4, 0.4]))
+    gp = LOO(x, labels, kernel(), Categorical(3), num_neighbors=5, mean=linear)
+    torch.testing.assert_close(gp(x[:4] + 100)[0], linear(x[:4] + 100).mT)  # far away, the mean alone is left
+    own = LOO(x, labels, kernel(), Categorical(3), num_neighbors=5)
+    fit(own, 5, batch_size=20, lr=0.1, progress=False)
+    assert len(own.mean.value.unique()) == 3
+
+
 def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
     x, _ = data()
     near = torch.randint(N, (N, 4)).sort(-1).values
@@ -413,6 +424,24 @@ def test_hyperparameters_with_priors_are_learned():
     assert gp.sample(x[:3], 4).shape == (4, 3)
     posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
     assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+
+
+@pytest.mark.slow
+def test_heavy_tails_are_found_and_do_not_disturb():
+    """Noise of two degrees of freedom: its shape is recovered, and f is found better than under Gaussian noise."""
+    x = torch.rand(1000, 2)
+    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
+    y = f + 0.1 * dist.StudentT(torch.tensor(2.0)).sample((1000,))
+    error = {}
+    for name, likelihood in (("gaussian", Gaussian(0.1)), ("student", StudentT(4.0, 0.1))):
+        gp = LOO(
+            x, y, Matern52(2, lengthscale=torch.tensor([0.5, 0.5])), likelihood, num_neighbors=32, guide="conjugate"
+        )
+        fit(gp, 250, batch_size=128, lr=0.05, milestones=(0.5, 0.75), decay=0.3, progress=False)
+        error[name] = float((gp(x)[0] - f).square().mean().sqrt().detach())
+    assert 1.3 < float(likelihood.df.detach()) < 3
+    assert 0.07 < float(likelihood.scale.detach()) < 0.13
+    assert error["student"] < 0.85 * error["gaussian"]
 
 
 @pytest.mark.slow
@@ -466,7 +495,7 @@ def test_two_models_do_not_share_parameters():
         ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
         ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
         ({"guide": "normal"}, r"expected guide 'lognormal' or 'conjugate', got 'normal'"),
-        ({"divergence": "none"}, r"expected divergence 'posterior' or 'prior', got 'none'"),
+        ({"objective": "none"}, r"expected objective 'posterior' or 'prior', got 'none'"),
     ],
 )
 def test_wrong_input(change, message):

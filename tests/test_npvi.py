@@ -6,7 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from dense import dense_cholesky, dense_covariance, dense_factors, dense_precision
+from dense import dense_cholesky, dense_covariance, dense_precision
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adagrad, Adam
@@ -275,26 +275,26 @@ def test_graph_convolution_is_that_of_the_paper():
         torch.testing.assert_close(q.weights[i, : len(near)], outputs[1][1:])
 
 
-def test_sites_of_a_gaussian_likelihood_give_the_exact_mean():
-    """With y and its noise for sites and all points for context, at any K; and R is what its formula says."""
+@pytest.mark.parametrize("num_neighbors", [4, N - 1])
+def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
+    """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
     x, y = data()
     encoder = SiteEncoder(2, num_context=N - 1)
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=4, encoder=encoder)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder)
     variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
     encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
-    q, prior, (weights, var) = (
-        gp.local.distribution(),
-        dense_covariance(gp.kernel, x),
-        dense_factors(gp.kernel, gp.graph),
-    )
-    tril = torch.linalg.cholesky(prior + noise * torch.eye(N, dtype=F64))
-    want = prior @ torch.cholesky_solve(y[:, None], tril)[:, 0]
-    torch.testing.assert_close(q.loc, want, rtol=1e-7, atol=1e-8)
-    own = 1 / (1 / var + 1 / noise)
-    torch.testing.assert_close(q.scale, own.sqrt())
-    marginal = 1 / (1 / variance + 1 / noise)
-    want = weights.gather(1, q.pattern.clamp(min=0)) * (own / var)[:, None] * marginal.sqrt()
-    torch.testing.assert_close(q.weights, torch.where(q.pattern >= 0, want, 0.0), rtol=1e-5, atol=1e-8)
+    q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
+    tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
+    half = torch.linalg.solve_triangular(tril, cov, upper=False)
+    want, root = cov - half.mT @ half, dense(gp)
+    torch.testing.assert_close(q.loc, cov @ torch.cholesky_solve(y[:, None], tril)[:, 0], rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(q.variance.detach(), want.diagonal(), rtol=1e-7, atol=0)
+    for i in range(N):
+        near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
+        near = near[torch.argsort(torch.argsort(gp.graph.order)[near])]
+        nodes = torch.cat([near, torch.tensor([i])])
+        row = torch.linalg.cholesky(want[nodes][:, nodes])[-1]
+        torch.testing.assert_close(root[i, nodes], row, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", ENCODERS)

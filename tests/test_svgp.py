@@ -14,6 +14,7 @@ from torch.distributions import kl_divergence
 from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.guides import DenseGaussian, combined_variance, factor, neighbor_variance
+from pyro_nngp.inducing import kmeans
 from pyro_nngp.inference import IntegratedELBO, PredictiveELBO, fit
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import (
@@ -413,6 +414,25 @@ def test_several_outputs_equal_separate_models():
     assert gp.predict(x[:4]).mean.shape == (2, 4)
 
 
+def test_kmeans_finds_clusters_that_are_there():
+    centers = 10 * torch.cartesian_prod(torch.arange(6.0), torch.arange(5.0)).double()
+    x = centers.repeat(40, 1) + 0.1 * torch.randn(1200, 2, dtype=F64)
+    before = x.clone()
+    found = kmeans(x, 30, seed=3)
+    assert torch.equal(x, before)
+    nearest = torch.cdist(centers, found).min(1)
+    assert nearest.values.max() < 0.1
+    assert len(nearest.indices.unique()) == 30
+    assert torch.equal(found, kmeans(x, 30, seed=3))
+
+
+def test_kmeans_of_fewer_places_than_centers():
+    x = torch.tensor([[0.0], [1.0]]).repeat(10, 1)
+    with pytest.warns(UserWarning, match="clusters is empty"):
+        found = kmeans(x, 5)
+    assert set(found.flatten().tolist()) <= {0.0, 1.0}
+
+
 def test_inducing_points_are_learned_or_not():
     x, y = data(150)
     for learn in (True, False):
@@ -452,7 +472,8 @@ def test_model_never_reads_the_guide():
     _, _, _, weights, var = dense_parts(gp, x)
     u = torch.linalg.cholesky(dense_covariance(gp.kernel, gp.z)).detach() @ nu
     parts = (dist.Normal(weights @ u, var.sqrt()).log_prob(f), dist.Normal(f, noise_of(gp).sqrt()).log_prob(y))
-    assert values[0] == pytest.approx(float((sum(p.sum() for p in parts) + dist.Normal(0, 1).log_prob(nu).sum()).detach()))
+    want = sum(part.sum() for part in parts) + dist.Normal(0, 1).log_prob(nu).sum()
+    assert values[0] == pytest.approx(float(want.detach()), rel=1e-9)
 
 
 def test_inside_a_larger_program():

@@ -46,7 +46,8 @@ torch.manual_seed(0)
 #
 # `Vecchia` trains on the marginal likelihood, as a product of densities given the nearest *predecessors* in an
 # ordering. `LOO` is its counterpart without one. Both predict from the nearest training points, so only the
-# hyperparameters differ. The third model has heavy-tailed noise, each of whose data has an auxiliary precision.
+# hyperparameters differ. The third model has heavy-tailed noise, with an auxiliary precision for each datum. It takes
+# rough land for outliers: densities gain from that, and heights lose.
 
 # %%
 data = bathymetry()
@@ -85,7 +86,8 @@ print(f"{'':24}{'RMSE [m]':>10}{'NLL':>10}{'seconds':>10}")
 xt, yt = x[train], y[train]
 marginal, marginal_nll = train_and_score("Vecchia", Vecchia(xt, yt, kernel(), Gaussian(0.1), num_neighbors=32))
 left_out, left_out_nll = train_and_score("LOO", LOO(xt, yt, kernel(), Gaussian(0.1), num_neighbors=32))
-heavy, heavy_nll = train_and_score("LOO, Student-t noise", LOO(xt, yt, kernel(), StudentT(4.0, 0.1), num_neighbors=32))
+student = LOO(xt, yt, kernel(), StudentT(4.0, 0.1), num_neighbors=32, guide="conjugate")
+heavy, heavy_nll = train_and_score("LOO, Student-t noise", student)
 
 # %% [markdown]
 # ## Are the predictions calibrated?
@@ -136,7 +138,7 @@ fitted, held_out = torch.arange(len(label)).split(num_points)
 # Monte-Carlo noise. Labels may be 0 and 1, -1 and 1, or booleans.
 #
 # The objective of the paper charges each of these distributions for its divergence from the prior, here called
-# `divergence="prior"`. That makes predictions timid: the boundary is right, but probabilities stay away from 0 and 1.
+# `objective="prior"`. That makes predictions timid: the boundary is right, but probabilities stay away from 0 and 1.
 # The default charges for the divergence from the posterior, which is what is left of the bound when done in full.
 
 # %%
@@ -144,9 +146,9 @@ truth = true_probability(place[held_out], noise)
 best = float(nll(label[held_out], torch.distributions.Bernoulli(truth)))
 print(f"\n{'':24}{'errors [%]':>10}{'NLL':>10}{'seconds':>10}")
 print(f"{'true probabilities':24}{100 * float(error_rate(label[held_out], (truth > 0.5).float())):>10.1f}{best:>10.3f}")
-for guide, divergence in (("lognormal", "prior"), ("lognormal", "posterior"), ("conjugate", "posterior")):
+for guide, objective in (("lognormal", "prior"), ("lognormal", "posterior"), ("conjugate", "posterior")):
     start = time.perf_counter()
-    settings = {"num_neighbors": 32, "guide": guide, "divergence": divergence}
+    settings = {"num_neighbors": 32, "guide": guide, "objective": objective}
     gp = LOO(place[fitted], label[fitted], kernel(), Bernoulli(), **settings)
     fit(
         gp,
@@ -162,14 +164,14 @@ for guide, divergence in (("lognormal", "prior"), ("lognormal", "posterior"), ("
         probability = gp.predict(place[held_out]).mean
     found = float(nll(label[held_out], torch.distributions.Bernoulli(probability)))
     wrong = 100 * float(error_rate(label[held_out], (probability > 0.5).float()))
-    print(f"{guide + ', ' + divergence:24}{wrong:>10.1f}{found:>10.3f}{time.perf_counter() - start:>10.1f}")
+    print(f"{guide + ', ' + objective:24}{wrong:>10.1f}{found:>10.3f}{time.perf_counter() - start:>10.1f}")
 
 # %% [markdown]
 # The decision boundary beside the true one, and predicted probabilities against frequencies.
 
 # %%
 side = 60 if args.smoke else 150
-grid = torch.cartesian_prod(torch.linspace(-2, 3, side), torch.linspace(-1.6, 2, side))
+grid = torch.cartesian_prod(torch.linspace(-2, 3, side), torch.linspace(-1.8, 2.3, side))
 with torch.no_grad():
     surface = gp.predict(grid).mean.view(side, side)
 figure, axes = plt.subplots(1, 2, figsize=(13, 4.5), constrained_layout=True)

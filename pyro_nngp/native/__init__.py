@@ -19,12 +19,12 @@ from torch import Tensor
 
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
 
-MAX_NEIGHBORS = 512
-"""Beyond it a block of points no longer fits into caches, and LAPACK on one point at a time is faster."""
+MAX_NEIGHBORS = 1024
+"""Beyond it a block of points would take more than 34 MB per thread."""
 
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
-_WORK_PER_THREAD = 2**18  # multiplications that are worth starting a thread for
+_WORK_PER_THREAD = 2**21  # multiplications of about 0.1 ms; starting a thread takes less than half of that
 
 
 class Problem(NamedTuple):

@@ -66,7 +66,7 @@ template <> struct Real<double> {
     static constexpr int degree = 13, bits = 52, bias = 1023;
 };
 
-// exp(x) for x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial in r (relative error below 4e-9 and 4e-18
+// exp(x) for x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial in r (relative error below 1e-8 and 1e-17
 // before rounding); 0 where the result would be subnormal. NaN stays NaN.
 template <class T, class V> INLINE V exp_negative(const V x) {
     using C = Real<T>;
@@ -98,7 +98,7 @@ template <class T, class V> INLINE V square_root(const V x) {
     return s;
 }
 
-// k(q) and, if asked for, its slope dk/dq for `count` squared distances, q in and k out.
+// k(q) and, if asked for, its slope dk/dq for COUNT squared distances, q in and k out.
 template <class T, int COUNT, bool SLOPE, class V>
 INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
     switch (kernel) {
