@@ -79,8 +79,7 @@ def build(objective, x, y, likelihood, k, args, seed):
         return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=args.guide, objective=args.divergence, seed=seed)
     if objective == "svgp":
         return SVGP(x, y, kernel, likelihood, inducing=min(k, len(x)), seed=seed)
-    ordering = "random" if objective == "vecchia" else "given"
-    return Vecchia(x, y, kernel, likelihood, num_neighbors=k, objective=objective, ordering=ordering, seed=seed)
+    return Vecchia(x, y, kernel, likelihood, num_neighbors=k, objective=objective, seed=seed)
 
 
 def run(name, objective, k, args, seed):

@@ -12,7 +12,8 @@ linear mean by `fit`: Adam, lr 0.02 divided by ten at three quarters and nine te
 CPU seconds of the training thread. Scores are of test rows: mean negative log density of y, and median absolute error
 of the predictive mean in units of y.
 
-Usage: PYRO_NNGP_DATA=folder python benchmarks/npvi.py birds [--steps 400] [--seeds 1] [--only TEXT ..] [--out FILE]
+Usage: python benchmarks/npvi.py birds [--steps 400] [--seeds 1] [--nugget 1e-5] [--only TEXT ..] [--out FILE]
+Data are read from the folder that PYRO_NNGP_DATA names, or from installed packages where they have them;
 `birds` needs `robins_cbc.npz` in that folder, see `pyro_nngp.datasets`.
 """
 
@@ -72,7 +73,7 @@ def unit(y):
     return (y - y.min()) / (y.max() - y.min()) + 0.05
 
 
-def run(data, name, steps, seed):
+def run(data, name, steps, seed, nugget):
     x, y, likelihood = data()
     train, _, test = random_split(len(x), (0.7, 0.1, 0.2), seed)
     to_x = Standardizer(x[train])
@@ -83,7 +84,7 @@ def run(data, name, steps, seed):
     mean = torch.nn.Linear(dim, 1)
     torch.nn.init.zeros_(mean.weight)
     mean.bias.data.fill_(float(log_response(likelihood(), y[train]).mean()))
-    gp = make(to_x.transform(x[train]), y[train], kernel, likelihood(), mean=mean, jitter=1e-5, seed=seed, **settings)
+    gp = make(to_x.transform(x[train]), y[train], kernel, likelihood(), mean=mean, jitter=nugget, seed=seed, **settings)
     begin = time.process_time()
     fit(gp, steps, batch_size=BATCH, lr=0.02, seed=seed, progress=False, **how)
     seconds = time.process_time() - begin
@@ -98,13 +99,14 @@ def main():
     parser.add_argument("data", choices=("birds", "raster", "flights"))
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--nugget", type=float, default=1e-5, help="of the process, relative to its variance")
     parser.add_argument("--only", nargs="+", default=[""], help="methods whose name contains one of these")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     data = {"birds": birds, "raster": raster, "flights": delays}[args.data]
     lines = [
         f"{args.data}: {args.steps} steps, B = {BATCH}, float32, {torch.get_num_threads()} thread, "
-        f"mean of {args.seeds} splits; torch {torch.__version__}.",
+        f"relative nugget {args.nugget:g}, mean of {args.seeds} splits; torch {torch.__version__}.",
         "",
         "| method | test NLL | median error | CPU seconds | parameters |",
         "|---|---|---|---|---|",
@@ -112,7 +114,7 @@ def main():
     print("\n".join(lines), flush=True)
     for name in methods(1):
         if any(text in name for text in args.only):
-            runs = [run(data, name, args.steps, seed) for seed in range(args.seeds)]
+            runs = [run(data, name, args.steps, seed, args.nugget) for seed in range(args.seeds)]
             nll, error, seconds, size = torch.tensor(runs).mean(0).tolist()
             lines.append(f"| {name} | {nll:.3f} | {error:.4g} | {seconds:.0f} | {size:,.0f} |")
             print(lines[-1], flush=True)

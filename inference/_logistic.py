@@ -77,8 +77,8 @@ class LogisticData:
         )
         if slope is not None and bool(torch.isclose(slope, torch.ones_like(slope), atol=1e-3).all()):
             rows = place.round().long().clamp(0, len(f) - 1)
-            offsets = [self._offsets(trace, name, rows) for trace in (here, there)]
-            if torch.allclose(*offsets, rtol=1e-3, atol=1e-3):
+            before, after = (self._offsets(trace, name, rows) for trace in (here, there))
+            if torch.allclose(before, after, rtol=1e-3, atol=1e-3):
                 return rows
         fail(
             self._where,

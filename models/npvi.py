@@ -15,7 +15,7 @@ also found in closed form (:meth:`NPVI.solve`); a mean function; beside the pape
 theorem of section 3.1, that the posterior's covariances on all edges can be matched, holds only where what is left for
 the diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof takes for granted.
 
-Cost per step: O(|I| K^3), and with networks O(|I| K^3) again for the neighbors of the batch.
+Cost per step: O(|I| K^3); an encoder runs at the neighbors of the batch too, at most O(|I| K^4).
 """
 
 import copy

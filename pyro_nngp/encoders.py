@@ -11,7 +11,8 @@ listed. Nothing has the size of the data: one trained encoder serves any number 
 
 Both suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
 prior allows a point to differ from its parents' forecast by very little, and means that were found one neighborhood at
-a time differ by more: the divergence is then large, and a table of parameters (no encoder) is the better choice.
+a time differ by more: the divergence is then large. A nugget (`jitter` of a percent or so) or a table of parameters (no
+encoder) helps.
 
 Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites. Symbols: U points, n nodes each, K
 parents, D inputs, L latent functions, F features.

@@ -523,9 +523,9 @@ def test_sghmc_agrees_with_nuts():
     likelihood = lognormal_priors(Gaussian(), {"variance": 0.1}, 0.5, like=x)
     gp = BSGP(x, y, k, likelihood, inducing=6, mean=lambda x: x.new_zeros(len(x)))
     new = torch.linspace(-2.5, 2.5, 7, dtype=F64)[:, None]
-    nuts = MCMC(NUTS(gp.model, init_strategy=gp.init_strategy, max_tree_depth=5), 300, 200, disable_progbar=True)
-    kernel = SGHMC(gp.model, 0.05, num_steps=10, init_strategy=gp.init_strategy)
-    sghmc = SGMCMC(kernel, 400, 1500, num_chains=2, vectorize=False, disable_progbar=True)
+    nuts = MCMC(NUTS(gp.model, init_strategy=gp.init_strategy, max_tree_depth=5), 200, 150, disable_progbar=True)
+    kernel = SGHMC(gp.model, 0.05, num_steps=8, init_strategy=gp.init_strategy)
+    sghmc = SGMCMC(kernel, 300, 1000, num_chains=2, vectorize=False, disable_progbar=True)
     nuts.run()
     sghmc.run(Minibatch(50, 50))
     found = []

@@ -148,7 +148,7 @@ def test_only_what_is_asked_for_and_the_same():
 
 @needs_library
 def test_threads_change_no_bit():
-    case = Case(Matern52, b=700, k=20, n=900)
+    case = Case(Matern52, b=2000, k=20, n=2100)
     want = case.run()
     for threads in (2, 5):
         torch.set_num_threads(threads)

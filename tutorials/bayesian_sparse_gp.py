@@ -41,7 +41,7 @@ parser.add_argument("--out", type=Path, default=Path("tutorial_output/bayesian_s
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
 args = parser.parse_args()
 args.out.mkdir(parents=True, exist_ok=True)
-burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (2500, 100, 10, 12)
+burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (1500, 100, 10, 12)
 pyro.set_rng_seed(0)
 
 # %% [markdown]
