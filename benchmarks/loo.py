@@ -76,7 +76,7 @@ def build(objective, x, y, likelihood, k, args, seed):
         x.shape[1], variance=torch.tensor(args.variance), lengthscale=torch.full((x.shape[1],), x.shape[1] ** 0.5)
     )
     if objective == "loo":
-        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=args.guide, objective=args.divergence, seed=seed)
+        return LOO(x, y, kernel, likelihood, num_neighbors=k, guide=args.guide, objective=args.loo_objective, seed=seed)
     if objective == "svgp":
         return SVGP(x, y, kernel, likelihood, inducing=min(k, len(x)), seed=seed)
     return Vecchia(x, y, kernel, likelihood, num_neighbors=k, objective=objective, seed=seed)
@@ -104,6 +104,7 @@ def run(name, objective, k, args, seed):
         decay=0.2,
         seed=seed,
         progress=False,
+        solve_every=args.solve_every,
         **refreshing,
     )
     seconds = time.perf_counter() - begin
@@ -121,7 +122,8 @@ def main():
     parser.add_argument("--objective", nargs="+", default=["loo"], choices=["loo", "mll", "vecchia", "svgp"])
     parser.add_argument("--neighbors", type=int, nargs="+", default=[32, 64], help="K; inducing points for svgp")
     parser.add_argument("--guide", default="lognormal", choices=["lognormal", "conjugate"])
-    parser.add_argument("--divergence", default="posterior", choices=["posterior", "prior"])
+    parser.add_argument("--loo-objective", choices=["posterior", "prior"], help="of LOO; the default is its own")
+    parser.add_argument("--solve-every", type=int, help="of fit; 0 takes gradients in q(omega)")
     parser.add_argument("--epochs", type=float, default=20)
     parser.add_argument("--variance", type=float, default=1.0, help="of the kernel, to start from")
     parser.add_argument("--lr", type=float, default=0.03)

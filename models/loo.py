@@ -6,19 +6,21 @@ Hyperparameters maximise the density of each datum given its K nearest others,
 
 or, with auxiliary variables that make the likelihood Gaussian, its variational analog
 
-.. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)})
-   - \sum_n KL\big(q(\omega_n) \,\|\, p(\omega_n \mid y_n, y_{n(n)}, \omega_{n(n)})\big).
+.. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)}) - \sum_n KL(q(\omega_n) \,\|\, p(\omega_n))
+   \qquad\text{(eq. 12)}
 
-Differs from the paper: eq. 12 has the divergence from the prior :math:`p(\omega_n)` instead (``objective="prior"``;
-the paper prints 1/N before the first sum alone). The density of :math:`y_n` there has :math:`\omega_n` integrated out
-already, so nothing pays for moving :math:`q(\omega_n)` away from the prior, labels stay near :math:`\pm 2` on the scale
-of f, and probabilities away from 0 and 1. What pays is :math:`(2\pi/\omega)^{1/2} e^{1 / 8\omega}`, the part of the
-joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or leaves out (the root, eq. 24).
-With both there is no run-away: each term of the sum is below the log density of :math:`y_n`
-(:mod:`pyro_nngp.augmentation`). Instead of by gradients, whose noise is large beside what one datum says, q(omega) is
-found by coordinate ascent (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`). Divergences are computed by
-quadrature instead of from one draw, with the Polya-Gamma density on the whole half-line; predictions use
-:math:`E_q \omega` where the paper takes a draw.
+Differs from the paper: it takes gradients of eq. 12 in q, too. But the density of :math:`y_n` has :math:`\omega_n`
+integrated out already, so nothing pays for moving :math:`q(\omega_n)` away from the prior, labels stay near
+:math:`\pm 2` on the scale of f, and probabilities away from 0 and 1. What pays is :math:`(2\pi/\omega)^{1/2} e^{1 /
+8\omega}`, the part of the joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or
+leaves out (the root, eq. 24). With both, the divergence is that from the posterior :math:`p(\omega_n \mid y_n,
+y_{n(n)}, \omega_{n(n)})`, and each term is below the log density of :math:`y_n`, so there is no run-away
+(``objective="posterior"``, :mod:`pyro_nngp.augmentation`). Here q(omega) goes to that posterior by coordinate ascent,
+without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq. 12 then trains kernel and mean
+alone. ``fit(..., solve_every=0)`` with ``objective="prior"`` is the paper's way. Both sums have one factor (the paper
+prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises with the second,
+which says nothing about predictions; divergences are computed by quadrature instead of from one draw, with the
+Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -44,7 +46,7 @@ from pyro_nngp.augmentation import (
     squared_latent,
 )
 from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.method import Plates
 from pyro_nngp.module import ConstantMean, check_same_sites, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import Batch, NearestOthers
@@ -90,7 +92,9 @@ class LOO(ResponseMethod):
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each.
         objective: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
-            "prior" as in the paper.
+            "prior" as in the paper. Where q(omega) is solved for, as by ``fit``, and its prior has no hyperparameters,
+            "prior" means that kernel and mean maximise the leave-one-out densities themselves. None is "prior" there
+            (Bernoulli, Binomial, Categorical) and "posterior" for StudentT and NegativeBinomial.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
@@ -112,7 +116,7 @@ class LOO(ResponseMethod):
         *,
         num_neighbors: int = 32,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
-        objective: Literal["posterior", "prior"] = "posterior",
+        objective: Literal["posterior", "prior"] | None = None,
         mean: Callable | None = None,
         jitter: float | None = None,
         seed: int = 0,
@@ -121,6 +125,8 @@ class LOO(ResponseMethod):
         check_augmentable("LOO", likelihood)
         if guide not in ("lognormal", "conjugate"):
             fail("LOO", "guide", "'lognormal' or 'conjugate'", repr(guide), "Choose one of them.")
+        if objective is None:
+            objective = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         if objective not in ("posterior", "prior"):
             fail("LOO", "objective", "'posterior' or 'prior'", repr(objective), "Choose one of them.")
         check_tensor("LOO", "y", y)
@@ -179,8 +185,8 @@ class LOO(ResponseMethod):
 
     @property
     def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: there are auxiliary variables, with ``objective="posterior"``."""
-        return self.local is not None and self.objective == "posterior"
+        """Whether :meth:`solve` applies: there are auxiliary variables."""
+        return self.local is not None
 
     @pyro_entry
     @torch.no_grad()
@@ -199,9 +205,8 @@ class LOO(ResponseMethod):
 
         Cost: O(N K^3) per sweep.
         """
-        if self.local is None or not self.can_solve:
-            actual = "no auxiliary variables" if self.local is None else "objective='prior'"
-            fail("LOO.solve", "model", "with auxiliary variables and their posterior", actual, "Train by gradients.")
+        if self.local is None:
+            fail("LOO.solve", "likelihood", "with auxiliary variables", "Gaussian", "There is nothing to solve for.")
         self.hyper_guide.median()
         likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
         y = self._values()

@@ -36,6 +36,7 @@ from pyro_nngp.prior_precision import PriorPrecision
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
 _DENSE_UP_TO = 2200**2  # entries of the system: one Cholesky factorisation is then quick, and exact
 _NEAR, _PAIRS_UP_TO = 8, 2**28  # columns of the preconditioner, and pairs of neighbors that one is worth its memory for
+_EASY = 60  # iterations that cost less than that preconditioner
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -65,16 +66,18 @@ def variational_optimum(
     """
     prior = PriorPrecision(w, var, neighbors)
     factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    nearest = None
-    if q.is_diagonal and q.loc.numel() * len(prior) > _DENSE_UP_TO and w.numel() * w.shape[1] < _PAIRS_UP_TO:
-        nearest = FactorOptimum(prior, neighbors[:, :_NEAR])
+    nearest: FactorOptimum | None = None
+
+    def better(precision: Tensor) -> Callable[[Tensor], Tensor]:
+        nonlocal nearest
+        nearest = FactorOptimum(prior, neighbors[:, :_NEAR]) if nearest is None else nearest
+        return _centered(nearest(precision), neighbors[:, :_NEAR]).covariance_product
 
     def solve(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
         nonlocal q
-        best = rough = _centered(factor(precision), q.pattern)
-        if nearest is not None:
-            rough = _centered(nearest(precision), neighbors[:, :_NEAR])
-        loc = posterior_mean(prior, targets - mean, precision, rough.covariance_product, q.loc)
+        best = _centered(factor(precision), q.pattern)
+        again = better if q.is_diagonal and w.numel() * w.shape[1] < _PAIRS_UP_TO else None
+        loc = posterior_mean(prior, targets - mean, precision, best.covariance_product, q.loc, better=again)
         q = SparseCholeskyNormal(loc, best.scale.to(loc.dtype), best.weights.to(loc.dtype), q.pattern)
         return mean + loc, q.variance
 
@@ -149,6 +152,7 @@ def posterior_mean(
     start: Float[Tensor, "*L N"] | None = None,
     tolerance: float = 1e-5,
     max_iterations: int = 1000,
+    better: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
 ) -> Float[Tensor, "*L N"]:
     """Mean of u given Gaussian observations.
 
@@ -160,6 +164,7 @@ def posterior_mean(
         start: where to start.
         tolerance: on the residual relative to the right-hand side.
         max_iterations: at most so many iterations; where they do not suffice, a warning says so.
+        better: makes a preconditioner from `precision` that is worth its price where 60 iterations do not suffice.
 
     Returns:
         m, in the shape and dtype of `y`.
@@ -175,9 +180,13 @@ def posterior_mean(
     residual = right - prior.product(m) - precision * m
     direction = scaled = preconditioner(residual)
     strength = (residual * scaled).sum(-1, keepdim=True)
-    for _ in range(max_iterations):
+    for iteration in range(max_iterations):
         if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
             break
+        if iteration == _EASY and better is not None:
+            preconditioner = better(precision)
+            direction = scaled = preconditioner(residual)
+            strength = (residual * scaled).sum(-1, keepdim=True)
         image = prior.product(direction) + precision * direction
         step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
         m, residual = m + step * direction, residual - step * image
