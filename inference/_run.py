@@ -205,8 +205,9 @@ class Run:
     def _find_parameters(self) -> dict[str, Tensor]:
         """Every parameter that model and guide touch, by its Pyro name."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size)
-        if idx is not None and self.modules:
-            idx = idx.to(next(self.modules[0].parameters()).device)
+        known = next((param for module in self.modules for param in module.parameters()), None)
+        if idx is not None and known is not None:  # an AutoGuide has no parameters before its first call
+            idx = idx.to(known.device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         with torch.no_grad(), torch.random.fork_rng(devices=[]), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)

@@ -4,7 +4,7 @@ With Pólya-Gamma variables :math:`\omega` (Polson, Scott and Windle 2013) one s
 
 1. :math:`\omega_i \mid f, \theta \sim PG(b_i, \psi_i)`, exactly, for the logits :math:`\psi_i = f_{r(i)} + o_i`;
 2. :math:`f \mid \omega, \theta`, exactly and jointly: a Gaussian whose precision is the sparse one of the prior plus
-   a diagonal (:mod:`pyro_nngp.precision`);
+   a diagonal (:mod:`pyro_nngp.posterior_draw`);
 3. each coordinate of the other sites :math:`\theta`, by slice sampling (Neal 2003) with :math:`\omega` integrated out,
    three times over: at fixed f; where the prior of f depends on it, at fixed whitened f; where the offsets depend on
    it, at fixed logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
@@ -37,7 +37,7 @@ from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference._logistic import LogisticData
 from pyro_nngp.inference._sites import base_law, check_all_rows, run_at, sample_sites
 from pyro_nngp.inference.potential import ModelPotential
-from pyro_nngp.precision import draw_posterior
+from pyro_nngp.posterior_draw import draw_posterior
 
 _WHERE = "PolyaGammaGibbs"
 _STEPS_OUT = 16  # at most so many widths make up a slice

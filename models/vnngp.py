@@ -258,9 +258,8 @@ class VNNGP(GPMethod):
         self.hyper_guide.median()
         w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
-        q = variational_optimum(
-            likelihood, y, mean, w, var, self.graph.neighbors, self.local.distribution(), max_steps, tolerance
-        )
+        neighbors, levels, q = self.graph.neighbors, self.graph.levels(), self.local.distribution()
+        q = variational_optimum(likelihood, y, mean, w, var, neighbors, levels, q, max_steps, tolerance)
         self.local.assign(q)
 
     def solved_parameters(self) -> list[nn.Parameter]:

@@ -47,6 +47,7 @@ class AmortizedGaussian(GPModule):
         ValueError: if the encoder's response is not one value per point and latent function, or not finite.
     """
 
+    encoder: Any
     context: Tensor
     rank: Tensor
 
@@ -65,7 +66,7 @@ class AmortizedGaussian(GPModule):
         self.encoder = encoder.to(graph.x)
         self._prior = kernel, graph, mean, jitter  # in a tuple: they are modules of the model, not of the guide
         self.num_columns = num_columns
-        response = encoder.response(likelihood, y).to(graph.x)
+        response = self.encoder.response(likelihood, y).to(graph.x)
         latents = (*y.shape[1:],) if likelihood.num_latents is None else (likelihood.num_latents,)
         if response.shape != (*latents, graph.num_points) or not response.isfinite().all():
             expectation = f"finite and of shape {(*latents, graph.num_points)}"
@@ -73,7 +74,7 @@ class AmortizedGaussian(GPModule):
             fail("AmortizedGaussian", "encoder.response", expectation, tuple(response.shape), cure)
         self.register_buffer("response", response)
         self.register_buffer("rank", graph.order.argsort())
-        self.register_buffer("context", _context(graph, encoder.num_context))
+        self.register_buffer("context", _context(graph, self.encoder.num_context))
 
     @property
     def pattern(self) -> Int[Tensor, "N P"] | None:
@@ -90,10 +91,11 @@ class AmortizedGaussian(GPModule):
         covariance, nodes = bind(self._prior[0]), 1 + graph.num_neighbors + self.context.shape[1]
         parts = [self._encode(covariance, part) for part in asked.split(max(1, _CHUNK_ENTRIES // nodes**2))]
         loc, scale = (torch.cat([part[i] for part in parts], -1) for i in range(2))
-        if not self.num_columns:
+        pattern = self.pattern
+        if pattern is None:
             return SparseCholeskyNormal(loc, scale, rows=rows, targets=targets)
         weights = torch.cat([part[2][..., : self.num_columns] for part in parts], -2)
-        return SparseCholeskyNormal(loc, scale, weights, self.pattern[asked], rows, targets)
+        return SparseCholeskyNormal(loc, scale, weights, pattern[asked], rows, targets)
 
     def follow(self, graph: NeighborGraph) -> None:
         """Find the further nodes of each point again after the graph has been refreshed."""

@@ -6,9 +6,12 @@ of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) 
 .. math:: P m = \Sigma^{-1} y, \quad P = \Lambda + \Sigma^{-1}, \qquad R_{jj}^2 = 1 / P_{jj}
    \text{ for a diagonal R},
 
-so m is the exact posterior mean under the prior, found by conjugate gradients (with the factor that is optimal on the
-nearest neighbors for preconditioner, a sparse approximate inverse), and :math:`R_{jj}^2` the exact conditional
-variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
+so m is the exact posterior mean under the prior, found by conjugate gradients, and :math:`R_{jj}^2` the exact
+conditional variance of u_j given all the others. The optimum of other R is in :mod:`pyro_nngp.factor_optimum`.
+
+The gradients start on P itself with its diagonal for preconditioner, which is quick where the data say more of a value
+than its neighbors do, and go on in whitened coordinates (:mod:`pyro_nngp.whitening`), which are quick where the prior
+says more.
 
 Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
 with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
@@ -16,12 +19,11 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once.
 
-Cost: O(N K) per iteration of conjugate gradients and O(N K^2) memory for their preconditioner, which is left out where
-that would be gigabytes; up to 2,200 points one dense factorisation instead.
+Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorisation
+instead.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -31,12 +33,12 @@ from torch import Tensor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.factor_optimum import FactorOptimum
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.prior_precision import PriorPrecision
+from pyro_nngp.precision import PriorPrecision
+from pyro_nngp.whitening import Whitening
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
-_DENSE_UP_TO = 2200**2  # entries of the system: one Cholesky factorisation is then quick, and exact
-_NEAR, _PAIRS_UP_TO = 8, 2**28  # columns of the preconditioner, and pairs of neighbors that one is worth its memory for
-_EASY = 60  # iterations that cost less than that preconditioner
+_DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
+_EASY = 60  # iterations on P before the change to whitened coordinates
 _TINY = torch.finfo(torch.float64).tiny
 
 
@@ -47,6 +49,7 @@ def variational_optimum(
     w: Float[Tensor, "N K"],
     var: Float[Tensor, " N"],
     neighbors: Int[Tensor, "N K"],
+    levels: list[Int[Tensor, " _"]],
     q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
@@ -60,25 +63,20 @@ def variational_optimum(
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
+        levels: dependency levels of the neighbors.
         q: where to start, over all N points.
         max_steps: at most so many steps of :func:`natural_gradient`.
         tolerance: where to stop.
     """
     prior = PriorPrecision(w, var, neighbors)
     factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    nearest: FactorOptimum | None = None
-
-    def better(precision: Tensor) -> Callable[[Tensor], Tensor]:
-        nonlocal nearest
-        nearest = FactorOptimum(prior, neighbors[:, :_NEAR]) if nearest is None else nearest
-        return _centered(nearest(precision), neighbors[:, :_NEAR]).covariance_product
+    white, easy = Whitening(w, var, neighbors, levels), _EASY
 
     def solve(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal q
-        best = _centered(factor(precision), q.pattern)
-        again = better if q.is_diagonal and w.numel() * w.shape[1] < _PAIRS_UP_TO else None
-        loc = posterior_mean(prior, targets - mean, precision, best.covariance_product, q.loc, better=again)
-        q = SparseCholeskyNormal(loc, best.scale.to(loc.dtype), best.weights.to(loc.dtype), q.pattern)
+        nonlocal q, easy
+        scale, weights = factor(precision)
+        loc, easy = posterior_mean(prior, white, targets - mean, precision, q.loc, easy)
+        q = SparseCholeskyNormal(loc, scale.to(loc.dtype), weights.to(loc.dtype), q.pattern)
         return mean + loc, q.variance
 
     natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
@@ -135,76 +133,63 @@ def gaussian_sites(
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
-        precision is 1e-5 times the inverse variance.
+        precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
         grad_loc, grad_var = torch.autograd.grad(likelihood.expected_log_prob(y, loc, var).sum(), (loc, var))
-    precision = torch.maximum(-2 * grad_var, 1e-5 / var).detach()
+    average = (-2 * grad_var).clamp(min=0).mean(-1, keepdim=True)
+    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
+    precision = torch.maximum(-2 * grad_var, least).detach()
     return (loc + grad_loc / precision).detach(), precision
 
 
 def posterior_mean(
     prior: PriorPrecision,
+    white: Whitening,
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
-    preconditioner: Callable[[Tensor], Tensor],
-    start: Float[Tensor, "*L N"] | None = None,
+    start: Float[Tensor, "*L N"],
+    easy: int = _EASY,
     tolerance: float = 1e-5,
-    max_iterations: int = 1000,
-    better: Callable[[Tensor], Callable[[Tensor], Tensor]] | None = None,
-) -> Float[Tensor, "*L N"]:
+) -> tuple[Float[Tensor, "*L N"], int]:
     """Mean of u given Gaussian observations.
 
     Args:
         prior: precision of the prior.
+        white: the prior in whitened coordinates.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
-        preconditioner: product with a rough posterior covariance.
         start: where to start.
+        easy: iterations on P; where they do not suffice, those in whitened coordinates follow.
         tolerance: on the residual relative to the right-hand side.
-        max_iterations: at most so many iterations; where they do not suffice, a warning says so.
-        better: makes a preconditioner from `precision` that is worth its price where 60 iterations do not suffice.
 
     Returns:
-        m, in the shape and dtype of `y`.
+        m, in the shape and dtype of `y`, and the iterations on P that a problem like this one is worth: 0 if they did
+        not suffice.
     """
     dtype = y.dtype
     y, precision = y.double(), precision.double()
     right = precision * y
     if y.numel() * len(prior) <= _DENSE_UP_TO:
         tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
-        return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype)
+        return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
 
-    m = preconditioner(right) if start is None else start.double().clone()
+    m, diagonal = start.double(), prior.diagonal() + precision
     residual = right - prior.product(m) - precision * m
-    direction = scaled = preconditioner(residual)
+    direction = scaled = residual / diagonal
     strength = (residual * scaled).sum(-1, keepdim=True)
-    for iteration in range(max_iterations):
+    for _ in range(easy):
         if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
-            break
-        if iteration == _EASY and better is not None:
-            preconditioner = better(precision)
-            direction = scaled = preconditioner(residual)
-            strength = (residual * scaled).sum(-1, keepdim=True)
+            return m.to(dtype), easy
         image = prior.product(direction) + precision * direction
         step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
         m, residual = m + step * direction, residual - step * image
-        scaled = preconditioner(residual)
+        scaled = residual / diagonal
         strength, before = (residual * scaled).sum(-1, keepdim=True), strength
         direction = scaled + strength / before.clamp(min=_TINY) * direction
-    else:
-        worst = float((residual.norm(dim=-1) / right.norm(dim=-1)).max())
-        warnings.warn(
-            f"posterior_mean: conjugate gradients stopped after {max_iterations} iterations at a relative residual of "
-            f"{worst:.1e}. The mean of q(u) is not yet at its optimum; a larger jitter would help.",
-            stacklevel=2,
-        )
-    return m.to(dtype)
-
-
-def _centered(factor: tuple[Tensor, Tensor], pattern: Tensor) -> SparseCholeskyNormal:
-    return SparseCholeskyNormal(torch.zeros_like(factor[0]), *factor, pattern)
+    z = white.solve(white.color_transposed(right), precision, white.whiten(m), tolerance)
+    return white.color(z).to(dtype), 0
 
 
 def _mean_field(prior: PriorPrecision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

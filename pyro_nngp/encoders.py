@@ -187,7 +187,7 @@ class SiteEncoder(nn.Module):
 
 def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
     """y as it is, (N,) or (L, N); labels of C classes as C indicators."""
-    if isinstance(likelihood, Categorical):
+    if isinstance(likelihood, Categorical) and likelihood.num_latents is not None:
         return F.one_hot(y.long(), likelihood.num_latents).movedim(-1, 0)
     if likelihood.num_latents is not None:
         cure = "Give the encoder a `response` that maps (likelihood, y) to values of all latent functions."

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.prior_precision import PriorPrecision
+from pyro_nngp.precision import PriorPrecision
 
 _GROUP_ENTRIES = 2**22  # of the systems factorised at once
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
@@ -60,18 +60,18 @@ class FactorOptimum:
             size = members.shape[1]
             row, column = np.tril_indices(size)
             lower = torch.from_numpy(self._precision[members[:, row].ravel(), members[:, column].ravel()])
-            members, slots = (torch.from_numpy(table).to(tau.device) for table in (members, slots))
-            system = tau.new_zeros(len(members), size, size)
-            system[:, row, column] = lower.to(tau.device).view(len(members), -1)
+            support, places = (torch.from_numpy(table).to(tau.device) for table in (members, slots))
+            system = tau.new_zeros(len(support), size, size)
+            system[:, row, column] = lower.to(tau.device).view(len(support), -1)
             system[:, column, row] = system[:, row, column]
-            real = torch.cat([slots >= 0, members[:, -1:] >= 0], -1)
+            real = torch.cat([places >= 0, support[:, -1:] >= 0], -1)
             system = system * (real[:, :, None] & real[:, None, :])
-            added = torch.where(real, tau[..., members], 1.0)  # a padded row is one of the identity
+            added = torch.where(real, tau[..., support], 1.0)  # a padded row is one of the identity
             tril = torch.linalg.cholesky(system + torch.diag_embed(added))
             last = torch.eye(size, dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
             found = torch.linalg.solve_triangular(tril.mT, last, upper=True)[..., 0]
-            scale[..., members[:, -1]] = found[..., -1]
-            entries[..., slots[real[:, :-1]]] = found[..., :-1][..., real[:, :-1]]
+            scale[..., support[:, -1]] = found[..., -1]
+            entries[..., places[real[:, :-1]]] = found[..., :-1][..., real[:, :-1]]
         return scale, entries.unflatten(-1, self._pattern_shape)
 
 

@@ -1,96 +1,57 @@
-r"""Exact draws from a nearest-neighbor prior times a Gaussian likelihood, by solving with the sparse precision.
+r"""The precision of a nearest-neighbor prior, :math:`\Lambda = (I - A)^\top V^{-1} (I - A)`, in the forms solvers want.
 
-.. math:: p(u) \propto N(u \mid 0, \Lambda^{-1})\, \exp(h^\top u - \tfrac12 u^\top \mathrm{diag}(\tau)\, u), \qquad
-   \Lambda = (I - A)^\top V^{-1} (I - A) .
-
-Up to 1,000 points one Cholesky factorisation of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
-optimisation (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`,
-
-.. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
-
-whose solution has the wanted law. All eigenvalues of that system are at least 1 and only as many exceed it as the data
-determine directions, so conjugate gradients take few steps however ill-conditioned the prior is, and a residual bounds
-the error of z.
-
-Cost: O(N^3) up to 1,000 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
-levels; O(N K) memory. In double precision throughout.
+In double precision, whatever the dtype of the prior. Cost: O(N K) per product; O(N K^2) for the sparse matrix, whose
+rows hold the neighbors, the children and the children's other neighbors of a point. Symbols: N points, K neighbors,
+L latent functions.
 """
-
-import warnings
 
 import torch
 from jaxtyping import Float, Int
+from scipy import sparse
 from torch import Tensor
 
-_DENSE_UP_TO = 1000  # points; beyond, conjugate gradients are quicker
+_DENSE_FASTER = 100  # flops of a dense matrix product in the time of one of a sparse one
 
 
-def draw_posterior(
-    w: Float[Tensor, "N K"],
-    var: Float[Tensor, " N"],
-    neighbors: Int[Tensor, "N K"],
-    levels: list[Int[Tensor, " _"]],
-    linear: Float[Tensor, " N"],
-    precision: Float[Tensor, " N"],
-    tolerance: float = 1e-6,
-    max_iterations: int = 1000,
-) -> Float[Tensor, " N"]:
-    """One draw of u, with mean P^-1 h and covariance P^-1.
+class PriorPrecision:
+    """Products with the precision, its diagonal, and the matrix itself.
 
     Args:
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
-        levels: dependency levels of the neighbors.
-        linear: h.
-        precision: tau >= 0.
-        tolerance: of the iterative solution, on the norm of the residual relative to that of the right-hand side. It
-            also bounds the error of z relative to that norm, which is about sqrt(N).
-        max_iterations: at most so many iterations; where they do not suffice, a warning says so.
-
-    Returns:
-        The draw, in the dtype of `linear`.
     """
-    dtype, n = linear.dtype, len(var)
-    w, var, linear, precision = w.double(), var.double(), linear.double(), precision.double()
-    columns = neighbors.clamp(min=0)
-    if n <= _DENSE_UP_TO:
-        residuals = torch.eye(n, dtype=w.dtype, device=w.device).scatter_add(-1, columns, -w)
-        system = residuals.mT @ (residuals / var[:, None]) + torch.diag_embed(precision)
-        tril = torch.linalg.cholesky(system)
-        half = torch.linalg.solve_triangular(tril, linear[:, None], upper=False) + torch.randn_like(linear)[:, None]
-        return torch.linalg.solve_triangular(tril.mT, half, upper=True)[:, 0].to(dtype)
 
-    def color(z: Tensor) -> Tensor:
-        """G z."""
-        u = var.sqrt() * z
-        for rows in levels[1:]:
-            u[rows] += (w[rows] * u[columns[rows]]).sum(-1)
-        return u
+    def __init__(self, w: Float[Tensor, "N K"], var: Float[Tensor, " N"], neighbors: Int[Tensor, "N K"]) -> None:
+        rows = torch.arange(len(var), device=var.device)[:, None]
+        self._columns = torch.cat([rows, neighbors.clamp(min=0)], -1)
+        self._root = torch.cat([torch.ones_like(w[:, :1]), -w], -1).double() / var.double().sqrt()[:, None]
 
-    def color_transposed(u: Tensor) -> Tensor:
-        """G' u."""
-        u = u.clone()
-        for rows in reversed(levels[1:]):
-            u.index_add_(0, columns[rows].flatten(), (w[rows] * u[rows, None]).flatten())
-        return var.sqrt() * u
+    def __len__(self) -> int:
+        return len(self._root)
 
-    first, second = torch.randn(2, n, dtype=w.dtype, device=w.device)
-    right = color_transposed(linear + precision.sqrt() * first) + second
-    z, residual = torch.zeros_like(right), right
-    direction, strength, enough = residual, residual.square().sum(), tolerance * right.norm()
-    for _ in range(max_iterations):
-        if strength.sqrt() <= enough:
-            break
-        image = direction + color_transposed(precision * color(direction))
-        step = strength / (direction * image).sum()
-        z, residual = z + step * direction, residual - step * image
-        strength, before = residual.square().sum(), strength
-        direction = residual + strength / before * direction
-    else:
-        warnings.warn(
-            f"draw_posterior: conjugate gradients stopped after {max_iterations} iterations at a relative residual of "
-            f"{float(strength.sqrt() / right.norm()):.1e}, so the draw is approximate.",
-            stacklevel=2,
-        )
-    return color(z).to(dtype)
+    def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        r""":math:`\Lambda m`."""
+        residual = (self._root * m[..., self._columns]).sum(-1, keepdim=True)
+        return torch.zeros_like(m).index_add_(-1, self._columns.flatten(), (self._root * residual).flatten(-2))
+
+    def diagonal(self) -> Float[Tensor, " N"]:
+        """Inverse variances of each value given all others."""
+        return self._root.new_zeros(len(self)).index_add_(0, self._columns.flatten(), self._root.square().flatten())
+
+    def sparse(self) -> sparse.csr_array:
+        """The matrix in SciPy's row format, with sorted columns."""
+        width = self._columns.shape[1]
+        table, columns = self._root.cpu().numpy(), self._columns.cpu().numpy()
+        start = torch.arange(0, len(self) * width + 1, width).numpy()
+        root = sparse.csr_array((table.ravel(), columns.ravel(), start), shape=(len(self), len(self)))
+        product = (root.T @ root).tocsr()
+        product.sort_indices()
+        return product
+
+    def dense(self) -> Float[Tensor, "N N"]:
+        """The matrix, on the device of the prior."""
+        if self._columns.shape[1] ** 2 * _DENSE_FASTER < len(self) ** 2:
+            return torch.from_numpy(self.sparse().toarray()).to(self._root.device)
+        root = self._root.new_zeros(len(self), len(self)).scatter_add(-1, self._columns, self._root)
+        return root.mT @ root

@@ -7,7 +7,7 @@ from pyro_nngp.factor_optimum import FactorOptimum
 from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.prior_precision import PriorPrecision
+from pyro_nngp.precision import PriorPrecision
 
 F64 = torch.float64
 N = 40
@@ -70,7 +70,7 @@ def test_optimal_factor_without_columns_is_the_mean_field_one():
 
 @pytest.mark.parametrize("faster", [0, 10**6])
 def test_forms_of_the_precision_agree(monkeypatch, faster):
-    monkeypatch.setattr("pyro_nngp.prior_precision._DENSE_FASTER", faster)
+    monkeypatch.setattr("pyro_nngp.precision._DENSE_FASTER", faster)
     graph, w, var, want = graph_and_prior(6)
     prior, m = PriorPrecision(w, var, graph.neighbors), torch.randn(2, N, dtype=F64)
     torch.testing.assert_close(prior.dense(), want, rtol=1e-9, atol=1e-9)

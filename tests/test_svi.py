@@ -11,6 +11,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import nn
 from torch.distributions import constraints
@@ -19,7 +20,7 @@ from pyro_nngp.inference import DivergenceError, IntegratedELBO, fit
 from pyro_nngp.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import BSGP, VNNGP
 
 N = 60
 
@@ -206,7 +207,7 @@ def test_a_killed_process_resumes(tmp_path):
         from pyro_nngp.inference import fit
         from pyro_nngp.kernels import Matern52
         from pyro_nngp.likelihoods import Gaussian
-        from pyro_nngp.models import VNNGP
+        from pyro_nngp.models import BSGP, VNNGP
         torch.manual_seed(1)
         x = torch.rand(60, 2)
         gp = VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
@@ -368,3 +369,11 @@ def test_pairs_need_the_number_of_data_points_and_parameters():
 def test_progress_bar_shows_the_loss(capsys):
     fit(Line(), 40, batch_size=16)
     assert "loss=" in capsys.readouterr().err
+
+
+def test_an_autoguide_trains_on_minibatches():
+    x = torch.rand(40, 2)
+    sparse = BSGP(x, x.sum(-1), Matern52(2), Gaussian(0.1), inducing=5)
+    pair = (sparse.model, AutoNormal(sparse.model))
+    result = fit(pair, 3, batch_size=10, num_data=40, elbo=Trace_ELBO(), progress=False)
+    assert result.losses.isfinite().all()

@@ -13,7 +13,7 @@ from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
 from pyro_nngp.conditional import DEFAULT_JITTER
-from pyro_nngp.conjugate import posterior_mean
+from pyro_nngp.conjugate import gaussian_sites
 from pyro_nngp.datasets import uci
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
@@ -22,7 +22,6 @@ from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, Stu
 from pyro_nngp.metrics import nll, rmse
 from pyro_nngp.models import VNNGP
 from pyro_nngp.preprocessing import Standardizer, random_split
-from pyro_nngp.prior_precision import PriorPrecision
 
 F64 = torch.float64
 N = 48
@@ -168,31 +167,29 @@ def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make
         assert gp.local.log_scale.grad.abs().max() < 5e-3
 
 
-def test_conjugate_gradients_that_do_not_arrive_say_so(monkeypatch):
+@pytest.mark.parametrize("easy", [0, 5, 1000])
+@pytest.mark.parametrize("guide_neighbors", [0, 8])
+def test_solving_by_conjugate_gradients_is_solving_densely(monkeypatch, easy, guide_neighbors):
+    x, y = data(300)
+    settings = {"num_neighbors": 8, "guide_neighbors": guide_neighbors, "jitter": 1e-4}
+    dense, iterative = (VNNGP(x, y, kernel(), Gaussian(0.05), **settings) for _ in range(2))
+    dense.solve()
     monkeypatch.setattr("pyro_nngp.conjugate._DENSE_UP_TO", 0)
-    w, neighbors = torch.full((40, 1), 0.99, dtype=F64), torch.arange(-1, 39)[:, None]
-    prior = PriorPrecision(w, torch.full((40,), 1e-6, dtype=F64), neighbors)
-    with pytest.warns(UserWarning, match=r"stopped after 3 iterations at a relative residual of"):
-        posterior_mean(prior, torch.randn(40, dtype=F64), torch.ones(40, dtype=F64), torch.clone, max_iterations=3)
+    monkeypatch.setattr("pyro_nngp.conjugate._EASY", easy)
+    iterative.solve()
+    torch.testing.assert_close(iterative.local.loc, dense.local.loc, rtol=0, atol=1e-3)
+    for got, expected in zip(iterative.parameters(), dense.parameters(), strict=True):
+        if got is not iterative.local.loc:
+            torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.parametrize(("pairs_up_to", "guide_neighbors", "most"), [(0, 0, 1000), (2**28, 0, 40), (2**28, 8, 40)])
-def test_conjugate_gradients_need_few_steps_with_a_factor_for_preconditioner(
-    monkeypatch, pairs_up_to, guide_neighbors, most
-):
-    monkeypatch.setattr("pyro_nngp.conjugate._DENSE_UP_TO", 0)
-    monkeypatch.setattr("pyro_nngp.conjugate._PAIRS_UP_TO", pairs_up_to)
+def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch):
+    """The mean-field variances are tiny then, and must not stand in for the curvature of the likelihood."""
     x, y = data(400)
-    gp = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8, guide_neighbors=guide_neighbors, jitter=1e-4)
-    product, calls = PriorPrecision.product, []
-    monkeypatch.setattr(PriorPrecision, "product", lambda self, m: calls.append(m) or product(self, m))
-    gp.solve()
-    assert len(calls) < most
-    assert (len(calls) > 80) == (pairs_up_to == 0)
-    want = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8, jitter=1e-4)
-    monkeypatch.setattr("pyro_nngp.conjugate._DENSE_UP_TO", 10**9)
-    want.solve()
-    torch.testing.assert_close(gp.local.loc, want.local.loc, rtol=0, atol=1e-3)
+    gp, steps = VNNGP(x, (y > 0).double(), RBF(2, lengthscale=0.5), Bernoulli(), num_neighbors=15), []
+    monkeypatch.setattr("pyro_nngp.conjugate.gaussian_sites", lambda *given: steps.append(1) or gaussian_sites(*given))
+    gp.solve(max_steps=40)
+    assert len(steps) < 20
 
 
 @pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])

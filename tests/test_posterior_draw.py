@@ -2,11 +2,11 @@ import pytest
 import torch
 from dense import dense_precision
 
-from pyro_nngp import precision
+from pyro_nngp import posterior_draw
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.precision import draw_posterior
+from pyro_nngp.posterior_draw import draw_posterior
 
 F64 = torch.float64
 N = 30
@@ -25,14 +25,14 @@ def problem():
 
 def with_noise(monkeypatch, noise):
     """Give the draw this noise instead of random one."""
-    monkeypatch.setattr(precision.torch, "randn", lambda *shape, **kind: noise.reshape(shape))
-    monkeypatch.setattr(precision.torch, "randn_like", lambda like: noise.reshape(like.shape))
+    monkeypatch.setattr(posterior_draw.torch, "randn", lambda *shape, **kind: noise.reshape(shape))
+    monkeypatch.setattr(posterior_draw.torch, "randn_like", lambda like: noise.reshape(like.shape))
 
 
 @pytest.mark.parametrize(("dense_up_to", "size"), [(1000, N), (0, 2 * N)])
 def test_draws_are_the_posterior_mean_plus_noise_of_the_posterior_covariance(monkeypatch, dense_up_to, size):
     arguments, linear, tau, covariance = problem()
-    monkeypatch.setattr(precision, "_DENSE_UP_TO", dense_up_to)
+    monkeypatch.setattr(posterior_draw, "_DENSE_UP_TO", dense_up_to)
     zero, columns = torch.zeros_like(linear), []
     with_noise(monkeypatch, torch.zeros(size, dtype=F64))
     mean = draw_posterior(*arguments, linear, tau, tolerance=1e-13)
@@ -46,14 +46,14 @@ def test_draws_are_the_posterior_mean_plus_noise_of_the_posterior_covariance(mon
 
 def test_tolerance_bounds_the_error_and_too_few_iterations_are_said(monkeypatch):
     arguments, linear, tau, covariance = problem()
-    monkeypatch.setattr(precision, "_DENSE_UP_TO", 0)
+    monkeypatch.setattr(posterior_draw, "_DENSE_UP_TO", 0)
     with_noise(monkeypatch, torch.zeros(2 * N, dtype=F64))
     errors = []
     for tolerance in (1e-2, 1e-5):
         error = draw_posterior(*arguments, linear, tau, tolerance=tolerance) - covariance @ linear
         errors.append(float(error.norm() / linear.norm()))
     assert errors[1] < 1e-4 < errors[0]
-    with pytest.warns(UserWarning, match=r"draw_posterior: conjugate gradients stopped after 1 iterations"):
+    with pytest.warns(UserWarning, match=r"conjugate gradients stopped after 1 iterations"):
         draw_posterior(*arguments, linear, tau, max_iterations=1)
 
 
