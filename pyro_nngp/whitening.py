@@ -1,4 +1,4 @@
-r"""Nearest-neighbor priors in whitened coordinates, :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`, and solves there.
+r"""Nearest-neighbor priors in whitened coordinates, :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`, and solves.
 
 Given Gaussian observations of u with precisions :math:`\tau`, the posterior of the white values z has the precision
 
