@@ -196,13 +196,15 @@ class VNNGP(GPMethod):
         Cost: O(P K^3) per block of draws, and per draw if hyperparameters have priors.
         """
         block = 1 if self.hyper_guide._sites else max(1, _DRAW_BUDGET // (self.num_inducing + len(x_new)))
+        self._check_new("sample", x_new)
+        _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         draws = []
         for start in range(0, num_samples, block):
             with poutine.block():
                 self.hyper_guide()
             u = self.local.distribution().sample((min(block, num_samples - start),))
             prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
-            draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, num_neighbors, seed))
+            draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=neighbors))
         return torch.cat(draws)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
