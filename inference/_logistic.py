@@ -56,9 +56,8 @@ class LogisticData:
                         self.rows[name] = rows
                 elif _pull(log_prob(site, 0.0).sum(), f, torch.ones(())) is not None:
                     expectation = "to be observed Bernoulli, Binomial or NegativeBinomial, or not to depend on it"
-                    actual = (
-                        f"{'an observed' if site['is_observed'] else 'a latent'} {type(base_law(site['fn'])).__name__}"
-                    )
+                    kind = "an observed" if site["is_observed"] else "a latent"
+                    actual = f"{kind} {type(base_law(site['fn'])).__name__}"
                     fail(where, f"site {name!r} given {latent!r}", expectation, actual, "Use NUTS for such a model.")
         if not self.rows:
             actual = "no logistic one"
@@ -80,13 +79,9 @@ class LogisticData:
             before, after = (self._offsets(trace, name, rows) for trace in (here, there))
             if torch.allclose(before, after, rtol=1e-3, atol=1e-3):
                 return rows
-        fail(
-            self._where,
-            f"the logits of {name!r}",
-            f"to be entries of {self._latent!r} plus offsets",
-            "another function of it",
-            "Scale the kernel rather than the values, use the logit link, or NUTS.",
-        )
+        expectation = f"to be entries of {self._latent!r} plus offsets"
+        cure = "Scale the kernel rather than the values, use the logit link, or NUTS."
+        fail(self._where, f"the logits of {name!r}", expectation, "another function of it", cure)
 
     def _offsets(self, trace: Trace, name: str, rows: Tensor) -> Tensor:
         return (base_law(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()
@@ -100,11 +95,10 @@ class LogisticData:
             law, y = base_law(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
             times = _times(site, rows)
             seen = times > 0
-            b = _trials(law, y)[seen]
-            times, rows_seen, logits = times[seen], rows[seen], law.logits[seen]
+            b, times, y, near, logits = (part[seen] for part in (_trials(law, y), times, y, rows, law.logits))
             omega = PolyaGamma(times * b, logits, validate_args=False).sample()
-            linear.index_add_(0, rows_seen, times * (y[seen] - b / 2) - omega * (logits - f[rows_seen]))
-            precision.index_add_(0, rows_seen, omega)
+            linear.index_add_(0, near, times * (y - b / 2) - omega * (logits - f[near]))
+            precision.index_add_(0, near, omega)
         return linear, precision
 
     def mean_offset(self, trace: Trace) -> Float[Tensor, " N"]:

@@ -12,8 +12,8 @@ With Pólya-Gamma variables :math:`\omega` (Polson, Scott and Windle 2013) one s
 Nothing is approximated and nothing needs tuning: the widths of the slices, which change the cost but not the law, adapt
 during burn-in.
 
-Cost: for step 2 O(N^3) up to 1,000 points and O(N K) per step of conjugate gradients beyond; for step 3 some ten runs
-of the model per coordinate of :math:`\theta`, O(N K^3) each.
+Cost: for step 2 O(N^3) up to 1,000 points and O(N K) per step of conjugate gradients beyond; for step 3 about six runs
+of the model per coordinate of :math:`\theta` and way of holding f, O(N K^3) each where the prior has to be computed.
 
 Symbols: f latent values, theta all other sites, z a coordinate of theta in unconstrained space.
 """
@@ -91,9 +91,11 @@ class PolyaGammaGibbs(MCMCKernel):
         self._white_site = f"{self._site}_white"
         white = poutine.reparam(self.model, {self._site: NNGPReparam()})
         self._white_potential = ModelPotential(_WHERE, white, args, kwargs, self._init_strategy)
-        self._data = LogisticData(
-            _WHERE, lambda f: self._trace({**params, self._site: f}), self._site, params[self._site]
-        )
+
+        def run(f: Tensor) -> Trace:
+            return self._trace({**params, self._site: f})
+
+        self._data = LogisticData(_WHERE, run, self._site, params[self._site])
         self._moves = {name: self._find_moves(params, name) for name in params if name != self._site}
         self._widths: dict[tuple[str, int, str], float] = {}
         self._sweeps, self._warmup_steps, self._evaluations = 0, warmup_steps, 0
@@ -120,7 +122,7 @@ class PolyaGammaGibbs(MCMCKernel):
 
     def logging(self) -> OrderedDict[str, str]:
         """Runs of the model per sweep: the text beside Pyro's progress bar."""
-        return OrderedDict([("model runs", f"{self._evaluations / max(self._sweeps, 1):.0f}")])
+        return OrderedDict((name, f"{value:.0f}") for name, value in self.diagnostics().items())
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the runs of the model per sweep that slices took, burn-in included."""
@@ -216,9 +218,8 @@ class PolyaGammaGibbs(MCMCKernel):
 
 def _find_latent(trace: Trace, wanted: str | None) -> str:
     """The name of the NNGP site."""
-    sites = {
-        n: s for n, s in sample_sites(trace).items() if not s["is_observed"] and isinstance(base_law(s["fn"]), NNGP)
-    }
+    latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
+    sites = {name: site for name, site in latent.items() if isinstance(base_law(site["fn"]), NNGP)}
     if wanted is not None and wanted not in sites:
         fail(_WHERE, "latent", f"among the latent NNGP sites {sorted(sites)}", repr(wanted), "Name one of them.")
     if wanted is None and len(sites) != 1:

@@ -30,7 +30,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.inducing_priors import InducingPrior
@@ -40,7 +40,6 @@ from pyro_nngp.module import place_hyperparameters, pyro_entry, read_hyperparame
 from pyro_nngp.sparse_layer import SparseLayer
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
-_HIDDEN_MEANS = ("linear", "zero")
 
 Samples: TypeAlias = Mapping[str, Tensor]
 """Draws of all latent sites by name, as ``MCMC.get_samples()`` returns them."""
@@ -145,9 +144,8 @@ class BSGP(GPMethod):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
         super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel of its own
-        for arg, value, names in (("objective", objective, _OBJECTIVES), ("hidden_mean", hidden_mean, _HIDDEN_MEANS)):
-            if value not in names:
-                fail("BSGP", arg, "to be " + " or ".join(map(repr, names)), repr(value), "Choose one of them.")
+        check_choice("BSGP", "objective", objective, _OBJECTIVES)
+        check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 fail("BSGP", arg, "to be an int >= 1", count, "Pass a plain integer.")
@@ -162,9 +160,9 @@ class BSGP(GPMethod):
         layers, z, axes = [], inducing_points("BSGP", x, inducing, seed), _projection(x, hidden_dim)
         for each in kernels[:-1]:
             skip = axes if hidden_mean == "linear" else torch.zeros_like(axes)
-            layers.append(SparseLayer(each, z, (hidden_dim,), inducing_prior, skip, jitter))
+            layers.append(SparseLayer(each, z, (hidden_dim,), inducing_prior, skip, self.jitter))
             z, axes = z @ axes, torch.eye(hidden_dim).to(x)
-        layers.append(SparseLayer(kernels[-1], z, self.latent_shape, inducing_prior, None, jitter))
+        layers.append(SparseLayer(kernels[-1], z, self.latent_shape, inducing_prior, None, self.jitter))
         self.layers = PyroModule[nn.ModuleList](layers)
         self.layers.to(x)
         noise = None
@@ -216,7 +214,20 @@ class BSGP(GPMethod):
     @pyro_entry
     @torch.no_grad()
     def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
-        """Mean and variance of f at new points given each posterior draw, (S, *T, P), to compare chains by them."""
+        """Mean and variance of f at new points given each posterior draw, to compare chains by them.
+
+        Args:
+            x_new: new inputs.
+            samples: posterior draws of all sites.
+
+        Returns:
+            Means and variances, (S, P), or (S, T, P) for T latent functions.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+
+        Cost: as in the call.
+        """
         pairs = [_merged(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
         loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
         return loc, var
@@ -241,6 +252,9 @@ class BSGP(GPMethod):
             x_new: new inputs.
             num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
             samples: posterior draws of all sites.
+
+        Raises:
+            ValueError, TypeError: as in the call.
 
         Cost: O(M^3 + P M^2 + P^3) per draw and layer.
         """

@@ -21,12 +21,11 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import bind, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
 from pyro_nngp.method import GPMethod
-from pyro_nngp.module import ConstantMean, check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import NearestOthers
 
 
@@ -107,8 +106,7 @@ class CoregionalizedLOO(GPMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
-        check_same_sites(type(self).__name__ + ".guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
 
     def forward(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
@@ -118,6 +116,12 @@ class CoregionalizedLOO(GPMethod):
         Args:
             x_new: new inputs.
             num_neighbors: neighbors per new point, up to N; None takes K.
+
+        Returns:
+            Mean and variance, (T, P). Hyperparameters with a prior are at the median of their guide.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
 
         Cost: O(P (K T)^3), and one neighbor query per point.
         """
@@ -197,10 +201,9 @@ class CoregionalizedLOO(GPMethod):
             between = bind(kernel)(block, block)
             cov = cov + between[:, :, None, :, None] * (column[:, None, None] * column)
         cov = cov.flatten(3).flatten(1, 2)
-        jitter = DEFAULT_JITTER if self.jitter is None else self.jitter
         variance = cast(Gaussian, self.likelihood).variance.to(cov.dtype).expand(t, 1)[:, 0]
         is_noisy = torch.cat([near < self.num_data, torch.full_like(near[:, :1], noisy, dtype=torch.bool)], -1)
-        added = cov.diagonal(dim1=-2, dim2=-1) * jitter + (is_noisy[..., None] * variance).flatten(1)
+        added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + (is_noisy[..., None] * variance).flatten(1)
         real = torch.cat([near >= 0, torch.ones_like(near[:, :1], dtype=torch.bool)], -1)
         real = real.repeat_interleave(t, -1)
         cov = torch.where(real[:, :, None] & real[:, None, :], cov, 0.0)

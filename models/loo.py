@@ -35,7 +35,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._checks import check_choice, check_tensor, fail
 from pyro_nngp.augmentation import (
     AugmentedMarginal,
     auxiliary_prior,
@@ -48,7 +48,7 @@ from pyro_nngp.augmentation import (
 from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.method import Plates
-from pyro_nngp.module import ConstantMean, check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.response import ResponseMethod
 
@@ -123,12 +123,10 @@ class LOO(ResponseMethod):
     ) -> None:
         likelihood = Gaussian() if likelihood is None else likelihood
         check_augmentable("LOO", likelihood)
-        if guide not in ("lognormal", "conjugate"):
-            fail("LOO", "guide", "'lognormal' or 'conjugate'", repr(guide), "Choose one of them.")
+        check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
         if objective is None:
             objective = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
-        if objective not in ("posterior", "prior"):
-            fail("LOO", "objective", "'posterior' or 'prior'", repr(objective), "Choose one of them.")
+        check_choice("LOO", "objective", objective, ("posterior", "prior"))
         check_tensor("LOO", "y", y)
         if mean is None:
             mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))
@@ -164,8 +162,7 @@ class LOO(ResponseMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
         """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
-        check_same_sites("LOO.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
         if self.local is None:
             return None
         local, likelihood = self.local, self._bound()
@@ -179,6 +176,14 @@ class LOO(ResponseMethod):
         Args:
             x_new: new inputs.
             num_neighbors: neighbors per new point, up to N; None takes K.
+
+        Returns:
+            Hyperparameters with a prior are at the median of their guide, auxiliary variables at their means.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: as in the call.
         """
         loc, var = self(x_new, num_neighbors)
         return predictive(self._bound(), loc, var)

@@ -27,11 +27,10 @@ import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
-from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_choice, check_num_neighbors, fail
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.conjugate import natural_gradient
 from pyro_nngp.distributions import NNGP
@@ -41,7 +40,7 @@ from pyro_nngp.kernels import bind, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.low_rank import cholesky, whitened_conditional
 from pyro_nngp.method import GPMethod
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import NeighborGraph
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
@@ -105,21 +104,12 @@ class SVGP(GPMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter)
-        if objective not in ("vfe", "fitc"):
-            cure = "For PPGPR train under PredictiveELBO."
-            fail("SVGP", "objective", "to be 'vfe' or 'fitc'", repr(objective), cure)
+        check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveELBO.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
         self.fitc = objective == "fitc"
-        z = inducing_points("SVGP", x, inducing, seed).clone()
-        self.learn_inducing = learn_inducing
-        if learn_inducing:
-            self.z = nn.Parameter(z)
-        else:
-            self.register_buffer("z", z)
-        num_latents = self.latent_shape[0] if self.latent_shape else None
-        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
-        self.q = DenseGaussian(len(z), num_latents, mean_field, loc, scale, like=x)
+        self._place_inducing(inducing_points("SVGP", x, inducing, seed), learn_inducing)
+        self.q = DenseGaussian(self.num_inducing, self.num_latents, mean_field, loc, scale, like=x)
         self._finish()
 
     @property
@@ -145,8 +135,7 @@ class SVGP(GPMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
-        check_same_sites("SVGP.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
         q = self.q.distribution()
         return self._given(pyro.sample("nu", q.to_event(len(self.latent_shape))), idx, q)
 
@@ -204,11 +193,8 @@ class SVGP(GPMethod):
         priors.
         """
         self._check_new("sample", x_new)
-        once = not self.hyper_guide._sites
-        draws = [self._draw(x_new, num_samples if once else 1, num_neighbors, seed)]
-        while len(draws) < num_samples and not once:
-            draws.append(self._draw(x_new, 1, num_neighbors, seed))
-        return torch.cat(draws)
+        counts = self._hyperparameter_draws(num_samples)
+        return torch.cat([self._draw(x_new, count, num_neighbors, seed) for count in counts])
 
     @property
     def can_solve(self) -> bool:
@@ -307,9 +293,7 @@ class SVGP(GPMethod):
         self.q.assign(dist.MultivariateNormal(loc, scale_tril=root))
 
     def _draw(self, x_new: Tensor, num_samples: int, num_neighbors: int | None, seed: int) -> Tensor:
-        """Draws at one draw of the hyperparameters."""
-        with poutine.block():
-            self.hyper_guide()
+        """Draws at the present hyperparameters."""
         x, cov = x_new.double(), bind(self.kernel)
         a, var, _ = whitened_conditional(cov, x, self.z.double(), self.jitter)
         nu = self.q.distribution().sample((num_samples,)).double()

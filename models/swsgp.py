@@ -24,7 +24,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
@@ -35,7 +35,7 @@ from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.low_rank import local_cholesky, local_conditional
 from pyro_nngp.method import GPMethod, Plates
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry, read_hyperparameters
 
 _GATHERED = 2**24  # covariances of inducing values held at once in prediction
 _LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
@@ -103,24 +103,19 @@ class SWSGP(GPMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter)
-        z = inducing_points("SWSGP", x, inducing, seed).clone()
+        z = inducing_points("SWSGP", x, inducing, seed)
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         if not mean_field and len(z) > _LARGEST_FULL:
             fail("SWSGP", "mean_field", f"True beyond M = {_LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
-        self.num_neighbors, self.learn_inducing, self.mean_field = num_neighbors, learn_inducing, mean_field
+        self.num_neighbors, self.mean_field = num_neighbors, mean_field
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
-        if learn_inducing:
-            self.z = nn.Parameter(z)
-        else:
-            self.register_buffer("z", z)
+        self._place_inducing(z, learn_inducing)
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
-        num_latents = self.latent_shape[0] if self.latent_shape else None
-        loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
-        self.local = (
-            LocalGaussian(len(z), None, num_latents, loc, scale, like=x)
-            if mean_field
-            else DenseGaussian(len(z), num_latents, False, loc, scale, like=x)
-        )
+        self.local: LocalGaussian | DenseGaussian
+        if mean_field:
+            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, like=x)
+        else:
+            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, like=x)
         self._finish()
 
     @property
@@ -146,8 +141,7 @@ class SWSGP(GPMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
-        check_same_sites("SWSGP.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
         neighbors = self._neighbors(idx) if neighbors is None else neighbors
         return self._u_and_f(self._plates(idx), idx, neighbors, self._local(neighbors))
 
@@ -198,12 +192,10 @@ class SWSGP(GPMethod):
         Cost: O(P H^3) once and O(M + P H) per draw, all of it per draw if hyperparameters have priors.
         """
         self._check_new("sample", x_new)
-        once, draws = not self.hyper_guide._sites, []
-        for _ in range(1 if once else num_samples):
-            with poutine.block():
-                self.hyper_guide()
+        draws = []
+        for count in self._hyperparameter_draws(num_samples):
             w, var, neighbors = self._conditional(x_new, num_neighbors)
-            u = self.local.distribution().sample((num_samples if once else 1,))
+            u = self.local.distribution().sample((count,))
             loc = torch.stack([(w * draw[..., neighbors]).sum(-1) for draw in u])
             draws.append(self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc))
         return torch.cat(draws)

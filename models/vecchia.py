@@ -27,13 +27,12 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.augmentation import gaussian_observations
-from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph
 from pyro_nngp.response import ResponseMethod
 
@@ -90,8 +89,7 @@ class Vecchia(ResponseMethod):
         if not isinstance(likelihood, Gaussian):
             cure = "Use LOO or VNNGP for other data."
             fail("Vecchia", "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
-        if objective not in ("vecchia", "mll"):
-            fail("Vecchia", "objective", "'vecchia' or 'mll'", repr(objective), "Choose one of them.")
+        check_choice("Vecchia", "objective", objective, ("vecchia", "mll"))
         super().__init__(x, y, kernel, likelihood, mean, jitter)
         self.objective = objective
         if objective == "mll":
@@ -118,15 +116,17 @@ class Vecchia(ResponseMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
-        check_same_sites("Vecchia.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
 
     @torch.no_grad()
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
-        """Log density of all data, with hyperparameters that have a prior at the median of their guide.
+        r"""Log density of all data, with hyperparameters that have a prior at the median of their guide.
 
         Args:
             batch_size: rows at a time.
+
+        Returns:
+            :math:`\log p(y)`; under ``objective="mll"`` the sum of the module's docstring.
 
         Cost: O(N K^3).
         """
@@ -150,8 +150,7 @@ class Vecchia(ResponseMethod):
         x = self.x[blocks]
         cov = bind(self.kernel)(x, x)
         noise = cast(Gaussian, self._bound()).variance.to(x.dtype)[..., None]
-        jitter = DEFAULT_JITTER if self.jitter is None else self.jitter
-        added = cov.diagonal(dim1=-2, dim2=-1) * jitter + noise
+        added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + noise
         mean = self._mean_at(x.flatten(0, 1)).view(blocks.shape)
         return dist.MultivariateNormal(mean, scale_tril=cholesky(cov + torch.diag_embed(added), 0.0))
 

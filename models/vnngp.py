@@ -32,7 +32,7 @@ from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.method import GPMethod, Plates
-from pyro_nngp.module import check_same_sites, pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
@@ -102,28 +102,27 @@ class VNNGP(GPMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter)
+        where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
-            fail("VNNGP", "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
-        z = x if inducing is None else inducing_points("VNNGP", x, inducing, seed)
+            fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
+        z = x if inducing is None else inducing_points(where, x, inducing, seed)
         self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed)
         if learn_inducing:
             self.z = nn.Parameter(z.clone())
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
         if guide_neighbors:
-            check_num_neighbors("VNNGP", guide_neighbors, num_neighbors, "guide_neighbors")
+            check_num_neighbors(where, guide_neighbors, num_neighbors, "guide_neighbors")
         if encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
-            num_latents = self.latent_shape[0] if self.latent_shape else None
-            loc = loc[:, None] if loc is not None and loc.dim() == 1 else loc
-            self.local = LocalGaussian(len(z), pattern, num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, like=x)
         elif likelihood is None or y is None or not self.at_data or loc is not None:
             expectation = "with a likelihood, inducing points at the data and no `loc`"
-            fail(type(self).__name__, "encoder", expectation, "other settings", "Leave the encoder out.")
+            fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
             self.local = AmortizedGaussian(
-                encoder, y, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, jitter
+                encoder, y, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
             )
         self._finish()
 
@@ -155,8 +154,7 @@ class VNNGP(GPMethod):
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
-        check_same_sites("VNNGP.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        self._guide_hyperparameters()
         batch = self._batch(idx, inducing_idx)
         q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
@@ -176,9 +174,16 @@ class VNNGP(GPMethod):
             Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
             their guide.
 
-        Cost: O(P K^3).
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(P K^3), and one neighbor query per point.
         """
-        return self._moments(x_new, num_neighbors)
+        self.hyper_guide.median()
+        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+        w, var, neighbors = prior.new_conditionals(x_new, num_neighbors)
+        rows, positions = neighbors.unique(return_inverse=True)
+        return self._through(self.local.distribution(rows), w, var, positions, self._mean_at(x_new))
 
     @pyro_entry
     @torch.no_grad()
@@ -193,16 +198,16 @@ class VNNGP(GPMethod):
             num_neighbors: neighbors per new point, among inducing and new points; None takes K.
             seed: of the order in which new points are conditioned on each other.
 
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
         Cost: O(P K^3) per block of draws, and per draw if hyperparameters have priors.
         """
-        block = 1 if self.hyper_guide._sites else max(1, _DRAW_BUDGET // (self.num_inducing + len(x_new)))
         self._check_new("sample", x_new)
         _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         draws = []
-        for start in range(0, num_samples, block):
-            with poutine.block():
-                self.hyper_guide()
-            u = self.local.distribution().sample((min(block, num_samples - start),))
+        for count in self._hyperparameter_draws(num_samples, max(1, _DRAW_BUDGET // (self.num_inducing + len(x_new)))):
+            u = self.local.distribution().sample((count,))
             prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
             draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=neighbors))
         return torch.cat(draws)
@@ -224,8 +229,7 @@ class VNNGP(GPMethod):
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
         self.hyper_guide.median()
-        lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
-        self.graph.refresh(lengthscale)
+        self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)
@@ -267,13 +271,6 @@ class VNNGP(GPMethod):
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u)."""
         return list(self.local.parameters())
-
-    def _moments(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor]:
-        self.hyper_guide.median()
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
-        w, var, neighbors = prior.new_conditionals(x_new, num_neighbors)
-        rows, positions = neighbors.unique(return_inverse=True)
-        return self._through(self.local.distribution(rows), w, var, positions, self._mean_at(x_new))
 
     def _through(
         self, q: SparseCholeskyNormal, w: Tensor, var: Tensor, positions: Tensor, mean: Tensor

@@ -1,5 +1,6 @@
 """Checks of user input: a message names the place, the argument, what was expected, what came, and the cure."""
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import torch
@@ -34,6 +35,22 @@ def check_inputs(where: str, arg: str, x: Any) -> None:
     if not x.is_floating_point():
         fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)
     check_finite(where, arg, x)
+
+
+def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:
+    """Raise unless `x_new` are inputs of the same number of columns, dtype and device as `x`."""
+    check_inputs(where, "x_new", x_new)
+    check_same_kind(where, x=x, x_new=x_new)
+    if x_new.shape[1] != x.shape[1]:
+        expectation = f"with {x.shape[1]} columns, as x has"
+        fail(where, "x_new", expectation, x_new.shape[1], "Give the same input dimensions.")
+
+
+def check_choice(where: str, arg: str, value: Any, choices: Iterable[str], cure: str = "Choose one of them.") -> None:
+    """Raise `ValueError` unless `value` is one of a few names."""
+    choices = tuple(choices)
+    if value not in choices:
+        fail(where, arg, "to be " + " or ".join(map(repr, choices)), repr(value), cure)
 
 
 def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbors") -> None:

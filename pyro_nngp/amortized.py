@@ -67,7 +67,7 @@ class AmortizedGaussian(GPModule):
         self._prior = kernel, graph, mean, jitter  # in a tuple: they are modules of the model, not of the guide
         self.num_columns = num_columns
         response = self.encoder.response(likelihood, y).to(graph.x)
-        latents = (*y.shape[1:],) if likelihood.num_latents is None else (likelihood.num_latents,)
+        latents = tuple(y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
         if response.shape != (*latents, graph.num_points) or not response.isfinite().all():
             expectation = f"finite and of shape {(*latents, graph.num_points)}"
             cure = "It maps (likelihood, y) to rough values of f, latent functions first."

@@ -57,6 +57,12 @@ def check_augmentable(where: str, likelihood: Likelihood) -> None:
 def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Tensor:
     """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others stay.
 
+    Args:
+        where: name of the caller, for the error message.
+        likelihood: p(y | f).
+        y: targets.
+        dtype: of recoded labels.
+
     Raises:
         ValueError: if a class of a categorical likelihood does not occur.
     """
@@ -73,7 +79,13 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
 
 
 def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """b and kappa for targets (*T, U), or for C classes (C, U)."""
+    """b and kappa for targets (*T, U), or for C classes (C, U).
+
+    Args:
+        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical.
+        y: targets, outputs first.
+        dtype: of the result.
+    """
     if isinstance(likelihood, Categorical):
         y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
     y = y.to(dtype)
@@ -87,7 +99,16 @@ def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> 
 
 
 def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Distribution:
-    """Prior of the auxiliary variables of some data, one per latent value."""
+    """Prior of the auxiliary variables of some data, one per latent value.
+
+    Args:
+        likelihood: bound, and not Gaussian.
+        y: targets, outputs first, (*T, U).
+        dtype: of the variables.
+
+    Returns:
+        Distribution of batch shape (*T, U), or (C, U) for C classes.
+    """
     if isinstance(likelihood, StudentT):
         half = likelihood.df.to(dtype) / 2
         return dist.Gamma(half, half).expand(y.shape)
@@ -98,7 +119,17 @@ def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Di
 def gaussian_observations(
     likelihood: Likelihood, y: Tensor, omega: Tensor | None, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*#L U"]]:
-    """Observations of f and their noise variances, given the auxiliary variables (None for a Gaussian likelihood)."""
+    """Observations of f and their noise variances, given the auxiliary variables.
+
+    Args:
+        likelihood: bound.
+        y: targets, outputs first, (*T, U).
+        omega: auxiliary variables, (*L, U); None for a Gaussian likelihood.
+        dtype: of the result.
+
+    Returns:
+        Pseudo-targets, and noise variances that broadcast against them.
+    """
     if isinstance(likelihood, Gaussian):
         noise = likelihood.variance.to(dtype)
         return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
@@ -109,7 +140,13 @@ def gaussian_observations(
 
 
 def predictive(likelihood: Likelihood, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]) -> Distribution:
-    """Distribution of y for f ~ N(loc, var); for classes, C one-against-all probabilities divided by their sum."""
+    """Distribution of y for f ~ N(loc, var); for classes, C one-against-all probabilities divided by their sum.
+
+    Args:
+        likelihood: bound.
+        loc: means of f; (C, B) for C classes.
+        var: variances of f.
+    """
     if not isinstance(likelihood, Categorical):
         return likelihood.marginal(loc, var)
     return _one_against_all(_binary(loc, var))

@@ -40,13 +40,25 @@ class LocalLogNormal(LocalTables):
 
     @pyro_entry
     def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
-        """q at some rows, batch shape (U,) or (L, U)."""
+        """q at some rows, batch shape (U,) or (L, U).
+
+        Args:
+            likelihood: bound; the conjugate family needs it and `y`.
+            y: targets at `rows`, outputs first.
+            rows: rows of the data.
+        """
         loc, scale = (self._read(table, rows).mT for table in (self.loc, self.log_scale))
         return dist.LogNormal(loc[0], scale[0].exp()) if self._single else dist.LogNormal(loc, scale.exp())
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the means and variances that the conjugate family has for :func:`squared_latent`."""
+        """Take the means and variances of the conjugate family's optimum.
+
+        Args:
+            likelihood: bound.
+            y: all targets, outputs first.
+            square: values of :func:`~pyro_nngp.augmentation.squared_latent`.
+        """
         like = LocalLogNormal(_conjugate(likelihood, y, square))
         self.loc.copy_(like.loc)
         self.log_scale.copy_(like.log_scale)
@@ -70,14 +82,20 @@ class LocalConjugate(LocalTables):
 
     @pyro_entry
     def distribution(self, likelihood: Likelihood, y: Tensor, rows: Int[Tensor, " U"]) -> Distribution:
-        """q at some rows, batch shape (U,) or (L, U)."""
+        """q at some rows, batch shape (U,) or (L, U).
+
+        Args:
+            likelihood: bound; the conjugate family needs it and `y`.
+            y: targets at `rows`, outputs first.
+            rows: rows of the data.
+        """
         square = self._read(self.log_square, rows).mT.exp()
         square = square[0] if self._single else square
         return _conjugate(likelihood, y, square)
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the values of :func:`squared_latent`."""
+        """Take the optimum; arguments as in :meth:`LocalLogNormal.put`."""
         self.log_square.copy_(_table(square.log()))
 
 

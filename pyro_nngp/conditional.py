@@ -30,10 +30,10 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_same_kind, fail
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.nn_systems import NotPositiveDefiniteError, block_conditional, factorise
+from pyro_nngp.nn_systems import NotPositiveDefiniteError, block_conditional
 from pyro_nngp.radial_conditional import radial_conditional
 
-__all__ = ["DEFAULT_JITTER", "NotPositiveDefiniteError", "factorise", "graph_conditional", "nn_conditional"]
+__all__ = ["DEFAULT_JITTER", "NotPositiveDefiniteError", "graph_conditional", "nn_conditional"]
 
 DEFAULT_JITTER = 1e-6
 """Relative nugget where none is given: a thousandth of the standard deviation."""

@@ -30,6 +30,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp.conjugate_gradients import conjugate_gradients
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.factor_optimum import FactorOptimum
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -39,7 +40,6 @@ from pyro_nngp.whitening import Whitening
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
 _DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
 _EASY = 60  # iterations on P before the change to whitened coordinates
-_TINY = torch.finfo(torch.float64).tiny
 
 
 def variational_optimum(
@@ -67,6 +67,11 @@ def variational_optimum(
         q: where to start, over all N points.
         max_steps: at most so many steps of :func:`natural_gradient`.
         tolerance: where to stop.
+
+    Returns:
+        q(u) at its optimum, on the pattern of `q`.
+
+    Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
     prior = PriorPrecision(w, var, neighbors)
     factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
@@ -175,19 +180,12 @@ def posterior_mean(
         tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
         return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
 
-    m, diagonal = start.double(), prior.diagonal() + precision
-    residual = right - prior.product(m) - precision * m
-    direction = scaled = residual / diagonal
-    strength = (residual * scaled).sum(-1, keepdim=True)
-    for _ in range(easy):
-        if (residual.norm(dim=-1) <= tolerance * right.norm(dim=-1)).all():
-            return m.to(dtype), easy
-        image = prior.product(direction) + precision * direction
-        step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
-        m, residual = m + step * direction, residual - step * image
-        scaled = residual / diagonal
-        strength, before = (residual * scaled).sum(-1, keepdim=True), strength
-        direction = scaled + strength / before.clamp(min=_TINY) * direction
+    def product(m: Tensor) -> Tensor:
+        return prior.product(m) + precision * m
+
+    m, residual = conjugate_gradients(product, right, start.double(), prior.diagonal() + precision, tolerance, easy)
+    if residual <= tolerance:
+        return m.to(dtype), easy
     z = white.solve(white.color_transposed(right), precision, white.whiten(m), tolerance)
     return white.color(z).to(dtype), 0
 

@@ -17,7 +17,7 @@ from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.module import GPModule, pyro_entry
 from pyro_nngp.neighbors import NeighborGraph
 
-_GATHERED = 2**24  # covariances of neighbors held at once
+_GATHERED = 2**24  # pairs of neighbors held at once
 
 
 class LocalTables(GPModule):
@@ -45,7 +45,7 @@ class LocalGaussian(LocalTables):
         num_points: M.
         pattern: columns of R beside the diagonal, (M, K), -1 padded; None for a mean-field family.
         num_latents: L; None is one function, without a batch dimension of its own.
-        loc: initial mean, (M, L); None is zero.
+        loc: initial mean, (M, L), or (M,) for one function; None is zero.
         scale: initial standard deviation, positive.
         like: tensor whose dtype and device the parameters take.
 
@@ -58,7 +58,7 @@ class LocalGaussian(LocalTables):
         num_points: int,
         pattern: Int[Tensor, "M K"] | None = None,
         num_latents: int | None = None,
-        loc: Float[Tensor, "M L"] | None = None,
+        loc: Float[Tensor, "M *L"] | None = None,
         scale: float = 0.1,
         like: Tensor | None = None,
     ) -> None:
@@ -104,7 +104,7 @@ class LocalGaussian(LocalTables):
         """Move to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
         old = self.weights.unflatten(-1, (self.loc.shape[1], -1))
         new = torch.zeros_like(old)
-        for part in torch.arange(len(pattern), device=pattern.device).split(max(1, 2**24 // pattern.shape[1] ** 2)):
+        for part in torch.arange(len(pattern), device=pattern.device).split(max(1, _GATHERED // pattern.shape[1] ** 2)):
             same = (pattern[part][:, :, None] == self.pattern[part][:, None, :]) & (pattern[part] >= 0)[:, :, None]
             new[part] = torch.einsum("mij,mlj->mli", same.to(old.dtype), old[part])
         self.weights.copy_(new.flatten(-2))
@@ -118,7 +118,7 @@ class DenseGaussian(GPModule):
         num_points: M.
         num_latents: L; None is one function, without a batch dimension of its own.
         mean_field: whether R is diagonal.
-        loc: initial mean, (M, L); None is zero.
+        loc: initial mean, (M, L), or (M,) for one function; None is zero.
         scale: initial standard deviation, positive.
         like: tensor whose dtype and device the parameters take.
 
@@ -131,7 +131,7 @@ class DenseGaussian(GPModule):
         num_points: int,
         num_latents: int | None = None,
         mean_field: bool = False,
-        loc: Float[Tensor, "M L"] | None = None,
+        loc: Float[Tensor, "M *L"] | None = None,
         scale: float = 0.1,
         like: Tensor | None = None,
     ) -> None:
@@ -168,7 +168,11 @@ def factor(q: Distribution) -> Float[Tensor, "*L M M"]:
 def combined_variance(q: Distribution, a: Float[Tensor, "... B M"]) -> Float[Tensor, "... B"]:
     r"""Variances :math:`\| R^\top a_b \|^2` of the combinations :math:`a_b^\top u` under a :class:`DenseGaussian`.
 
-    Leading dimensions of `a` broadcast against those of q.
+    Args:
+        q: a distribution of :class:`DenseGaussian`.
+        a: coefficients; leading dimensions broadcast against those of q.
+
+    Cost: O(B M^2) for a dense factor, O(B M) for a diagonal one.
     """
     if isinstance(q, MultivariateNormal):
         return (a @ q.scale_tril).square().sum(-1)
@@ -178,7 +182,15 @@ def combined_variance(q: Distribution, a: Float[Tensor, "... B M"]) -> Float[Ten
 def neighbor_variance(
     w: Float[Tensor, "B H"], neighbors: Int[Tensor, "B H"], cov: Float[Tensor, "*L M M"]
 ) -> Float[Tensor, "*L B"]:
-    r"""Variances :math:`w_b^\top S_{n(b) n(b)} w_b` of combinations of a few of M values with covariance S."""
+    r"""Variances :math:`w_b^\top S_{n(b) n(b)} w_b` of combinations of a few of M values with covariance S.
+
+    Args:
+        w: coefficients.
+        neighbors: n(b), which of the values they belong to.
+        cov: S, one for each latent function.
+
+    Cost: O(B H^2), in blocks.
+    """
     size = max(1, _GATHERED // (neighbors.shape[1] ** 2 * cov[..., 0, 0].numel()))
     parts = []
     for weights, rows in zip(w.split(size), neighbors.split(size), strict=True):
@@ -204,6 +216,8 @@ def _start(
     if scale <= 0:
         fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
     like, shape = torch.empty(0) if like is None else like, (num_points, num_latents or 1)
+    if loc is not None and loc.dim() == 1:
+        loc = loc[:, None]
     if loc is not None and loc.shape != shape:
         fail(where, "loc", f"of shape {shape}", tuple(loc.shape), "One initial mean per point and latent.")
     start = like.new_zeros(shape) if loc is None else loc.detach().clone().to(like)

@@ -93,11 +93,10 @@ def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) 
     distance = np.ones(len(values))
     for i in range(num_centers):
         total = np.cumsum(distance)
-        row = (
-            np.searchsorted(total, rng.random() * total[-1], side="right")
-            if total[-1] > 0
-            else rng.integers(len(values))
-        )
+        if total[-1] > 0:
+            row = np.searchsorted(total, rng.random() * total[-1], side="right")
+        else:  # every row is a center already
+            row = rng.integers(len(values))
         centers[i] = values[min(row, len(values) - 1)]
         square = np.square(values - centers[i]).sum(1)
         distance = np.minimum(distance, square) if i else square

@@ -16,6 +16,7 @@ would see the uniform prior in its place. Any base can be combined with an inter
 Cost: O(M^3) for the determinantal prior, O(M^2 D) for Strauss.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeAlias
 
@@ -161,10 +162,8 @@ class Strauss(_Interacting):
         return torch.sigmoid(inside / (2 * self.radius * self.softness)).sum(-1)
 
     def _interaction(self, value: Tensor) -> Tensor:
-        log_repulsion, log_intensity = (
-            torch.tensor([self.repulsion, self.intensity], dtype=torch.float64).log().tolist()
-        )
-        return value.shape[-2] * log_intensity + log_repulsion * self.num_close_pairs(value)
+        constant = value.shape[-2] * math.log(self.intensity)
+        return constant + math.log(self.repulsion) * self.num_close_pairs(value)
 
 
 def inducing_prior(

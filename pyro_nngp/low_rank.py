@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError, factorise
+from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import bind
+from pyro_nngp.nn_systems import NotPositiveDefiniteError, factorise, variance_left
 
 
 def whitened_conditional(
@@ -40,9 +41,7 @@ def whitened_conditional(
     cov = bind(kernel)
     tril = cholesky(cov(z, z), jitter)
     a = torch.linalg.solve_triangular(tril, cov(z, x), upper=False).mT
-    prior = cov.diag(x)
-    floor = (jitter * prior).clamp(min=torch.finfo(prior.dtype).tiny)
-    return a, torch.maximum(prior * (1 + jitter) - a.square().sum(-1), floor), tril
+    return a, variance_left(cov.diag(x), a, jitter)[0], tril
 
 
 def local_conditional(
@@ -71,13 +70,15 @@ def local_conditional(
     tril = local_cholesky(cov(z, z), jitter)
     a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
     w = torch.linalg.solve_triangular(tril.mT, a, upper=True)[..., 0]
-    prior = cov.diag(x)
-    floor = (jitter * prior).clamp(min=torch.finfo(prior.dtype).tiny)
-    return w, torch.maximum(prior * (1 + jitter) - a[..., 0].square().sum(-1), floor), tril
+    return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril
 
 
 def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[Tensor, "... H H"]:
     """Cholesky factors of many small covariance matrices with a relative nugget, more of it where one fails.
+
+    Args:
+        cov: covariance matrices.
+        jitter: relative nugget.
 
     Raises:
         NotPositiveDefiniteError: if some matrix has no factor even with a nugget of 1e-2.
@@ -94,6 +95,10 @@ def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[
 
 def cholesky(cov: Float[Tensor, "... M M"], jitter: float | None = None) -> Float[Tensor, "... M M"]:
     """Cholesky factor of a covariance matrix with a relative nugget.
+
+    Args:
+        cov: covariance matrices.
+        jitter: relative nugget; None takes 1e-6.
 
     Raises:
         NotPositiveDefiniteError: if there is none.

@@ -3,19 +3,21 @@
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
 from jaxtyping import Float, Int
+from pyro import poutine
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_finite, check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_finite, check_inputs, check_new_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.module import ConstantMean, GPModule, HyperparameterGuide, pyro_entry
+from pyro_nngp.module import ConstantMean, GPModule, HyperparameterGuide, check_same_sites, pyro_entry
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -58,7 +60,8 @@ class GPMethod(GPModule):
     ) -> None:
         super().__init__()
         self.latent_shape = _check_data(type(self).__name__, x, y, likelihood)
-        self.kernel, self.likelihood, self.jitter = kernel, likelihood, jitter
+        self.kernel, self.likelihood = kernel, likelihood
+        self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.mean = ConstantMean() if mean is None else mean
         for part in (kernel, likelihood, self.mean):
             if isinstance(part, nn.Module):
@@ -75,6 +78,11 @@ class GPMethod(GPModule):
         """N."""
         return len(self.x)
 
+    @property
+    def num_latents(self) -> int | None:
+        """L; None for one latent function, without a dimension of its own."""
+        return self.latent_shape[0] if self.latent_shape else None
+
     @pyro_entry
     def predict(self, x_new: Float[Tensor, "P D"], *args: Any, **kwargs: Any) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
@@ -83,6 +91,9 @@ class GPMethod(GPModule):
             x_new: new inputs.
             args: further arguments are those of :meth:`forward`.
             kwargs: likewise.
+
+        Returns:
+            The marginal of the likelihood, f integrated out.
 
         Raises:
             ValueError: if the model has no likelihood.
@@ -93,6 +104,30 @@ class GPMethod(GPModule):
         loc, var = self(x_new, *args, **kwargs)
         return self.likelihood.marginal(loc, var)
 
+    def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
+        """Inducing points, as a parameter or as a buffer."""
+        self.learn_inducing = learn
+        if learn:
+            self.z = nn.Parameter(z.clone())
+        else:
+            self.register_buffer("z", z.clone())
+
+    def _guide_hyperparameters(self) -> None:
+        """What every guide starts with: the sites of the hyperparameters' guide."""
+        check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
+        self.hyper_guide()
+
+    def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
+        """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.
+
+        With priors that is one sample each; without, all at once, or `most` at a time.
+        """
+        block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
+        for start in range(0, max(1, num_samples), max(1, block)):
+            with poutine.block():
+                self.hyper_guide()
+            yield min(block, num_samples - start)
+
     def _mean_at(self, x: Tensor) -> Tensor:
         """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
         mean = self.mean(x)
@@ -102,12 +137,7 @@ class GPMethod(GPModule):
 
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
-        where = f"{type(self).__name__}.{method}"
-        check_inputs(where, "x_new", x_new)
-        check_same_kind(where, x=self.x, x_new=x_new)
-        if x_new.shape[1] != self.x.shape[1]:
-            expectation = f"with {self.x.shape[1]} columns, as x has"
-            fail(where, "x_new", expectation, x_new.shape[1], "Give the same input dimensions.")
+        check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
         return self.x if idx is None else self.x[idx]

@@ -133,6 +133,11 @@ class HyperparameterGuide(PyroModule):
             setattr(self, f"loc_{i}", nn.Parameter(loc))
             setattr(self, f"log_scale_{i}", nn.Parameter(torch.full_like(loc, init_scale).log()))
 
+    @property
+    def has_sites(self) -> bool:
+        """Whether any attribute has a prior."""
+        return bool(self._sites)
+
     def forward(self) -> dict[str, Tensor]:
         """Sample every site; modules that read the attribute in the same Pyro context get the sampled value."""
         return self._place(lambda name, q, _: pyro.sample(name, q))

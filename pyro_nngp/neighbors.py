@@ -17,7 +17,15 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_finite, check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import (
+    check_finite,
+    check_inputs,
+    check_new_inputs,
+    check_num_neighbors,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
 from pyro_nngp.levels import dependency_levels
 from pyro_nngp.ordering import make_ordering, random_ordering
 from pyro_nngp.search import Metric, SearchIndex
@@ -149,7 +157,7 @@ class NeighborGraph(torch.nn.Module):
         Cost: the search index is built by the first call and kept until points or lengthscales change.
         """
         where = "NeighborGraph.query"
-        self._check_new(where, x_new)
+        check_new_inputs(where, x_new, self.x)
         k = self.num_neighbors if k is None else k
         check_num_neighbors(where, k, self.num_points - (exclude is not None), "k")
         if exclude is not None:
@@ -229,7 +237,7 @@ class NeighborGraph(torch.nn.Module):
         Cost: that of one `query` and one search for predecessors among the P new points; O(P k) memory.
         """
         where = "NeighborGraph.extend"
-        self._check_new(where, x_new)
+        check_new_inputs(where, x_new, self.x)
         k = self.num_neighbors if k is None else k
         check_num_neighbors(where, k, self.num_points + len(x_new) - 1, "k")
         order = random_ordering(x_new, seed)
@@ -276,13 +284,6 @@ class NeighborGraph(torch.nn.Module):
 
     def _rows(self, positions: Tensor) -> Tensor:
         return torch.where(positions < 0, -1, self.order[positions])
-
-    def _check_new(self, where: str, x_new: Any) -> None:
-        check_inputs(where, "x_new", x_new)
-        check_same_kind(where, x=self.x, x_new=x_new)
-        if x_new.shape[1] != self.x.shape[1]:
-            expectation = f"with {self.x.shape[1]} columns, as x has"
-            fail(where, "x_new", expectation, x_new.shape[1], "Give the same input dimensions.")
 
     def _forget(self) -> None:
         self._index = self._levels = None

@@ -98,10 +98,16 @@ def solve(
     rhs = cov_nx if mask is None else cov_nx * mask
     half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
     w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
-    var = cov_xx * (1 + jitter) - half[..., 0].square().sum(-1)
+    var, inside = variance_left(cov_xx, half[..., 0], jitter)
+    return w, var, tril, extra, inside
+
+
+def variance_left(cov_xx: Tensor, half: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """v = (1 + jitter) k_xx - |half|^2, half = L^-1 k, not below its floor; and where it is above."""
+    var = cov_xx * (1 + jitter) - half.square().sum(-1)
     # In exact arithmetic v >= jitter * k_xx; rounding may not know it.
     floor = (jitter * cov_xx).clamp(min=torch.finfo(var.dtype).tiny)
-    return w, torch.maximum(var, floor), tril, extra, var >= floor
+    return torch.maximum(var, floor), var >= floor
 
 
 def solve_gradient(

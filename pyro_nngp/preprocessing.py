@@ -92,13 +92,8 @@ class Standardizer:
         """
         check_tensor("Standardizer", "train", train)
         if train.dim() == 0 or train.numel() == 0:
-            fail(
-                "Standardizer",
-                "train",
-                "of shape (N,) or (N, D) with N >= 1",
-                tuple(train.shape),
-                "Give training rows.",
-            )
+            expectation = "of shape (N,) or (N, D) with N >= 1"
+            fail("Standardizer", "train", expectation, tuple(train.shape), "Give training rows.")
         if not train.is_floating_point():
             fail("Standardizer", "train", "of a floating-point dtype", train.dtype, "Call .float() first.", TypeError)
         check_finite("Standardizer", "train", train)

@@ -14,7 +14,6 @@ from typing import cast
 
 import torch
 from jaxtyping import Float, Int
-from pyro import poutine
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -74,6 +73,9 @@ class ResponseMethod(GPMethod):
             num_neighbors: neighbors per new point, among training and new points; None takes K.
             seed: of the order in which new points are conditioned on each other.
 
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
         Cost: O(P K^3) once, or per draw if hyperparameters have priors; O(P K) per draw.
         """
         n, p = self.num_data, len(x_new)
@@ -82,9 +84,7 @@ class ResponseMethod(GPMethod):
         _, neighbors = self.graph.extend(x_new, k, seed)
         points, every, latents = torch.cat([self.x, x_new]), torch.arange(n, device=self.x.device), self.latent_shape
         draws = []
-        for count in [1] * num_samples if self.hyper_guide._sites else [num_samples]:
-            with poutine.block():
-                self.hyper_guide()
+        for count in self._hyperparameter_draws(num_samples):
             obs, noise = self._observations(self._bound(), every)
             w, var = graph_conditional(self.kernel, x_new, points, neighbors, pad(noise, (0, p)), self.jitter)
             residual = pad(obs - self._mean_at(self.x), (0, p))[..., neighbors.clamp(min=0)]  # 0 at new points

@@ -17,7 +17,6 @@ from pyro.nn import PyroModule, PyroSample
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.inducing_priors import InducingPrior, inducing_prior
 from pyro_nngp.kernels import bind
 from pyro_nngp.low_rank import cholesky, whitened_conditional
@@ -32,7 +31,7 @@ class SparseLayer(PyroModule):
         outputs: () for one output without a dimension of its own, or (H,).
         prior: of z, see :mod:`pyro_nngp.inducing_priors`; None makes z a parameter.
         skip: (D, H), the linear map of the inputs that is added to a hidden layer's outputs; None for the last layer.
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget.
 
     Raises:
         ValueError: if the prior is unknown or of another shape.
@@ -45,11 +44,10 @@ class SparseLayer(PyroModule):
         outputs: tuple[int, ...],
         prior: InducingPrior | None,
         skip: Float[Tensor, "D H"] | None,
-        jitter: float | None,
+        jitter: float,
     ) -> None:
         super().__init__()
-        self.kernel, self.outputs = kernel, outputs
-        self.jitter = DEFAULT_JITTER if jitter is None else jitter
+        self.kernel, self.outputs, self.jitter = kernel, outputs, jitter
         self.register_buffer("start", z.clone())
         self.register_buffer("skip", skip)
         self.nu = PyroSample(partial(SparseLayer.white))  # a partial, since Pyro renames functions

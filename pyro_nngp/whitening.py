@@ -14,11 +14,10 @@ dtype of the prior. Symbols: N points, K neighbors, L latent functions.
 
 import warnings
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-_TINY = torch.finfo(torch.float64).tiny
+from pyro_nngp.conjugate_gradients import conjugate_gradients
 
 
 class Whitening:
@@ -75,20 +74,15 @@ class Whitening:
             start: z to start from; None is zero.
             tolerance: on the residual relative to the right-hand side; it bounds the error of z relative to that, too.
             max_iterations: at most so many iterations; where they do not suffice, a warning says so.
+
+        Returns:
+            z, of the shape of `right`.
         """
-        z = torch.zeros_like(right) if start is None else start.clone()
-        residual = right if start is None else right - self._product(z, precision)
-        direction, strength = residual, residual.square().sum(-1, keepdim=True)
-        enough = (tolerance * right.norm(dim=-1, keepdim=True)).square()
-        for _ in range(max_iterations):
-            if (strength <= enough).all():
-                return z
-            image = self._product(direction, precision)
-            step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
-            z, residual = z + step * direction, residual - step * image
-            strength, before = residual.square().sum(-1, keepdim=True), strength
-            direction = residual + strength / before.clamp(min=_TINY) * direction
-        worst = float((strength / enough.clamp(min=_TINY)).max().sqrt() * tolerance)
+
+        def product(z: Tensor) -> Tensor:
+            return z + self.color_transposed(precision * self.color(z))
+
+        z, worst = conjugate_gradients(product, right, start, None, tolerance, max_iterations)
         if worst > tolerance:
             warnings.warn(
                 f"Whitening.solve: conjugate gradients stopped after {max_iterations} iterations at a relative "
@@ -96,6 +90,3 @@ class Whitening:
                 stacklevel=2,
             )
         return z
-
-    def _product(self, z: Tensor, precision: Tensor) -> Tensor:
-        return z + self.color_transposed(precision * self.color(z))

@@ -78,15 +78,6 @@ def test_forms_of_the_precision_agree(monkeypatch, faster):
     torch.testing.assert_close(prior.diagonal(), want.diagonal(), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("columns", [0, 5])
-def test_product_with_the_covariance(columns):
-    graph, value = NeighborGraph(torch.rand(N, 2, dtype=F64), 5), torch.randn(2, N, dtype=F64)
-    factor = torch.randn(N, columns, dtype=F64), graph.neighbors[:, :columns]
-    q = SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64), *factor)
-    root = dense_cholesky(q)
-    torch.testing.assert_close(q.covariance_product(value), value @ root @ root.mT)
-
-
 @pytest.mark.parametrize("num_latents", [None, 3])
 @pytest.mark.parametrize("columns", [0, 5])
 def test_assigning_a_distribution_gives_it_back(num_latents, columns):

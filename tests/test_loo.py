@@ -496,8 +496,8 @@ def test_two_models_do_not_share_parameters():
         ({"likelihood": Categorical(2), "y": torch.arange(N) % 3}, r"expected y to be labels in 0\.\.1"),
         ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
         ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
-        ({"guide": "normal"}, r"expected guide 'lognormal' or 'conjugate', got 'normal'"),
-        ({"objective": "none"}, r"expected objective 'posterior' or 'prior', got 'none'"),
+        ({"guide": "normal"}, r"expected guide to be 'lognormal' or 'conjugate', got 'normal'"),
+        ({"objective": "none"}, r"expected objective to be 'posterior' or 'prior', got 'none'"),
     ],
 )
 def test_wrong_input(change, message):

@@ -170,7 +170,7 @@ def test_collapsed_posterior_by_nuts_and_by_variational_inference():
         ({"y": torch.full((N,), torch.inf)}, r"expected y to be finite"),
         ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.39, got 40"),
         ({"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
-        ({"objective": "loo"}, r"expected objective 'vecchia' or 'mll', got 'loo'"),
+        ({"objective": "loo"}, r"expected objective to be 'vecchia' or 'mll', got 'loo'"),
         ({"ordering": "pca"}, r"expected ordering one of"),
     ],
 )

@@ -11,6 +11,7 @@ Cost: O(N K^3) for the conditionals, computed once per instance; then O(N K) per
 one vectorised step per dependency level of the graph (a few hundred for 10^5 randomly ordered points).
 """
 
+import math
 from typing import Any
 
 import pyro.distributions as dist
@@ -20,12 +21,12 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.kernels import Kernel, bind
-from pyro_nngp.neighbors import Batch, NearestOthers, NeighborGraph, dependency_levels
+from pyro_nngp.levels import dependency_levels
+from pyro_nngp.neighbors import Batch, NearestOthers, NeighborGraph
 
-_LOG_2PI = 1.8378770664093453
 _DENSE_UP_TO = 500  # points
 
 
@@ -105,7 +106,7 @@ class NNGP(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         _, var = self.conditionals
-        log_prob = -0.5 * (self.residual(value).square() / var + var.log() + _LOG_2PI).sum(-1)
+        log_prob = -0.5 * (self.residual(value).square() / var + var.log() + math.log(2 * math.pi)).sum(-1)
         return log_prob.expand(torch.broadcast_shapes(log_prob.shape, self.batch_shape))
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
@@ -148,12 +149,20 @@ class NNGP(TorchDistribution):
     def new_conditionals(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
     ) -> tuple[Float[Tensor, "P K"], Float[Tensor, " P"], Int[Tensor, "P K"]]:
-        """Weights, variances and rows of the nearest neighbors of new points among all points of the graph."""
-        check_inputs("NNGP", "x_new", x_new)
-        check_same_kind("NNGP", x=self.graph.x, x_new=x_new)
-        k = min(self.graph.num_neighbors, self.graph.num_points) if num_neighbors is None else num_neighbors
-        check_num_neighbors("NNGP", k, self.graph.num_points)
-        neighbors = self.graph.query(x_new, k)
+        """Weights, variances and rows of the nearest neighbors of new points among all points of the graph.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: neighbors per new point, up to N; None takes the graph's.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: O(P K^3), and one neighbor query per point.
+        """
+        if num_neighbors is not None:
+            check_num_neighbors("NNGP", num_neighbors, self.graph.num_points)
+        neighbors = self.graph.query(x_new, num_neighbors)
         w, var = self._conditionals.compute(x_new, neighbors)
         return w, var, neighbors
 
@@ -183,10 +192,13 @@ class NNGP(TorchDistribution):
         Returns:
             Values at the new points, same leading shape as `f`.
 
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
         Cost: O(P K^3) once, O(P K) per draw; memory O(P K + S (N + P)).
         """
-        check_inputs("NNGP.sample_new", "x_new", x_new)
-        check_same_kind("NNGP.sample_new", x=self.graph.x, x_new=x_new, f=f)
+        check_new_inputs("NNGP.sample_new", x_new, self.graph.x)
+        check_same_kind("NNGP.sample_new", x=self.graph.x, f=f)
         if neighbors is None:
             _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
@@ -210,6 +222,9 @@ def draw_appended(
         neighbors: from :meth:`~pyro_nngp.neighbors.NeighborGraph.extend`.
         loc: what the old points' values contribute to the conditional means, one draw per leading index.
         num_old: N.
+
+    Returns:
+        Values at the new points.
 
     Cost: O(P K) per draw.
     """

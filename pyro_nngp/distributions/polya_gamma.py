@@ -37,11 +37,8 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 from torch.distributions.utils import broadcast_all
 
-_STEP, _NODES, _OFFSET = (
-    0.5,
-    16,
-    3.0,
-)  # of the trapezoidal rule, in units of the width 1 / sqrt(4 omega) of exp(2 w r^2)
+# The trapezoidal rule; step and least a in units of 1 / sqrt(4 omega), the width of exp(2 omega r^2).
+_STEP, _NODES, _OFFSET = 0.5, 16, 3.0
 _TOUCH = (-1.4, -0.1, 1.2)  # where the tangents touch, in relative standard deviations from the mean
 _CHUNK = 2**15  # draws at a time, so that the nodes of their densities stay in cache
 # Taylor coefficients of tanh(u) / u in u^2

@@ -15,6 +15,7 @@ itself.
 Cost: O(B K) for the mean-field case, O(B K^2 log K) with a pattern of K columns.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -25,9 +26,7 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
-from pyro_nngp.neighbors import dependency_levels
-
-_LOG_2PI = 1.8378770664093453
+from pyro_nngp.levels import dependency_levels
 
 
 class SparseCholeskyNormal(TorchDistribution):
@@ -69,10 +68,8 @@ class SparseCholeskyNormal(TorchDistribution):
         if (weights is None) != (pattern is None):
             fail(where, "weights, pattern", "together", "one of them", "Give both, or neither for a diagonal factor.")
         if weights is None or pattern is None:
-            weights, pattern = (
-                loc[..., None][..., :0],
-                torch.empty(loc.shape[-1], 0, dtype=torch.int64, device=loc.device),
-            )
+            weights = loc[..., None][..., :0]
+            pattern = torch.empty(loc.shape[-1], 0, dtype=torch.int64, device=loc.device)
         if weights.shape != loc.shape + pattern.shape[-1:]:
             expectation = f"of shape {(*loc.shape, pattern.shape[-1])}"
             fail(where, "weights", expectation, tuple(weights.shape), "Match pattern.")
@@ -137,7 +134,7 @@ class SparseCholeskyNormal(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         white = self._whiten(value)
-        log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * _LOG_2PI
+        log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * math.log(2 * math.pi)
         return (log_prob if self.targets is None else log_prob[..., self.targets]).sum(-1)
 
     def combined_rows(self, coefficients: Float[Tensor, "B L"], positions: Int[Tensor, "B L"]) -> Float[Tensor, "*S B"]:
@@ -160,17 +157,9 @@ class SparseCholeskyNormal(TorchDistribution):
         entries = torch.cat([own[..., None], off], -1).flatten(-2)
         columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)
         order, slots = _align(columns)
-        sums = entries.new_zeros(entries.shape)
-        return (
-            sums.scatter_add(-1, slots.expand(entries.shape), entries[..., _rows_like(order), order]).square().sum(-1)
-        )
-
-    def covariance_product(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
-        r""":math:`R R^\top v`, for a distribution over all points; O(N K)."""
-        columns = torch.cat([self._numbers()[:, None], self.pattern.clamp(min=0)], -1)
-        entries = torch.cat([self.scale[..., None], self.weights], -1)
-        pulled = torch.zeros_like(value).index_add_(-1, columns.flatten(), (entries * value[..., None]).flatten(-2))
-        return (entries * pulled[..., columns]).sum(-1)
+        ordered = entries[..., torch.arange(len(order), device=order.device)[:, None], order]
+        sums = torch.zeros_like(entries).scatter_add(-1, slots.expand(entries.shape), ordered)
+        return sums.square().sum(-1)
 
     def _numbers(self) -> Tensor:
         return torch.arange(self.event_shape[0], device=self.loc.device) if self.rows is None else self.rows
@@ -184,13 +173,11 @@ class SparseCholeskyNormal(TorchDistribution):
         if self._drawn is not None and self._drawn[0] is value:
             return self._drawn[1]
         if self.rows is not None:
-            fail(
+            where, cure = (
                 "SparseCholeskyNormal.log_prob",
-                "value",
-                "to be the last draw of these rows",
-                "another value",
-                "Its density needs the whole factor: build the distribution over all points.",
+                "Its density needs the whole factor: build it over all points.",
             )
+            fail(where, "value", "to be the last draw of these rows", "another value", cure)
         white = (value - self.loc) / self.scale
         columns, factor = self.pattern.clamp(min=0), self.weights / self.scale[..., None]
         start = white.clone()
@@ -204,9 +191,8 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
     """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
     batch = p.batch
     if q.event_shape != p.event_shape or not (q.rows is None or torch.equal(q.rows, batch.rows)):
-        fail(
-            "kl_divergence", "q and p", "on the same rows", (q.event_shape, p.event_shape), "Build both from one Batch."
-        )
+        shapes = tuple(q.event_shape), tuple(p.event_shape)
+        fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     w, var = p.conditionals
     coefficients = torch.cat([torch.ones_like(w[:, :1]), -w], -1)
     positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
@@ -229,7 +215,3 @@ def _align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
     fresh = torch.ones_like(ordered)
     fresh[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).to(fresh.dtype)
     return order, fresh.cumsum(-1) - 1
-
-
-def _rows_like(order: Tensor) -> Tensor:
-    return torch.arange(order.shape[0], device=order.device)[:, None]

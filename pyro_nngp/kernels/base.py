@@ -156,18 +156,26 @@ class Kernel(GPModule):
         return columns, columns if z is x else self._columns(z)
 
 
-class Sum(Kernel):
-    """k0(x, z) + k1(x, z), also written ``kern0 + kern1``.
-
-    Raises:
-        TypeError: One of them is not a :class:`Kernel`.
-        ValueError: They expect different numbers of input columns.
-    """
+class _Pair(Kernel):
+    """Two kernels on the same inputs."""
 
     def __init__(self, kern0: Kernel, kern1: Kernel) -> None:
         super().__init__(*_joint_dims(type(self).__name__, kern0, kern1))
         self.kern0 = kern0
         self.kern1 = kern1
+
+
+class Sum(_Pair):
+    """k0(x, z) + k1(x, z), also written ``kern0 + kern1``.
+
+    Args:
+        kern0: The kernel k0.
+        kern1: The kernel k1.
+
+    Raises:
+        TypeError: One of them is not a :class:`Kernel`.
+        ValueError: They expect different numbers of input columns.
+    """
 
     @pyro_entry
     def bind(self) -> Covariance:
@@ -175,18 +183,8 @@ class Sum(Kernel):
         return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x))
 
 
-class Product(Kernel):
-    """k0(x, z) k1(x, z), also written ``kern0 * kern1``.
-
-    Raises:
-        TypeError: One of them is not a :class:`Kernel`.
-        ValueError: They expect different numbers of input columns.
-    """
-
-    def __init__(self, kern0: Kernel, kern1: Kernel) -> None:
-        super().__init__(*_joint_dims(type(self).__name__, kern0, kern1))
-        self.kern0 = kern0
-        self.kern1 = kern1
+class Product(_Pair):
+    """k0(x, z) k1(x, z), also written ``kern0 * kern1``; arguments and errors as for :class:`Sum`."""
 
     @pyro_entry
     def bind(self) -> Covariance:

@@ -15,7 +15,13 @@ from pyro_nngp.module import pyro_entry
 
 
 class Constant(Kernel):
-    r"""The covariance of a random constant, :math:`k(x, z) = \sigma^2`."""
+    r"""The covariance of a random constant, :math:`k(x, z) = \sigma^2`.
+
+    Args:
+        input_dim: Number D of input columns; values do not matter.
+        variance: :math:`\sigma^2`, a scalar.
+        active_dims: Which columns of the input these are, as in :class:`Kernel`.
+    """
 
     def __init__(
         self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
@@ -36,7 +42,13 @@ class Constant(Kernel):
 
 
 class Linear(Kernel):
-    r"""The covariance of a random linear function through the origin, :math:`k(x, z) = \sigma^2 x^\top z`."""
+    r"""The covariance of a random linear function through the origin, :math:`k(x, z) = \sigma^2 x^\top z`.
+
+    Args:
+        input_dim: Number D of input columns that the kernel acts on.
+        variance: :math:`\sigma^2`, a scalar.
+        active_dims: Which columns of the input to use; by default the input has exactly D columns.
+    """
 
     def __init__(
         self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None

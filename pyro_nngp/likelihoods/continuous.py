@@ -8,6 +8,7 @@ Reference: Lazaro-Gredilla and Titsias (2011) for the heteroskedastic normal. Co
 """
 
 import math
+from collections.abc import Callable
 
 import pyro.distributions as dist
 import torch
@@ -23,30 +24,38 @@ _NODES = 64  # components of the mixtures of normals
 _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
 
 
-class Gaussian(Likelihood):
-    r""":math:`y \sim N(f, \sigma^2)`.
+class _NormalNoise(Likelihood):
+    """f plus normal noise, or an increasing function of it, with a ``law`` of parameters mean and scale of that sum."""
 
-    Args:
-        variance: Noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
-    """
+    law: Callable[[Tensor, Tensor], Distribution]
 
     def __init__(self, variance: Hyperparameter | None = None) -> None:
         super().__init__()
-        self.variance = positive("Gaussian", "variance", variance)
+        self.variance = positive(type(self).__name__, "variance", variance)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return dist.Normal(f, self.variance.to(f.dtype).sqrt())
+        return self.law(f, self.variance.to(f.dtype).sqrt())
 
     @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
         noise = self.variance.to(loc.dtype)
-        return dist.Normal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
+        return self.law(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
-        return dist.Normal(loc, (var + self.variance.to(loc.dtype)).sqrt())
+        return self.law(loc, (var + self.variance.to(loc.dtype)).sqrt())
+
+
+class Gaussian(_NormalNoise):
+    r""":math:`y \sim N(f, \sigma^2)`.
+
+    Args:
+        variance: Noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
+    """
+
+    law = dist.Normal
 
 
 class HeteroskedasticGaussian(Likelihood):
@@ -102,7 +111,7 @@ class StudentT(Likelihood):
         return _normal_mixture(a * (log_precision - log_precision.exp()), loc, var, noise)
 
 
-class LogNormal(Likelihood):
+class LogNormal(_NormalNoise):
     r""":math:`\log y \sim N(f, \sigma^2)`, for y > 0.
 
     Args:
@@ -112,24 +121,7 @@ class LogNormal(Likelihood):
     support = constraints.positive
     expectation = "to be positive"
     cure = "Drop them, or use another likelihood for data with zeros."
-
-    def __init__(self, variance: Hyperparameter | None = None) -> None:
-        super().__init__()
-        self.variance = positive("LogNormal", "variance", variance)
-
-    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return dist.LogNormal(f, self.variance.to(f.dtype).sqrt())
-
-    @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
-        noise = self.variance.to(loc.dtype)
-        return dist.LogNormal(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
-
-    @pyro_entry
-    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
-        return dist.LogNormal(loc, (var + self.variance.to(loc.dtype)).sqrt())
+    law = dist.LogNormal
 
 
 class Gamma(Likelihood):

@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
 from torch.special import log_ndtr
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
 from pyro_nngp.module import pyro_entry
@@ -42,7 +42,8 @@ class Bernoulli(Likelihood):
 
     def __init__(self, link: Literal["logit", "probit"] = "logit", num_quadrature: int = 20) -> None:
         super().__init__(num_quadrature)
-        self.link = _checked_link("Bernoulli", link, ("logit", "probit"))
+        check_choice("Bernoulli", "link", link, ("logit", "probit"))
+        self.link = link
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return _Bernoulli(logits=f if self.link == "logit" else log_ndtr(f) - log_ndtr(-f))
@@ -92,7 +93,8 @@ class Poisson(Likelihood):
 
     def __init__(self, link: Literal["exp", "softplus"] = "exp", num_quadrature: int = 20) -> None:
         super().__init__(num_quadrature)
-        self.link = _checked_link("Poisson", link, ("exp", "softplus"))
+        check_choice("Poisson", "link", link, ("exp", "softplus"))
+        self.link = link
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Poisson(bounded(f).exp() if self.link == "exp" else softplus(f.clamp(min=-80)))
@@ -186,7 +188,8 @@ class Ordinal(Likelihood):
             cure = "Start e.g. from torch.linspace(-2, 2, C - 1)."
             fail("Ordinal", "cutpoints", "to be a strictly increasing vector", cutpoints.tolist(), cure)
         self.cutpoints: Any = PyroParam(cutpoints, constraints.ordered_vector)
-        self.link = _checked_link("Ordinal", link, ("logit", "probit"))
+        check_choice("Ordinal", "link", link, ("logit", "probit"))
+        self.link = link
         self.support = constraints.integer_interval(0, len(cutpoints))
         self.expectation = f"to be ratings in 0..{len(cutpoints)}"
         self.cure = "Renumber them from 0, in order."
@@ -222,9 +225,3 @@ class _Bernoulli(dist.Bernoulli):
 
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value.to(self.logits.dtype))
-
-
-def _checked_link(where: str, link: str, links: tuple[str, ...]) -> str:
-    if link not in links:
-        fail(where, "link", "to be " + " or ".join(map(repr, links)), repr(link), "Choose one of them.")
-    return link
