@@ -10,6 +10,7 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.conditional import NotPositiveDefiniteError
 from pyro_nngp.guides import LocalTables
 from pyro_nngp.inference.checkpoint import CheckpointError
 
@@ -90,7 +91,14 @@ class Run:
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
         self.elbo, self.num_data, self.step = elbo, num_data, 0
         self.losses: list[float] = []
-        self.kind = {"num_steps": num_steps, "batch_size": self.batches.size, "num_data": num_data, "seed": seed}
+        self.kind = {
+            "num_steps": num_steps,
+            "batch_size": self.batches.size,
+            "num_data": num_data,
+            "seed": seed,
+            "rates": [lr, local_lr, decay, *milestones],
+            "data": [_fingerprint(module) for module in self.modules],
+        }
         self.params = self._find_parameters()
         self.device = next(iter(self.params.values())).device
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
@@ -103,7 +111,14 @@ class Run:
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for optimiser in self.optimisers:
             optimiser.zero_grad(set_to_none=True)
-        loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        try:
+            loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        except (NotPositiveDefiniteError, ValueError) as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            if isinstance(error, ValueError) and not bad:
+                raise  # an error of the model's own
+            why = f"not finite: {bad}" if bad else "parameters are finite"
+            raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         loss.backward()
         value = float(loss.detach())
         norms = self._gradient_norms()
@@ -242,3 +257,10 @@ class Run:
             else:
                 norms[name] = param.grad.norm()
         return norms
+
+
+def _fingerprint(module: nn.Module) -> list[float]:
+    """Two moments of the data that a module holds as x and y, to tell other data by."""
+    data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
+    places = [torch.linspace(1, 2, b.numel(), dtype=torch.float64, device=b.device).view(b.shape) for b in data]
+    return [float((b.double() * place).sum()) for b, place in zip(data, places, strict=True)]

@@ -95,7 +95,7 @@ def fit(
         validate_every: steps between validations.
         patience: stop after this many validations without a better score; None never does.
         checkpoint: file that the run is saved to, and resumed from where it exists. A resumed run gives the same bits
-            as one that was never stopped.
+            as one that was never stopped; data, number of steps, rates and seed must be those of the file.
         checkpoint_every: steps between checkpoints.
         step_back: where the loss diverges, go back to the last checkpoint with half the learning rates, at most five
             times, instead of stopping.
@@ -112,6 +112,12 @@ def fit(
     Returns:
         The trace of losses and what else happened.
     """
+    for arg, value in {"num_steps": num_steps, "batch_size": 1 if batch_size is None else batch_size}.items():
+        if not isinstance(value, int) or value < 1:
+            fail("fit", arg, "to be an int >= 1", repr(value), "It counts gradient steps, or rows per step.")
+    if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
+        cure = "Pass a method, or a tuple of model and guide such as (gp.model, AutoNormal(gp.model)) with num_data=."
+        fail("fit", "method", "with model and guide", type(method).__name__, cure, TypeError)
     if step_back and checkpoint is None:
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):

@@ -60,6 +60,12 @@ class GPMethod(GPModule):
     ) -> None:
         super().__init__()
         self.latent_shape = _check_data(type(self).__name__, x, y, likelihood)
+        where = type(self).__name__
+        if mean is not None and not callable(mean):
+            cure = "Pass a function (B, D) -> (B,) or a module."
+            fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
+        if jitter is not None and not jitter >= 0:
+            fail(where, "jitter", ">= 0", jitter, "It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.mean = ConstantMean() if mean is None else mean
@@ -191,7 +197,13 @@ def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tu
             check_finite(where, "y", y)
         check_same_kind(where, x=x, y=y)
     if likelihood is None:
+        if y is not None:
+            cure = "Pass likelihood=Gaussian(), say; or y=None for a model that returns f, in a larger program."
+            fail(where, "a likelihood", "with y", None, cure)
         return ()
+    if not isinstance(likelihood, Likelihood):
+        cure = "Pass an instance such as Gaussian(0.1), after the kernel."
+        fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
     likelihood.check(y)

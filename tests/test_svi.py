@@ -377,3 +377,39 @@ def test_an_autoguide_trains_on_minibatches():
     pair = (sparse.model, AutoNormal(sparse.model))
     result = fit(pair, 3, batch_size=10, num_data=40, elbo=Trace_ELBO(), progress=False)
     assert result.losses.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_steps": 0}, r"expected num_steps to be an int >= 1, got 0"),
+        ({"num_steps": 2, "batch_size": 0}, r"expected batch_size to be an int >= 1, got 0"),
+    ],
+)
+def test_counts_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        fit(gp(), progress=False, **arguments)
+
+
+def test_a_model_alone_is_refused():
+    with pytest.raises(TypeError, match=r"expected method with model and guide, got method"):
+        fit(gp().model, 3)
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    one, other = gp(), gp()
+    other.y.neg_()
+    fit(one, 2, checkpoint=tmp_path / "run.pt", progress=False)
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this run"):
+        fit(other, 2, checkpoint=tmp_path / "run.pt", progress=False)
+    assert not torch.equal(other.y, one.y)
+
+
+def test_parameters_that_no_loss_can_take_are_named():
+    method = gp()
+
+    def spoil(*_):
+        method.kernel.lengthscale_unconstrained.data.fill_(torch.nan)
+
+    with pytest.raises(DivergenceError, match=r"no loss at step 1; not finite: .*lengthscale"):
+        fit(method, 2, solve_every=0, callback=spoil, progress=False)

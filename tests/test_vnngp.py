@@ -464,3 +464,25 @@ def test_elevators_in_a_hundred_epochs():
     mean_nll, mean_rmse = torch.tensor(found).mean(0).tolist()
     assert mean_nll <= 0.48
     assert mean_rmse <= 0.40
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"likelihood": None}, ValueError, r"VNNGP: expected a likelihood with y, got None"),
+        ({"likelihood": 0.05}, TypeError, r"expected likelihood to be a Likelihood, got 0\.05"),
+        ({"likelihood": Gaussian}, TypeError, r"expected likelihood to be a Likelihood"),
+        ({"mean": 0.0}, TypeError, r"expected mean to be callable, got float"),
+        ({"jitter": -1.0}, ValueError, r"expected jitter >= 0, got -1\.0"),
+    ],
+)
+def test_wrong_parts_are_refused_at_once(settings, error, message):
+    x, y = data()
+    with pytest.raises(error, match=message):
+        VNNGP(x, y, kernel(), **({"likelihood": Gaussian(), "num_neighbors": 5} | settings))
+
+
+def test_a_class_is_no_kernel():
+    x, y = data()
+    with pytest.raises(TypeError, match=r"expected kernel to be a Kernel or a callable"):
+        VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)

@@ -51,7 +51,7 @@ def bind(kernel: KernelLike) -> Covariance:
         return kernel.bind()
     if isinstance(kernel, Covariance):
         return kernel
-    if not callable(kernel):
+    if not callable(kernel) or isinstance(kernel, type):
         fail("bind", "kernel", "to be a Kernel or a callable", type(kernel).__name__, "Pass e.g. RBF(2).", TypeError)
 
     def block(x: Tensor, z: Tensor) -> Tensor:
