@@ -530,7 +530,7 @@ def test_single_precision_is_close_to_double():
         ({"inducing": N + 1}, r"SVGP: expected inducing in 2\.\.48, got 49"),
         ({"inducing": torch.zeros(9, 3)}, r"SVGP: expected inducing of shape \(M, 2\)"),
         ({"objective": "ppgpr"}, r"SVGP: expected objective to be 'vfe' or 'fitc', got 'ppgpr'. For PPGPR train under"),
-        ({"objective": "fitc", "likelihood": None, "y": None}, r"SVGP: expected likelihood to be given with objective="),
+        (
             {"objective": "fitc", "likelihood": None, "y": None},
             r"SVGP: expected likelihood to be given with objective='fitc'",
         ),
