@@ -36,7 +36,7 @@ from pyro_nngp.inducing import inducing_points
 from pyro_nngp.inducing_priors import InducingPrior
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.method import GPMethod
-from pyro_nngp.module import place_hyperparameters, pyro_entry, read_hyperparameters
+from pyro_nngp.module import count_draws, place_hyperparameters, pyro_entry, read_hyperparameters
 from pyro_nngp.sparse_layer import SparseLayer
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
@@ -260,7 +260,7 @@ class BSGP(GPMethod):
         """
         where = "BSGP.sample"
         self._check_new("sample", x_new)
-        rows = torch.linspace(0, _num_draws(where, samples) - 1, num_samples).round().long().tolist()
+        rows = torch.linspace(0, count_draws(where, samples) - 1, num_samples).round().long().tolist()
         draws = []
         for row in rows:
             place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
@@ -283,7 +283,7 @@ class BSGP(GPMethod):
         self._check_new(method, x_new)
         where = f"BSGP.{method}"
         block = max(1, _BLOCK_BUDGET // (self.num_draws * len(self.layers[0].start)))
-        for row in range(_num_draws(where, samples)):
+        for row in range(count_draws(where, samples)):
             place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
             parts = [self._propagate(part) for part in x_new.split(block)]
             loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
@@ -332,14 +332,6 @@ _OBJECTIVES: dict[str, Callable[[Likelihood, Tensor, Tensor], Distribution]] = {
 def _merged(loc: Tensor, var: Tensor) -> Moments:
     """Moments of the equally weighted mixture over the first dimension."""
     return loc.mean(0), var.mean(0) + loc.var(0, correction=0)
-
-
-def _num_draws(where: str, samples: Samples) -> int:
-    sizes = {len(value) for value in samples.values()}
-    if len(sizes) != 1 or sizes == {0}:
-        cure = "Pass the dictionary of one run, draws first."
-        fail(where, "samples", "to hold the same number >= 1 of draws of each site", sorted(sizes), cure)
-    return sizes.pop()
 
 
 def _projection(x: Tensor, width: int) -> Tensor:

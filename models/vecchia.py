@@ -17,7 +17,7 @@ have their proper weight (eq. 15 without its 1/N would count each datum K+1 time
 Cost per step: O(B K^3), independent of N.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 import pyro
@@ -26,13 +26,15 @@ import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
+from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.augmentation import gaussian_observations
+from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
-from pyro_nngp.module import pyro_entry, read_hyperparameters
+from pyro_nngp.module import count_draws, place_hyperparameters, pyro_entry, read_hyperparameters
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph
 from pyro_nngp.response import ResponseMethod
 
@@ -117,6 +119,34 @@ class Vecchia(ResponseMethod):
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
         self._guide_hyperparameters()
+
+    @pyro_entry
+    def predict(
+        self,
+        x_new: Float[Tensor, "P D"],
+        num_neighbors: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> Distribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: neighbors per new point, up to N; None takes K.
+            samples: posterior draws of the hyperparameters that have priors, such as ``mcmc.get_samples()`` after
+                NUTS on :meth:`model`: the mixture over them. None takes the median of their guide.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, or sites missing from `samples`.
+
+        Cost: O(P K^3), for each draw.
+        """
+        if samples is None:
+            return super().predict(x_new, num_neighbors)
+        where, near, components = "Vecchia.predict", self.graph.query(x_new, num_neighbors), []
+        for row in range(count_draws(where, samples)):
+            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
+            components.append(self._bound().marginal(*self._moments(x_new, near)))
+        return Mixture(components)
 
     @torch.no_grad()
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:

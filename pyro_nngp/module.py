@@ -179,6 +179,19 @@ def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Ten
         module._pyro_context.set(name, values[name])
 
 
+def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
+    """Number of draws in what ``MCMC.get_samples`` returns.
+
+    Raises:
+        ValueError: if sites have different numbers of draws, or none.
+    """
+    sizes = {len(value) for value in samples.values()}
+    if len(sizes) != 1 or sizes == {0}:
+        cure = "Pass the dictionary of one run, draws first."
+        fail(where, "samples", "to hold the same number >= 1 of draws of each site", sorted(sizes), cure)
+    return sizes.pop()
+
+
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
     """Raise if attributes became random after the guide was built."""
     missing = set(_sampled_attributes(owner)) - set(guide._sites)

@@ -52,10 +52,7 @@ class ResponseMethod(GPMethod):
         Cost: O(P K^3), and one neighbor query per point.
         """
         self.hyper_guide.median()
-        near = self.graph.query(x_new, num_neighbors)
-        rows, positions = near.unique(return_inverse=True)
-        loc, var = self._given_neighbors(x_new, rows, positions, *self._observations(self._bound(), rows))
-        return loc, var.expand(loc.shape)
+        return self._moments(x_new, self.graph.query(x_new, num_neighbors))
 
     @pyro_entry
     @torch.no_grad()
@@ -103,6 +100,12 @@ class ResponseMethod(GPMethod):
         """
         self.hyper_guide.median()
         self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
+
+    def _moments(self, x_new: Tensor, near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
+        """Moments of f at new points given the observations at the rows `near`, at the present hyperparameters."""
+        rows, positions = near.unique(return_inverse=True)
+        loc, var = self._given_neighbors(x_new, rows, positions, *self._observations(self._bound(), rows))
+        return loc, var.expand(loc.shape)
 
     def _bound(self) -> Likelihood:
         """The likelihood with its hyperparameters read."""

@@ -179,3 +179,20 @@ def test_wrong_input(change, message):
     settings = {"x": x, "y": y, "kernel": Matern52(2), "num_neighbors": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         Vecchia(**settings)
+
+
+def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
+    x, y = torch.rand(N, 2, dtype=F64), torch.randn(N, dtype=F64)
+    x_new, draws = torch.rand(5, 2, dtype=F64), {"likelihood.variance": torch.tensor([0.1, 0.7], dtype=F64)}
+    noise = Gaussian(PyroSample(PRIOR))
+    got = Vecchia(x, y, Matern52(2, lengthscale=0.5), noise, num_neighbors=9).predict(x_new, samples=draws)
+    each = [
+        Vecchia(x, y, Matern52(2, lengthscale=0.5), Gaussian(value), num_neighbors=9).predict(x_new)
+        for value in draws["likelihood.variance"]
+    ]
+    target = torch.randn(5, dtype=F64)
+    expected = torch.stack([one.log_prob(target) for one in each]).exp().mean(0).log()
+    torch.testing.assert_close(got.log_prob(target), expected)
+    torch.testing.assert_close(got.mean, torch.stack([one.mean for one in each]).mean(0))
+    with pytest.raises(ValueError, match=r"expected samples to hold the site 'likelihood.variance'"):
+        Vecchia(x, y, Matern52(2), noise, num_neighbors=9).predict(x_new, samples={"other": torch.ones(2)})
