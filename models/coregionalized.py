@@ -26,7 +26,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
 from pyro_nngp.method import GPMethod
 from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
-from pyro_nngp.neighbors import NearestOthers
+from pyro_nngp.nearest_others import NearestOthers
 
 
 class CoregionalizedLOO(GPMethod):

@@ -49,7 +49,8 @@ from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.method import Plates
 from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
-from pyro_nngp.neighbors import Batch, NearestOthers
+from pyro_nngp.nearest_others import NearestOthers
+from pyro_nngp.neighbors import Batch
 from pyro_nngp.response import ResponseMethod
 
 

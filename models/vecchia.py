@@ -35,7 +35,8 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
 from pyro_nngp.module import count_draws, place_hyperparameters, pyro_entry, read_hyperparameters
-from pyro_nngp.neighbors import NearestOthers, NeighborGraph
+from pyro_nngp.nearest_others import NearestOthers
+from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.response import ResponseMethod
 
 

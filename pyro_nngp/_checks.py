@@ -61,6 +61,19 @@ def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbor
         fail(where, arg, f"in 1..{limit}", k, "Choose fewer neighbors, or give more points.")
 
 
+def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | None = None, lowest: int = 0) -> None:
+    """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1."""
+    check_tensor(where, arg, rows)
+    if rows.dtype != torch.int64:
+        fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers of x.", TypeError)
+    if rows.dim() != 1 or (len(rows) == 0 if size is None else len(rows) != size):
+        expectation = "of shape (B,) with B >= 1" if size is None else f"of shape ({size},)"
+        fail(where, arg, expectation, tuple(rows.shape), "Give a vector of row numbers of x.")
+    if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
+        actual = f"{int(rows.min())}..{int(rows.max())}"
+        fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
+
+
 def check_same_kind(where: str, **tensors: Tensor) -> None:
     """Raise unless all floating-point tensors share one dtype and one device."""
     (first, ref), *rest = tensors.items()

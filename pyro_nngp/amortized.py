@@ -18,7 +18,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.conditional import DEFAULT_JITTER, graph_conditional
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.encoders import Neighborhood, Row
 from pyro_nngp.kernels import Covariance, bind
@@ -60,7 +60,7 @@ class AmortizedGaussian(GPModule):
         graph: NeighborGraph,
         mean: Callable[[Tensor], Tensor],
         num_columns: int,
-        jitter: float | None = None,
+        jitter: float = DEFAULT_JITTER,
     ) -> None:
         super().__init__()
         self.encoder = encoder.to(graph.x)

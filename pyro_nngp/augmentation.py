@@ -40,6 +40,7 @@ from torch.nn.functional import logsigmoid
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Likelihood, NegativeBinomial, StudentT
+from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
 
@@ -76,26 +77,6 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
         if missing:
             fail(where, "y", "to hold every class", f"none of class {missing}", "Leave it out and renumber the others.")
     return y
-
-
-def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """b and kappa for targets (*T, U), or for C classes (C, U).
-
-    Args:
-        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical.
-        y: targets, outputs first.
-        dtype: of the result.
-    """
-    if isinstance(likelihood, Categorical):
-        y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
-    y = y.to(dtype)
-    b = torch.ones_like(y)
-    if isinstance(likelihood, Binomial):
-        b = b * likelihood.total_count
-    if isinstance(likelihood, NegativeBinomial):
-        r = likelihood.total_count.to(dtype)
-        return y + r, (y - r) / 2
-    return b, y - b / 2
 
 
 def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Distribution:

@@ -14,10 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributions import Distribution, register_kl
 
-from pyro_nngp.augmentation import polya_gamma_terms
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.guides import LocalTables
 from pyro_nngp.likelihoods import Likelihood, StudentT
+from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 from pyro_nngp.likelihoods.quadrature import gauss_hermite
 from pyro_nngp.module import pyro_entry
 

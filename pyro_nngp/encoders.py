@@ -30,7 +30,6 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Poisson
 
@@ -64,7 +63,7 @@ class Neighborhood:
     rank: Int[Tensor, "U n"]
     w: Float[Tensor, "U K"]
     var: Float[Tensor, " U"]
-    jitter: float | None
+    jitter: float
 
 
 class GraphConvolutionEncoder(nn.Module):
@@ -220,10 +219,9 @@ def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Ten
     last = int(near.rank.max()) + 1
     order = torch.where((node > 0) & (node <= k), near.rank, last + node).argsort(dim=-1)
     mask, rows = near.mask.gather(-1, order), torch.arange(len(order), device=order.device)[:, None]
-    jitter = DEFAULT_JITTER if near.jitter is None else near.jitter
     kernel = cov.double()[rows[..., None], order[:, :, None], order[:, None, :]] * (mask[:, :, None] & mask[:, None, :])
     own = kernel.diagonal(dim1=-2, dim2=-1)
-    tril = torch.linalg.cholesky(kernel + torch.diag_embed(torch.where(mask, jitter * own, 1.0)))
+    tril = torch.linalg.cholesky(kernel + torch.diag_embed(torch.where(mask, near.jitter * own, 1.0)))
     site, precision = (values.double()[..., rows, order] for values in (site, precision))
     system = tril.mT @ (precision[..., None] * tril) + torch.eye(n, dtype=tril.dtype, device=tril.device)
     triu = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)

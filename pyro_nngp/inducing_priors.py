@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import fail
+from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.kernels import bind
 from pyro_nngp.low_rank import cholesky
 
@@ -107,7 +108,8 @@ class Determinantal(_Interacting):
         jitter: float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        self.kernel, self.correlation, self.jitter = bind(kernel), correlation, jitter
+        self.kernel, self.correlation = bind(kernel), correlation
+        self.jitter = DEFAULT_JITTER if jitter is None else jitter
         super().__init__(base, validate_args)
 
     def _interaction(self, value: Tensor) -> Tensor:

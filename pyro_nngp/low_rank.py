@@ -21,7 +21,7 @@ from pyro_nngp.nn_systems import NotPositiveDefiniteError, factorise, variance_l
 
 
 def whitened_conditional(
-    kernel: Any, x: Float[Tensor, "... B D"], z: Float[Tensor, "M D"], jitter: float | None = None
+    kernel: Any, x: Float[Tensor, "... B D"], z: Float[Tensor, "M D"], jitter: float = DEFAULT_JITTER
 ) -> tuple[Float[Tensor, "... B M"], Float[Tensor, "... B"], Float[Tensor, "M M"]]:
     r"""Whitened weights and variance of f at x given f at all inducing points, and the factor of their covariance.
 
@@ -29,7 +29,7 @@ def whitened_conditional(
         kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
         x: targets.
         z: inducing points.
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget.
 
     Returns:
         a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`.
@@ -37,7 +37,6 @@ def whitened_conditional(
     Raises:
         NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorised.
     """
-    jitter = DEFAULT_JITTER if jitter is None else jitter
     cov = bind(kernel)
     tril = cholesky(cov(z, z), jitter)
     a = torch.linalg.solve_triangular(tril, cov(z, x), upper=False).mT
@@ -45,7 +44,7 @@ def whitened_conditional(
 
 
 def local_conditional(
-    kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float | None = None
+    kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float = DEFAULT_JITTER
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, " B"], Float[Tensor, "B H H"]]:
     r"""Weights and variance of f at x given f at H points of its own, and the factor of their covariance.
 
@@ -55,7 +54,7 @@ def local_conditional(
         kernel: as in :func:`whitened_conditional`.
         x: targets.
         z: the points that each target is conditioned on.
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget.
 
     Returns:
         w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target.
@@ -65,7 +64,6 @@ def local_conditional(
 
     Cost: O(B H^3) time, O(B H^2) memory.
     """
-    jitter = DEFAULT_JITTER if jitter is None else jitter
     cov = bind(kernel)
     tril = local_cholesky(cov(z, z), jitter)
     a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
@@ -93,17 +91,16 @@ def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[
     return torch.linalg.cholesky(system + torch.diag_embed(more))
 
 
-def cholesky(cov: Float[Tensor, "... M M"], jitter: float | None = None) -> Float[Tensor, "... M M"]:
+def cholesky(cov: Float[Tensor, "... M M"], jitter: float = DEFAULT_JITTER) -> Float[Tensor, "... M M"]:
     """Cholesky factor of a covariance matrix with a relative nugget.
 
     Args:
         cov: covariance matrices.
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget.
 
     Raises:
         NotPositiveDefiniteError: if there is none.
     """
-    jitter = DEFAULT_JITTER if jitter is None else jitter
     nugget = cov.diagonal(dim1=-2, dim2=-1) * jitter
     tril, info = torch.linalg.cholesky_ex(cov + torch.diag_embed(nugget))
     if info.any():

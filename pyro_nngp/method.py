@@ -59,8 +59,8 @@ class GPMethod(GPModule):
         jitter: float | None = None,
     ) -> None:
         super().__init__()
-        self.latent_shape = _check_data(type(self).__name__, x, y, likelihood)
         where = type(self).__name__
+        self.latent_shape = _check_data(where, x, y, likelihood)
         if mean is not None and not callable(mean):
             cure = "Pass a function (B, D) -> (B,) or a module."
             fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)

@@ -22,6 +22,7 @@ from pyro_nngp._checks import (
     check_inputs,
     check_new_inputs,
     check_num_neighbors,
+    check_rows,
     check_same_kind,
     check_tensor,
     fail,
@@ -161,7 +162,7 @@ class NeighborGraph(torch.nn.Module):
         k = self.num_neighbors if k is None else k
         check_num_neighbors(where, k, self.num_points - (exclude is not None), "k")
         if exclude is not None:
-            _check_rows(where, "exclude", exclude, self.num_points, len(x_new), lowest=-1)
+            check_rows(where, "exclude", exclude, self.num_points, len(x_new), lowest=-1)
         index, positions = self._searcher()
         if exclude is not None:
             exclude = torch.where(exclude < 0, -1, positions[exclude])
@@ -177,7 +178,7 @@ class NeighborGraph(torch.nn.Module):
         """
         if idx is None:
             idx = torch.arange(self.num_points, device=self.x.device)
-        _check_rows("NeighborGraph.others", "idx", idx, self.num_points)
+        check_rows("NeighborGraph.others", "idx", idx, self.num_points)
         return self.query(self.x[idx], k, idx)
 
     def levels(self) -> list[Int[Tensor, " _"]]:
@@ -198,11 +199,11 @@ class NeighborGraph(torch.nn.Module):
         """
         where = "NeighborGraph.batch"
         if idx is not None:
-            _check_rows(where, "idx", idx, self.num_points)
+            check_rows(where, "idx", idx, self.num_points)
             if repeats := len(idx) - len(idx.unique()):
                 fail(where, "idx", "without repeats", f"{repeats} repeats", "Draw without replacement.")
         if extra is not None:
-            _check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
+            check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
         if idx is None:
             every = torch.arange(self.num_points, device=self.x.device)
             return Batch(every, every, self.neighbors, 1.0, extra)
@@ -296,41 +297,6 @@ class NeighborGraph(torch.nn.Module):
         return self.__dict__ | {"_index": None, "_levels": None}
 
 
-class NearestOthers(NeighborGraph):
-    """The K nearest *other* points of each point: for leave-one-out densities, which need no ordering.
-
-    Exact duplicates of a point count as others. It makes no prior (:class:`~pyro_nngp.distributions.NNGP` needs
-    predecessors). Of points at equal distance those nearest to the front of a random order are taken, so that
-    sorted files do no harm where many rows coincide.
-
-    A row is searched when a batch first asks for it after construction or a refresh, so that neither costs O(N^2) where
-    D is large; until then its entries in `neighbors` are -1.
-
-    Args:
-        x: points (N, D), finite; exact duplicates are allowed.
-        num_neighbors: K, in 1..N-1.
-        seed: of the order that breaks ties.
-        options: further arguments of :class:`NeighborGraph`, such as `metric` and `backend`.
-    """
-
-    def __init__(self, x: Float[Tensor, "N D"], num_neighbors: int, *, seed: int = 0, **options: Any) -> None:
-        super().__init__(x, num_neighbors, "random", seed=seed, **options)
-
-    def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
-        """The points `idx` (None: all) and the neighbors that they need; see :meth:`NeighborGraph.batch`."""
-        if idx is not None:
-            _check_rows("NearestOthers.batch", "idx", idx, self.num_points)
-        first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]
-        new = (first < 0).nonzero()[:, 0]
-        if len(new):
-            new = new if idx is None else idx[new]
-            self.neighbors[new] = self.others(idx=new)
-        return super().batch(idx, extra)
-
-    def _search(self, k: int) -> Tensor:
-        return torch.full((self.num_points, k), -1, device=self.x.device)
-
-
 def _positions(order: Tensor) -> Tensor:
     """Position of each row in an ordering."""
     positions = torch.empty_like(order)
@@ -340,19 +306,6 @@ def _positions(order: Tensor) -> Tensor:
 
 def _forget_after_loading(graph: NeighborGraph, incompatible_keys: Any) -> None:
     graph._forget()
-
-
-def _check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | None = None, lowest: int = 0) -> None:
-    """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1."""
-    check_tensor(where, arg, rows)
-    if rows.dtype != torch.int64:
-        fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers of x.", TypeError)
-    if rows.dim() != 1 or (len(rows) == 0 if size is None else len(rows) != size):
-        expectation = "of shape (B,) with B >= 1" if size is None else f"of shape ({size},)"
-        fail(where, arg, expectation, tuple(rows.shape), "Give a vector of row numbers of x.")
-    if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
-        actual = f"{int(rows.min())}..{int(rows.max())}"
-        fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
 
 
 def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:

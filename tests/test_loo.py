@@ -20,7 +20,7 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.models import LOO
-from pyro_nngp.neighbors import NearestOthers
+from pyro_nngp.nearest_others import NearestOthers
 
 F64 = torch.float64
 N = 40

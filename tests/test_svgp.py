@@ -6,6 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from dense import dense_covariance, gaussian_kl
+from problems import losses_inside_a_larger_program
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -480,20 +481,7 @@ def test_inside_a_larger_program():
     x, y = data()
     gp = SVGP(x, None, lambda a, b: kernel()(a, b).detach(), inducing=M)
     covariate = torch.randn(N, dtype=F64)
-
-    def model(idx):
-        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
-        f = gp.model(idx)
-        with pyro.plate("observations", N, subsample=idx):
-            pyro.sample("y", dist.StudentT(4.0, f + slope * covariate[idx], 0.2), obs=y[idx])
-
-    def guide(idx):
-        loc = pyro.param("loc", torch.tensor(0.0, dtype=F64))
-        pyro.sample("slope", dist.Normal(loc, 0.1))
-        gp.guide(idx)
-
-    svi = SVI(model, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = torch.tensor([svi.step(torch.randperm(N)[:24]) for _ in range(60)])
+    losses = losses_inside_a_larger_program(gp, y, covariate, steps=60, batch_size=24)
     assert losses[-20:].mean() < losses[:20].mean()
     assert set(pyro.get_param_store()) == {"loc"}
     for call in (gp.solve, lambda: gp.predict(x)):

@@ -6,6 +6,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from dense import dense_covariance
+from problems import losses_inside_a_larger_program
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -301,20 +302,7 @@ def test_model_is_the_stated_density():
 def test_inside_a_larger_program():
     x, y = data()
     gp = SWSGP(x, None, kernel(), inducing=M, num_neighbors=H)
-
-    def model(idx):
-        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
-        f = gp.model(idx)
-        with pyro.plate("observations", N, subsample=idx):
-            pyro.sample("y", dist.StudentT(4.0, f + slope * x[idx, 0], 0.2), obs=y[idx])
-
-    def guide(idx):
-        loc = pyro.param("loc", torch.tensor(0.0, dtype=F64))
-        pyro.sample("slope", dist.Normal(loc, 0.1))
-        gp.guide(idx)
-
-    svi = SVI(model, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = torch.tensor([svi.step(torch.randperm(N)[:20]) for _ in range(60)])
+    losses = losses_inside_a_larger_program(gp, y, x[:, 0], steps=60, batch_size=20)
     assert losses[-20:].mean() < losses[:20].mean()
     assert set(pyro.get_param_store()) == {"loc"}
     with pytest.raises(ValueError, match=r"SWSGP.predict: expected a likelihood in the model"):

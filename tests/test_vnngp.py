@@ -7,6 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
+from problems import losses_inside_a_larger_program
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -303,20 +304,7 @@ def test_inside_a_larger_program():
     x, y = data()
     gp = VNNGP(x, None, kernel(), num_neighbors=6)
     covariate = torch.randn(N, dtype=F64)
-
-    def model(idx):
-        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
-        f = gp.model(idx)
-        with pyro.plate("observations", N, subsample=idx):
-            pyro.sample("y", dist.StudentT(4.0, f + slope * covariate[idx], 0.2), obs=y[idx])
-
-    def guide(idx):
-        loc = pyro.param("loc", torch.tensor(0.0, dtype=F64))
-        pyro.sample("slope", dist.Normal(loc, 0.1))
-        gp.guide(idx)
-
-    svi = SVI(model, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-    losses = torch.tensor([svi.step(torch.randperm(N)[:24]) for _ in range(200)])
+    losses = losses_inside_a_larger_program(gp, y, covariate, steps=200, batch_size=24)
     assert losses[-40:].mean() < losses[:40].mean()
     assert set(pyro.get_param_store()) == {"loc"}
     assert pyro.param("loc") != 0

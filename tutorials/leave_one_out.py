@@ -55,6 +55,7 @@ train = torch.rand(len(data.x)) < (0.1 if args.smoke else 0.33)
 to_x, to_y = Standardizer(data.x[train]), Standardizer(data.y[train])
 x, y = to_x.transform(data.x), to_y.transform(data.y)
 num_steps = 100 if args.smoke else 1500
+recipe = {"batch_size": 128, "lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refresh_every": 100}
 
 
 def kernel():
@@ -63,16 +64,7 @@ def kernel():
 
 def train_and_score(name, gp):
     start = time.perf_counter()
-    fit(
-        gp,
-        num_steps,
-        batch_size=128,
-        lr=0.03,
-        milestones=(0.25, 0.5, 0.75),
-        decay=0.2,
-        refresh_every=100,
-        progress=False,
-    )
+    fit(gp, num_steps, **recipe, progress=False)
     seconds = time.perf_counter() - start
     with torch.no_grad():
         predictive = gp.predict(x[~train])
@@ -150,17 +142,7 @@ ways = {"log-normal, gradients": ("lognormal", 0), "log-normal": ("lognormal", N
 for name, (guide, solve_every) in ways.items():
     start = time.perf_counter()
     gp = LOO(place[fitted], label[fitted], kernel(), Bernoulli(), num_neighbors=32, guide=guide)
-    fit(
-        gp,
-        num_steps,
-        batch_size=128,
-        lr=0.03,
-        milestones=(0.25, 0.5, 0.75),
-        decay=0.2,
-        refresh_every=100,
-        solve_every=solve_every,
-        progress=False,
-    )
+    fit(gp, num_steps, **recipe, solve_every=solve_every, progress=False)
     with torch.no_grad():
         probability = gp.predict(place[held_out]).mean
     found = float(nll(label[held_out], torch.distributions.Bernoulli(probability)))

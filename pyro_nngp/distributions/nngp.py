@@ -25,7 +25,8 @@ from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.kernels import Kernel, bind
 from pyro_nngp.levels import dependency_levels
-from pyro_nngp.neighbors import Batch, NearestOthers, NeighborGraph
+from pyro_nngp.nearest_others import NearestOthers
+from pyro_nngp.neighbors import Batch, NeighborGraph
 
 _DENSE_UP_TO = 500  # points
 

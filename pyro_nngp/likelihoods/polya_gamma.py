@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import log_cosh
 from pyro_nngp.likelihoods.base import Likelihood
-from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, NegativeBinomial
+from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial
 from pyro_nngp.module import pyro_entry
 
 
@@ -64,12 +64,27 @@ class PolyaGammaBound(Likelihood):
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
-        base, b = self.base.bind(), self._trials(y)
+        base = self.base.bind()
+        b, kappa = polya_gamma_terms(base, y, loc.dtype)
         c = (loc.square() + var).sqrt()
-        return base(torch.zeros_like(loc)).log_prob(y) + (y - b / 2) * loc - b * log_cosh(c / 2)
+        return base(torch.zeros_like(loc)).log_prob(y) + kappa * loc - b * log_cosh(c / 2)
 
-    def _trials(self, y: Tensor) -> Tensor | float:
-        """The exponent b."""
-        if isinstance(self.base, Bernoulli):
-            return 1.0
-        return y + self.base.total_count if isinstance(self.base, NegativeBinomial) else float(self.base.total_count)
+
+def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """b and kappa for targets (*T, U), or for C classes (C, U).
+
+    Args:
+        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical.
+        y: targets, outputs first.
+        dtype: of the result.
+    """
+    if isinstance(likelihood, Categorical):
+        y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
+    y = y.to(dtype)
+    b = torch.ones_like(y)
+    if isinstance(likelihood, Binomial):
+        b = b * likelihood.total_count
+    if isinstance(likelihood, NegativeBinomial):
+        r = likelihood.total_count.to(dtype)
+        return y + r, (y - r) / 2
+    return b, y - b / 2

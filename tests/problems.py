@@ -1,0 +1,28 @@
+"""Settings that several methods are put into alike."""
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import SVI, TraceMeanField_ELBO
+from pyro.optim import Adam
+
+
+def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
+    """Train a method without likelihood as the prior of f in a program that has a slope and a likelihood of its own.
+
+    The program has one parameter of its own in Pyro's store, ``loc``.
+    """
+    one, n = torch.ones((), dtype=y.dtype), len(y)
+
+    def model(idx):
+        slope = pyro.sample("slope", dist.Normal(0 * one, 1.0))
+        f = gp.model(idx)
+        with pyro.plate("observations", n, subsample=idx):
+            pyro.sample("y", dist.StudentT(4.0, f + slope * covariate[idx], 0.2), obs=y[idx])
+
+    def guide(idx):
+        pyro.sample("slope", dist.Normal(pyro.param("loc", 0 * one), 0.1))
+        gp.guide(idx)
+
+    svi = SVI(model, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
+    return torch.tensor([svi.step(torch.randperm(n)[:batch_size]) for _ in range(steps)])
