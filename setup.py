@@ -10,7 +10,7 @@ class BuildLibrary(build_ext):
     """Builds a plain library, which ctypes loads: under a name that Python does not take for a module's."""
 
     def get_ext_filename(self, ext_name: str) -> str:
-        return str(Path(*ext_name.split("."))) + ".so.1"
+        return str(Path(*ext_name.split("."))) + ".so.2"  # _FILE of pyro_nngp/native/__init__.py
 
 
 setup(

@@ -3,14 +3,16 @@
 Both see the same uniform inputs, Matern-5/2 with one lengthscale per input, a Gaussian likelihood, mean-field q(u) with
 inducing points at the data, batches of 1,024, Adam. A step is everything that a user's loop does: batch, loss,
 gradients, optimiser. Each system runs in a process of its own, and they take turns: while one works the others wait for
-their next line on standard input. The table shows medians and their ratios. "tuned" sets glibc's allocator to keep
-freed memory, which spares GPyTorch the page faults of its large temporaries. On a busy machine, `--clock process_time`
-with one thread leaves out the time that others had.
+their next line on standard input. The table shows medians, and their ratios to GPyTorch's before and after "tuned",
+which sets glibc's allocator to keep freed memory and spares it the page faults of its large temporaries. Memory is the
+highest during one step beyond what is held between steps. On a busy machine, `--clock process_time` with one thread
+leaves out the time that others had.
 
 Usage: python benchmarks/peers.py [--neighbors 32 64 128 256] [--threads 2] [--out FILE]; needs the `bench` extra.
 """
 
 import argparse
+import ctypes
 import itertools
 import os
 import statistics
@@ -121,6 +123,21 @@ class GPyTorch:
         return clock() - start
 
 
+def peak_memory(work):
+    """Highest resident memory, in MB, while `work` runs, beyond what is held afterwards (Linux with glibc)."""
+
+    def status(field):
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+        return int(line.split()[1]) / 1024
+
+    work()  # once, so that what is imported and set up at the first time does not count
+    ctypes.CDLL(None).malloc_trim(0)  # nor does freed memory that the allocator has kept
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the highest so far is forgotten
+    work()
+    return status("VmHWM") - before
+
+
 def serve(args):
     """Do what standard input asks for, one answer a line."""
     global clock
@@ -129,12 +146,18 @@ def serve(args):
     system = globals()[args.serve](args, args.neighbors[0])
     print("setup", system.setup_seconds, flush=True)
     for line in sys.stdin:
-        times = [system.predict()] if line.strip() == "predict" else system.steps(int(line))
-        print("times", *times, flush=True)
+        kind, count = line.split()
+        if kind == "predict":
+            answer = [system.predict()]
+        elif kind == "memory":
+            answer = [peak_memory(lambda: system.steps(int(count)))]  # noqa: B023
+        else:
+            answer = system.steps(int(count))
+        print("answer", *answer, flush=True)
 
 
 class Peer:
-    """A system in a process of its own; `times` collects the seconds of each kind of work."""
+    """A system in a process of its own; `times` collects the seconds of each kind of work, or the megabytes."""
 
     def __init__(self, name, args, k):
         system, environment = SYSTEMS[name]
@@ -146,17 +169,17 @@ class Peer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.times = {"setup": self._answer(), "step": [], "predict": []}
+        self.times = {"setup": self._answer(), "memory": [], "step": [], "predict": []}
 
-    def work(self, kind, request):
-        self.process.stdin.write(f"{request}\n")
+    def work(self, kind, count):
+        self.process.stdin.write(f"{kind} {count}\n")
         self.process.stdin.flush()
         self.times[kind] += self._answer()
 
     def _answer(self):
         for line in self.process.stdout:
             word, *values = line.split()
-            if word in ("setup", "times"):
+            if word in ("setup", "answer"):
                 return [float(value) for value in values]
         raise RuntimeError("a system stopped; see its error above")
 
@@ -166,20 +189,19 @@ class Peer:
 
 
 def compare(args, k):
-    """Median seconds of each kind of work, by system."""
+    """Median seconds, or megabytes, of each kind of work, by system."""
     peers = {}
     for name in args.systems:
         peers[name] = Peer(name, args, k)
     steps, rounds = (args.steps, args.rounds) if k < 200 else (1, 3)
     for peer in peers.values():
-        peer.work("step", 1)
-        peer.times["step"].clear()
+        peer.work("memory", 1)
     for _ in range(rounds):
         for peer in peers.values():
             peer.work("step", steps)
     for _ in range(min(rounds, 3)):
         for peer in peers.values():
-            peer.work("predict", "predict")
+            peer.work("predict", 1)
     for peer in peers.values():
         peer.stop()
     return {name: {kind: statistics.median(t) for kind, t in peer.times.items()} for name, peer in peers.items()}
@@ -204,13 +226,16 @@ def main():
         return
     sizes = f"N = {args.points:,}, D = {args.dims}, B = {BATCH}, {args.dtype}, {args.threads} threads, {args.clock}"
     lines = [f"VNNGP, {sizes}, medians of alternating runs; torch {torch.__version__}.", ""]
-    lines += ["| K | system | set-up [s] | step [ms] | predict 10k [s] | GPyTorch's step / this |", "|---" * 6 + "|"]
+    names = ["K", "system", "set-up [s]", "step [ms]", "memory [MB]", "predict 10k [s]"]
+    lines += [f"| {' | '.join([*names, 'step: GPyTorch, tuned / this', 'predict: the same'])} |"]
+    lines += ["|---" * 8 + "|"]
     print("\n".join(lines), flush=True)
     for k in args.neighbors:
         for name, found in (results := compare(args, k)).items():
-            ratio = results.get("gpytorch", found)["step"] / found["step"]
-            seconds = f"{found['setup']:.1f} | {1e3 * found['step']:.1f} | {found['predict']:.2f}"
-            lines.append(f"| {k} | {name} | {seconds} | {ratio:.1f} |")
+            peers = [results[peer] for peer in ("gpytorch", "gpytorch tuned") if peer in results]
+            ratios = [", ".join(f"{p[kind] / found[kind]:.1f}" for p in peers) for kind in ("step", "predict")]
+            times = f"{found['setup']:.1f} | {1e3 * found['step']:.1f} | {found['memory']:.0f} | {found['predict']:.2f}"
+            lines.append(f"| {k} | {name} | {times} | {' | '.join(ratios)} |")
             print(lines[-1], flush=True)
     if args.out:
         args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")

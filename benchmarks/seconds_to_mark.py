@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from pyro_nngp.datasets import terrain, uci
+from pyro_nngp.datasets import load, terrain
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
@@ -32,7 +32,7 @@ def split(name):
         rows, x = ((~test).nonzero()[:, 0], test.nonzero()[:, 0]), data.x
         start, noise = {"variance": torch.tensor(1.0), "lengthscale": torch.tensor([0.4, 0.4])}, 2e-4
     else:
-        data = uci(name)
+        data = load(name)
         train, _, test = random_split(len(data.x), (0.64, 0.16, 0.2), 1)
         rows, x = (train, test), Standardizer(data.x[train]).transform(data.x)
         start, noise = {"variance": torch.tensor(0.6931), "lengthscale": torch.full((x.shape[1],), 2.0)}, 0.6931

@@ -24,6 +24,7 @@ from torch.distributions import Independent
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import PolyaGamma
 from pyro_nngp.inference._sites import base_law, log_prob, sample_sites
+from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _LOGISTIC = (dist.Bernoulli, dist.Binomial, dist.NegativeBinomial)
 
@@ -95,9 +96,10 @@ class LogisticData:
             law, y = base_law(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
             times = _times(site, rows)
             seen = times > 0
-            b, times, y, near, logits = (part[seen] for part in (_trials(law, y), times, y, rows, law.logits))
+            parts = (*polya_gamma_terms(law, y, f.dtype), times, rows, law.logits)
+            b, kappa, times, near, logits = (part.expand(rows.shape)[seen] for part in parts)
             omega = PolyaGamma(times * b, logits, validate_args=False).sample()
-            linear.index_add_(0, near, times * (y - b / 2) - omega * (logits - f[near]))
+            linear.index_add_(0, near, times * kappa - omega * (logits - f[near]))
             precision.index_add_(0, near, omega)
         return linear, precision
 
@@ -109,14 +111,6 @@ class LogisticData:
         total = torch.zeros_like(f).index_add_(0, rows, offsets)
         count = torch.zeros_like(f).index_add_(0, rows, torch.ones_like(offsets))
         return torch.where(count > 0, total / count.clamp(min=1), offsets.mean())
-
-
-def _trials(law: Any, y: Tensor) -> Tensor:
-    """b."""
-    if isinstance(law, dist.Bernoulli):
-        return torch.ones_like(y)
-    total = torch.as_tensor(law.total_count, dtype=y.dtype, device=y.device)
-    return total.expand_as(y) if isinstance(law, dist.Binomial) else y + total
 
 
 def _times(site: Any, like: Tensor) -> Tensor:

@@ -180,12 +180,19 @@ class Run:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state.
+        """Continue from a state; one of a shorter run goes on at the rates of the longer schedule.
 
         Raises:
             CheckpointError: if the state is of a run with other settings or another model.
         """
-        if state.get("kind") != self.kind or state["values"]["params"].keys() != self.params.keys():
+        known = {**state.get("kind", {})}
+        steps = known.pop("num_steps", 0)
+        longer = steps < self.kind["num_steps"]
+        if (
+            known != {name: value for name, value in self.kind.items() if name != "num_steps"}
+            or steps > self.kind["num_steps"]
+            or state["values"]["params"].keys() != self.params.keys()
+        ):
             raise CheckpointError(
                 f"fit: expected a checkpoint of this run {self.kind} with parameters {sorted(self.params)}, got "
                 f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
@@ -195,6 +202,8 @@ class Run:
             optimiser.load_state_dict(saved)
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
+            if longer:
+                _set_rates(schedule)
         self.step, self.losses = state["step"], state["losses"].tolist()
         self.batches.load(state["batches"])
         torch.set_rng_state(state["random"])
@@ -257,6 +266,13 @@ class Run:
             else:
                 norms[name] = param.grad.norm()
         return norms
+
+
+def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
+    """Give the optimiser the rates that the schedule has at its present step."""
+    passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = rate * schedule.gamma**passed
 
 
 def _fingerprint(module: nn.Module) -> list[float]:

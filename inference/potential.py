@@ -15,12 +15,14 @@ Symbols: position (C, d) holds C chains of d unconstrained values, or (d,) one c
 from collections.abc import Callable
 from typing import Any
 
+import pyro
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import _Subsample
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import check_same_kind, fail
@@ -184,7 +186,10 @@ class ModelPotential:
         if not self._vectorize:
             return torch.stack([self._potential(*each) for each in zip(position, *chains, strict=True)])
         try:
-            return torch.func.vmap(self._potential, randomness="different")(position, *chains)
+            with _ModuleParameters():
+                return torch.func.vmap(self._potential, randomness="different")(position, *chains)
+        except torch.linalg.LinAlgError:  # not for want of a vmap rule
+            raise
         except RuntimeError as error:
             hint = "the model failed under torch.func.vmap over chains; if it runs on one chain, pass vectorize=False."
             raise RuntimeError(f"{self._where}: {hint}") from error
@@ -210,6 +215,15 @@ class ModelPotential:
 
     def _draw_batches(self) -> tuple[Tensor, ...]:
         return tuple(minibatch.draw() for minibatch in self._minibatches)
+
+
+class _ModuleParameters(Messenger):
+    """Keeps parameters of torch modules out of Pyro's store, which cannot take new ones while vmap runs a model."""
+
+    def _pyro_param(self, msg: Any) -> None:
+        name, *init = msg["args"]
+        if init and isinstance(init[0], nn.Parameter) and name not in pyro.get_param_store():
+            msg["value"] = init[0]
 
 
 def _check_site(where: str, site: dict[str, Any]) -> None:

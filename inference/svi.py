@@ -95,7 +95,8 @@ def fit(
         validate_every: steps between validations.
         patience: stop after this many validations without a better score; None never does.
         checkpoint: file that the run is saved to, and resumed from where it exists. A resumed run gives the same bits
-            as one that was never stopped; data, number of steps, rates and seed must be those of the file.
+            as one that was never stopped; data, rates and seed must be those of the file. With a larger `num_steps`
+            than the file's the run goes on, finished or not, from there on at the rates of the longer schedule.
         checkpoint_every: steps between checkpoints.
         step_back: where the loss diverges, go back to the last checkpoint with half the learning rates, at most five
             times, instead of stopping.
@@ -118,6 +119,9 @@ def fit(
     if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
         cure = "Pass a method, or a tuple of model and guide such as (gp.model, AutoNormal(gp.model)) with num_data=."
         fail("fit", "method", "with model and guide", type(method).__name__, cure, TypeError)
+    if getattr(method, "likelihood", True) is None:
+        cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
+        fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)
     if step_back and checkpoint is None:
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):

@@ -35,9 +35,10 @@ from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.inducing_priors import InducingPrior
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import GPMethod
-from pyro_nngp.module import count_draws, place_hyperparameters, pyro_entry, read_hyperparameters
-from pyro_nngp.sparse_layer import SparseLayer
+from pyro_nngp.method import GPMethod, seeded
+from pyro_nngp.module import place_draws, pyro_entry
+from pyro_nngp.sparse_layer import leading_axes, stacked_layers
+from pyro_nngp.sparse_objectives import OBJECTIVES, marginals
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
@@ -85,8 +86,8 @@ class BSGP(GPMethod):
 
     The start matters: from u = 0 a noise variance that is optimised grows to explain all of y before u has moved, and
     burn-in takes many times as long. Where an update sees all rows (N up to 1,000, say), the gradient has no noise, and
-    a step size of 0.05 moves 25 times as fast as the default. Several chains of
-    :class:`~pyro_nngp.inference.SGMCMC` need ``vectorize=False``.
+    a step size of 0.05 moves 25 times as fast as the default. Minibatches of 1,000 from 200,000 rows allow 0.0025, and
+    several thousand updates are far too few then: R-hat of f is the judge.
 
     The values of hidden layers are no sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS
     needs a density that is the same at each call, and for L > 1 gets one with `fixed_draws` alone; with a prior over z
@@ -144,7 +145,7 @@ class BSGP(GPMethod):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
         super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel of its own
-        check_choice("BSGP", "objective", objective, _OBJECTIVES)
+        check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
@@ -157,14 +158,9 @@ class BSGP(GPMethod):
             fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
-        layers, z, axes = [], inducing_points("BSGP", x, inducing, seed), _projection(x, hidden_dim)
-        for each in kernels[:-1]:
-            skip = axes if hidden_mean == "linear" else torch.zeros_like(axes)
-            layers.append(SparseLayer(each, z, (hidden_dim,), inducing_prior, skip, self.jitter))
-            z, axes = z @ axes, torch.eye(hidden_dim).to(x)
-        layers.append(SparseLayer(kernels[-1], z, self.latent_shape, inducing_prior, None, self.jitter))
-        self.layers = PyroModule[nn.ModuleList](layers)
-        self.layers.to(x)
+        axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed)
+        layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
+        self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
         if fixed_draws and num_layers > 1:
             generator = torch.Generator().manual_seed(seed)
@@ -185,13 +181,14 @@ class BSGP(GPMethod):
     @pyro_entry
     def model(self, idx: Int[Tensor, " B"] | None = None) -> Tensor:
         """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
-        read_hyperparameters(self)
+        self._start_model(idx)
         noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
         loc, var = self._propagate(self._inputs(idx), noise)
         likelihood = self.likelihood.bind()
         data, latents = self._plates(idx)
+        law = OBJECTIVES[self.objective](likelihood, loc, var)
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample("y", _OBJECTIVES[self.objective](likelihood, loc, var), obs=self._targets(idx))
+            return pyro.sample(self._site("y"), law, obs=self._targets(idx))
 
     @torch.no_grad()
     def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
@@ -240,35 +237,40 @@ class BSGP(GPMethod):
         Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
         f, with the hyperparameters of the likelihood that belong to the draw.
         """
-        found = [_marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
+        found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
         return Mixture([component for components in found for component in components])
 
     @pyro_entry
     @torch.no_grad()
-    def sample(self, x_new: Float[Tensor, "P D"], num_samples: int, samples: Samples) -> Float[Tensor, "S *T P"]:
+    def sample(
+        self, x_new: Float[Tensor, "P D"], num_samples: int, samples: Samples, seed: int | None = None
+    ) -> Float[Tensor, "S *T P"]:
         """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
 
         Args:
             x_new: new inputs.
             num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
             samples: posterior draws of all sites.
+            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
 
         Raises:
             ValueError, TypeError: as in the call.
 
         Cost: O(M^3 + P M^2 + P^3) per draw and layer.
         """
-        where = "BSGP.sample"
         self._check_new("sample", x_new)
-        rows = torch.linspace(0, count_draws(where, samples) - 1, num_samples).round().long().tolist()
         draws = []
-        for row in rows:
-            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
-            h = x_new
-            for layer in self.layers[:-1]:
-                h = h @ layer.skip + layer.joint(h).mT
-            draws.append(self._mean_at(x_new) + self.layers[-1].joint(h))
+        with seeded(seed, x_new):
+            for _, count in place_draws("BSGP.sample", self, samples, num_samples):
+                draws += [self._joint(x_new) for _ in range(count)]
         return torch.stack(draws)
+
+    def _joint(self, x_new: Tensor) -> Tensor:
+        """One joint draw at the present hyperparameters and inducing values."""
+        h = x_new
+        for layer in self.layers[:-1]:
+            h = h @ layer.skip + layer.joint(h).mT
+        return self._mean_at(x_new) + self.layers[-1].joint(h)
 
     def _propagate(self, x: Tensor, noise: Tensor | None = None) -> Moments:
         """Moments of f at x (B, D) given each draw of the hidden layers, (S, *T, B)."""
@@ -281,61 +283,13 @@ class BSGP(GPMethod):
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
         self._check_new(method, x_new)
-        where = f"BSGP.{method}"
         block = max(1, _BLOCK_BUDGET // (self.num_draws * len(self.layers[0].start)))
-        for row in range(count_draws(where, samples)):
-            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
+        for _ in place_draws(f"BSGP.{method}", self, samples):
             parts = [self._propagate(part) for part in x_new.split(block)]
             loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
             yield self.likelihood.bind(), loc, var
 
 
-class _Expected(Mixture):
-    """y with the expected log density of the VFE objective, averaged over hidden draws, in place of a log density.
-
-    Draws and moments are those of y itself. The exponential of the log density is no density: it integrates to less
-    than 1.
-    """
-
-    def __init__(self, likelihood: Likelihood, loc: Tensor, var: Tensor, validate_args: bool | None = None) -> None:
-        self.likelihood, self.loc, self.var = likelihood, loc, var
-        super().__init__(_marginals(likelihood, loc, var), validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "_Expected":
-        new = self._get_checked_instance(_Expected, _instance)
-        own, extra = 1 + (self.likelihood.num_latents is not None), len(batch_shape) - len(self.batch_shape)
-        old = (*self.loc.shape[:own], *[1] * extra, *self.batch_shape)
-        loc, var = (v.reshape(old).expand(*self.loc.shape[:own], *batch_shape) for v in (self.loc, self.var))
-        _Expected.__init__(new, self.likelihood, loc, var, self._validate_args)
-        return new
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        if self._validate_args:
-            self._validate_sample(value)
-        terms = [self.likelihood.expected_log_prob(value, *pair) for pair in zip(self.loc, self.var, strict=True)]
-        return torch.stack(terms).mean(0)
-
-
-def _marginals(likelihood: Likelihood, loc: Tensor, var: Tensor) -> list[Distribution]:
-    """y given each hidden draw, f integrated out."""
-    return [likelihood.marginal(*pair) for pair in zip(loc, var, strict=True)]
-
-
-def _fitc(likelihood: Likelihood, loc: Tensor, var: Tensor) -> Distribution:
-    components = _marginals(likelihood, loc, var)
-    return components[0] if len(components) == 1 else Mixture(components)
-
-
-_OBJECTIVES: dict[str, Callable[[Likelihood, Tensor, Tensor], Distribution]] = {"fitc": _fitc, "vfe": _Expected}
-
-
 def _merged(loc: Tensor, var: Tensor) -> Moments:
     """Moments of the equally weighted mixture over the first dimension."""
     return loc.mean(0), var.mean(0) + loc.var(0, correction=0)
-
-
-def _projection(x: Tensor, width: int) -> Tensor:
-    """(D, H): the identity, padded with zeros to a larger width; the principal axes of x for a smaller one."""
-    if width >= x.shape[1]:
-        return torch.eye(x.shape[1], width).to(x)
-    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:width].mT.contiguous()

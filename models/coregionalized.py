@@ -21,11 +21,11 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.kernels import bind, neighbor_lengthscale
+from pyro_nngp.kernels import bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
-from pyro_nngp.method import GPMethod
-from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
+from pyro_nngp.method import GPMethod, seeded
+from pyro_nngp.module import ConstantMean, pyro_entry
 from pyro_nngp.nearest_others import NearestOthers
 
 
@@ -87,6 +87,8 @@ class CoregionalizedLOO(GPMethod):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         mean = ConstantMean(num_latents=t) if mean is None else mean
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter)
+        for each in kernels:
+            check_covariance(where, each, x)
         if mixing is None:
             mixing = torch.randn(t, q, generator=torch.Generator().manual_seed(seed)) / q**0.5
         self.mixing: Any = nn.Parameter(mixing.to(x)) if isinstance(mixing, Tensor) else mixing
@@ -96,17 +98,18 @@ class CoregionalizedLOO(GPMethod):
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
-        read_hyperparameters(self)
+        self._start_model(idx)
         batch = self.graph.batch(idx)
         loc, tril = self._given_neighbors(self._inputs(idx), self.x, batch.rows[batch.neighbors], noisy=True)
         y = cast(Tensor, self.y)
-        with pyro.plate("data", self.num_data, subsample=idx, dim=-1):
-            return pyro.sample("y", dist.MultivariateNormal(loc, scale_tril=tril), obs=y if idx is None else y[idx])
+        with pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1):
+            law = dist.MultivariateNormal(loc, scale_tril=tril)
+            return pyro.sample(self._site("y"), law, obs=y if idx is None else y[idx])
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
-        self._guide_hyperparameters()
+        self._start_guide(idx)
 
     def forward(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
@@ -141,12 +144,12 @@ class CoregionalizedLOO(GPMethod):
     @pyro_entry
     @torch.no_grad()
     def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
+        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int | None = None
     ) -> Float[Tensor, "S T P"]:
         """Joint predictive draws of the noise-free outputs at new points, correlated across points and outputs.
 
         Hyperparameters with a prior are at the median of their guide. Arguments as in
-        :meth:`pyro_nngp.models.LOO.sample`.
+        :meth:`pyro_nngp.models.LOO.sample`, without posterior draws.
 
         Cost: O(P (K T)^3) once; O(P K T^2) per draw.
         """
@@ -154,12 +157,13 @@ class CoregionalizedLOO(GPMethod):
         n, p = self.num_data, len(x_new)
         k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
         check_num_neighbors(f"{type(self).__name__}.sample", k, n + p - 1)
-        order, near = self.graph.extend(x_new, k, seed)
+        order, near = self.graph.extend(x_new, k, 0 if seed is None else seed)
         points = torch.cat([self.x, x_new])
         weights, tril = self._weights(x_new, points, near, noisy=False)
         values = torch.cat([cast(Tensor, self.y) - self.mean(self.x), x_new.new_zeros(p, tril.shape[-1])])
         values = values.expand(num_samples, *values.shape).clone()
-        noise = torch.randn(num_samples, p, tril.shape[-1], 1, dtype=x_new.dtype, device=x_new.device)
+        with seeded(seed, x_new):
+            noise = torch.randn(num_samples, p, tril.shape[-1], 1, dtype=x_new.dtype, device=x_new.device)
         for row in order.tolist():
             given = values[:, near[row].clamp(min=0)].flatten(1)
             values[:, n + row] = given @ weights[row].mT + (tril[row] @ noise[:, row])[..., 0]

@@ -20,7 +20,9 @@ without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`
 alone. ``fit(..., solve_every=0)`` with ``objective="prior"`` is the paper's way. Both sums have one factor (the paper
 prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises with the second,
 which says nothing about predictions; divergences are computed by quadrature instead of from one draw, with the
-Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw.
+Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw. Of classes
+the odds of the one-against-all probabilities are divided by their sum; the paper divides the probabilities (eq. 33,
+``coupling="probabilities"``), which leaves C - 1 times the doubt of a single binary label.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -38,6 +40,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_choice, check_tensor, fail
 from pyro_nngp.augmentation import (
     AugmentedMarginal,
+    Coupling,
     auxiliary_prior,
     check_augmentable,
     coded_labels,
@@ -48,9 +51,10 @@ from pyro_nngp.augmentation import (
 from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.method import Plates
-from pyro_nngp.module import ConstantMean, pyro_entry, read_hyperparameters
+from pyro_nngp.module import ConstantMean, pyro_entry
 from pyro_nngp.nearest_others import NearestOthers
-from pyro_nngp.neighbors import Batch
+from pyro_nngp.neighbor_table import Batch
+from pyro_nngp.prediction import Draw
 from pyro_nngp.response import ResponseMethod
 
 
@@ -79,9 +83,9 @@ class LOO(ResponseMethod):
     Categorical            :math:`PG(1, 0)`, one per class              as Bernoulli, one class against all
     =====================  ===========================================  ========================================
 
-    Class probabilities are the C one-against-all probabilities divided by their sum (eq. 33). Sites: ``y``, and where
-    there are auxiliary variables ``omega`` at the batch and ``omega_halo`` at its neighbors outside (without a density:
-    each variable counts where its own row is in the batch).
+    Class probabilities are made of the C one-against-all ones (`coupling`). Sites: ``y``, and where there are auxiliary
+    variables ``omega`` at the batch and ``omega_halo`` at its neighbors outside (without a density: each variable
+    counts where its own row is in the batch).
 
     Args:
         x: inputs (N, D).
@@ -96,6 +100,9 @@ class LOO(ResponseMethod):
             "prior" as in the paper. Where q(omega) is solved for, as by ``fit``, and its prior has no hyperparameters,
             "prior" means that kernel and mean maximise the leave-one-out densities themselves. None is "prior" there
             (Bernoulli, Binomial, Categorical) and "posterior" for StudentT and NegativeBinomial.
+        coupling: of classes: the "odds" of the one-against-all probabilities divided by their sum, as if C independent
+            labels were known to have exactly one 1, or the "probabilities" divided by theirs, as in the paper (eq. 33).
+            The former suits classes that can be told apart, the latter those that overlap.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
@@ -118,6 +125,7 @@ class LOO(ResponseMethod):
         num_neighbors: int = 32,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
         objective: Literal["posterior", "prior"] | None = None,
+        coupling: Coupling = "odds",
         mean: Callable | None = None,
         jitter: float | None = None,
         seed: int = 0,
@@ -128,11 +136,12 @@ class LOO(ResponseMethod):
         if objective is None:
             objective = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "objective", objective, ("posterior", "prior"))
+        check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
         check_tensor("LOO", "y", y)
         if mean is None:
             mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))
         super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
-        self.objective, self.graph = objective, NearestOthers(x, num_neighbors, seed=seed)
+        self.objective, self.coupling, self.graph = objective, coupling, NearestOthers(x, num_neighbors, seed=seed)
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
@@ -142,52 +151,33 @@ class LOO(ResponseMethod):
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
-        read_hyperparameters(self)
+        self._start_model(idx)
         likelihood, batch, plates = self._bound(), self.graph.batch(idx), self._plates(idx)
 
         def prior(rows: Tensor) -> Distribution:
             return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
 
-        omega = None if self.local is None else _sample_omega(plates, batch, prior)
+        omega = None if self.local is None else self._sample_omega(plates, batch, prior)
         observations = gaussian_observations(likelihood, self._values(batch.rows), omega, self.x.dtype)
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         data, latents = plates
         var = var.expand(loc.shape)
         if omega is None or self.objective == "prior":
-            y = predictive(likelihood, loc, var)
+            y = predictive(likelihood, loc, var, self.coupling)
         else:
-            y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets])
+            y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets], self.coupling)
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample("y", y, obs=self._values(idx))
+            return pyro.sample(self._site("y"), y, obs=self._values(idx))
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
         """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
-        self._guide_hyperparameters()
+        self._start_guide(idx)
         if self.local is None:
             return None
         local, likelihood = self.local, self._bound()
         batch, plates = self.graph.batch(idx), self._plates(idx)
-        return _sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
-
-    @pyro_entry
-    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> Distribution:
-        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: neighbors per new point, up to N; None takes K.
-
-        Returns:
-            Hyperparameters with a prior are at the median of their guide, auxiliary variables at their means.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: as in the call.
-        """
-        loc, var = self(x_new, num_neighbors)
-        return predictive(self._bound(), loc, var)
+        return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
 
     @property
     def can_solve(self) -> bool:
@@ -231,21 +221,28 @@ class LOO(ResponseMethod):
         """The parameters that :meth:`solve` sets."""
         return [] if self.local is None else list(self.local.parameters())
 
-    def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
-        y = self._values(rows)
-        omega = None if self.local is None else self.local.distribution(likelihood, y, rows).mean
+    def _observations(
+        self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None
+    ) -> tuple[Tensor, Tensor]:
+        """Auxiliary variables are at their means under the guide, or as drawn."""
+        y, omega = self._values(rows), None
+        if self.local is not None:
+            drawn = None if draw is None else self._drawn(draw, "omega", (*self.latent_shape, self.num_data))
+            omega = self.local.distribution(likelihood, y, rows).mean if drawn is None else drawn[..., rows]
         return gaussian_observations(likelihood, y, omega, self.x.dtype)
 
+    def _law_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
+        return predictive(self._bound(), loc, var, self.coupling)
 
-def _sample_omega(plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
-    """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
-    data, latents = plates
-    with latents, data:
-        own = pyro.sample("omega", family(batch.rows[batch.targets]))
-    omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
-    outside = torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
-    if len(outside) == 0:
-        return omega
-    with latents, pyro.plate("halo", len(outside), dim=-1):
-        halo = pyro.sample("omega_halo", family(batch.rows[outside]).mask(False))
-    return omega.index_copy(-1, outside, halo)
+    def _sample_omega(self, plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
+        """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
+        data, latents = plates
+        with latents, data:
+            own = pyro.sample(self._site("omega"), family(batch.rows[batch.targets]))
+        omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
+        outside = torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
+        if len(outside) == 0:
+            return omega
+        with latents, pyro.plate(self._site("halo"), len(outside), dim=-1):
+            halo = pyro.sample(self._site("omega_halo"), family(batch.rows[outside]).mask(False))
+        return omega.index_copy(-1, outside, halo)

@@ -30,7 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_num_neighbors, fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.conjugate import natural_gradient
 from pyro_nngp.distributions import NNGP
@@ -39,14 +39,14 @@ from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import bind, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.low_rank import cholesky, whitened_conditional
-from pyro_nngp.method import GPMethod
-from pyro_nngp.module import pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.prediction import Draw, PredictiveMethod
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
 
 
-class SVGP(GPMethod):
+class SVGP(PredictiveMethod):
     r"""Sparse variational Gaussian process.
 
     Generative model, with whitened weights a and conditional variances v of f given the M inducing values:
@@ -61,6 +61,10 @@ class SVGP(GPMethod):
     :math:`y_i \sim \int p(y_i \mid f) N(f \mid f_i, v_i) df`. Sites: ``nu``, ``f``, ``y``, and one for each
     hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and likelihood, assigned
     before the model is built).
+
+    Predictions are from all inducing points, or with ``num_neighbors=H`` from the H nearest (SVGP-M-H). Joint draws are
+    exact, or with ``num_neighbors=H`` draw what the inducing values leave open, the process f given nu, from the H
+    nearest earlier new points.
 
     Args:
         x: inputs (N, D).
@@ -127,74 +131,18 @@ class SVGP(GPMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        read_hyperparameters(self)
+        self._start_model(idx)
         prior = dist.Normal(self.x.new_zeros(()), 1.0).expand((*self.latent_shape, self.num_inducing))
-        nu = pyro.sample("nu", prior.to_event(1 + len(self.latent_shape)))
+        nu = pyro.sample(self._site("nu"), prior.to_event(1 + len(self.latent_shape)))
         return self._given(nu, idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
-        self._guide_hyperparameters()
+        self._start_guide(idx)
         q = self.q.distribution()
-        return self._given(pyro.sample("nu", q.to_event(len(self.latent_shape))), idx, q)
-
-    def forward(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
-    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
-        """Posterior mean and variance of f at new points.
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: H, to predict from the H nearest inducing points alone (SVGP-M-H); None takes all.
-
-        Returns:
-            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
-            their guide.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(M^3 + P M^2), or O(M^3 + P H^3).
-        """
-        self._check_new("forward", x_new)
-        self.hyper_guide.median()
-        q, mean = self.q.distribution(), self._mean_at(x_new)
-        if num_neighbors is None:
-            a, var, _ = whitened_conditional(self.kernel, x_new, self.z, self.jitter)
-            return mean + q.mean @ a.mT, var + combined_variance(q, a)
-        check_num_neighbors("SVGP", num_neighbors, self.num_inducing)
-        lengthscale = neighbor_lengthscale(self.kernel, x_new.shape[1])
-        neighbors = nearest_inducing(x_new, self.z, num_neighbors, lengthscale)
-        w, var = graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter)
-        tril = cholesky(bind(self.kernel)(self.z, self.z), self.jitter)
-        loc, root = q.mean @ tril.mT, tril @ factor(q)
-        loc = mean + (w * loc[..., neighbors]).sum(-1)
-        return loc, var + neighbor_variance(w, neighbors, root @ root.mT)
-
-    @pyro_entry
-    @torch.no_grad()
-    def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
-    ) -> Float[Tensor, "S *L P"]:
-        """Joint posterior draws of f at new points, correlated within a draw; computed in float64.
-
-        Args:
-            x_new: new inputs.
-            num_samples: S.
-            num_neighbors: K, to draw what the inducing values leave open (the process f given nu) from the K nearest
-                earlier new points; None draws it exactly.
-            seed: of the order in which new points are conditioned on each other.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(M^3 + P M^2), and O(P^3) exactly or O(P K^2 (K + M)) by neighbors; each per draw if hyperparameters have
-        priors.
-        """
-        self._check_new("sample", x_new)
-        counts = self._hyperparameter_draws(num_samples)
-        return torch.cat([self._draw(x_new, count, num_neighbors, seed) for count in counts])
+        nu = pyro.sample(self._site("nu"), q.to_event(len(self.latent_shape)))
+        return self._given(nu, idx, q)
 
     @property
     def can_solve(self) -> bool:
@@ -292,11 +240,41 @@ class SVGP(GPMethod):
             root = torch.diag_embed(system.diagonal(dim1=-2, dim2=-1).rsqrt())
         self.q.assign(dist.MultivariateNormal(loc, scale_tril=root))
 
-    def _draw(self, x_new: Tensor, num_samples: int, num_neighbors: int | None, seed: int) -> Tensor:
-        """Draws at the present hyperparameters."""
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> int | None:
+        """H."""
+        self._check_neighbors(num_neighbors, self.num_inducing)
+        return num_neighbors
+
+    def _moments(self, x_new: Tensor, plan: int | None, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(M^3 + P M^2), or O(M^3 + P H^3)."""
+        mean, q = self._mean_at(x_new), self.q.distribution() if draw is None else None
+        nu = self._drawn_nu(cast(Draw, draw)) if q is None else q.mean
+        if plan is None:
+            a, var, _ = whitened_conditional(self.kernel, x_new, self.z, self.jitter)
+            loc, spread = mean + nu @ a.mT, 0 if q is None else combined_variance(q, a)
+            return loc, (var + spread).expand(loc.shape)
+        lengthscale = neighbor_lengthscale(self.kernel, x_new.shape[1])
+        neighbors = nearest_inducing(x_new, self.z, plan, lengthscale)
+        w, var = graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter)
+        tril = cholesky(bind(self.kernel)(self.z, self.z), self.jitter)
+        loc = mean + (w * (nu @ tril.mT)[..., neighbors]).sum(-1)
+        root = None if q is None else tril @ factor(q)
+        spread = 0 if root is None else neighbor_variance(w, neighbors, root @ root.mT)
+        return loc, (var + spread).expand(loc.shape)
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[int | None, int]:
+        """H, and the seed of the order."""
+        return num_neighbors, seed
+
+    def _joint(self, x_new: Tensor, plan: tuple[int | None, int], count: int, draw: Draw | None) -> Tensor:
+        """O(M^3 + P M^2), and O(P^3) exactly or O(P H^2 (H + M)) by neighbors; computed in float64."""
+        num_neighbors, seed = plan
         x, cov = x_new.double(), bind(self.kernel)
         a, var, _ = whitened_conditional(cov, x, self.z.double(), self.jitter)
-        nu = self.q.distribution().sample((num_samples,)).double()
+        if draw is None:
+            nu = self.q.distribution().sample((count,)).double()
+        else:
+            nu = self._drawn_nu(draw).double().expand(count, *self.latent_shape, -1)
         if num_neighbors is None:
             rest = cov(x, x) - a @ a.mT
             rest.diagonal().copy_(var)
@@ -313,3 +291,6 @@ class SVGP(GPMethod):
             prior = NNGP(residual, graph, points=torch.cat([x, a], -1), jitter=self.jitter)
             left_open = prior.sample(nu.shape[:-1])
         return self._mean_at(x_new) + (nu @ a.mT + left_open).to(x_new)
+
+    def _drawn_nu(self, draw: Draw) -> Tensor:
+        return self._drawn(draw, "nu", (*self.latent_shape, self.num_inducing))

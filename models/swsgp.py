@@ -34,14 +34,15 @@ from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.low_rank import local_cholesky, local_conditional
-from pyro_nngp.method import GPMethod, Plates
-from pyro_nngp.module import pyro_entry, read_hyperparameters
+from pyro_nngp.method import Plates
+from pyro_nngp.module import pyro_entry
+from pyro_nngp.prediction import Draw, PredictiveMethod
 
 _GATHERED = 2**24  # covariances of inducing values held at once in prediction
 _LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
 
-class SWSGP(GPMethod):
+class SWSGP(PredictiveMethod):
     r"""Sparse within sparse Gaussian process.
 
     Generative model: each data point has the values of its H nearest inducing points to itself,
@@ -54,9 +55,12 @@ class SWSGP(GPMethod):
     This is what the bound of the paper is a bound of, and it is no Gaussian process: data points that share inducing
     points hold copies of their values, which nothing ties together but the guide, where all copies have the marginals
     of one q(u). The power 1/N is the paper's average over data points in place of a sum. Draws of y from ``model`` have
-    the right law at each data point, and no correlation between them; for joint draws use :meth:`sample`. Sites: ``u``,
-    ``f``, ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel,
-    mean and likelihood, assigned before the model is built).
+    the right law at each data point, and no correlation between them; for joint draws use :meth:`sample`, where each
+    takes one draw of u at all inducing points. Values at two points are correlated through the inducing values that
+    they share. What these leave open, of variance v, is drawn independently: the method has no say in it. Predictions
+    are from the guide alone, since posterior draws of the copies do not say what u is elsewhere. Sites: ``u``, ``f``,
+    ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and
+    likelihood, assigned before the model is built).
 
     Args:
         x: inputs (N, D).
@@ -134,71 +138,16 @@ class SWSGP(GPMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        read_hyperparameters(self)
+        self._start_model(idx)
         plates = self._plates(idx)
         return self._observe(plates, self._u_and_f(plates, idx, neighbors), idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
-        self._guide_hyperparameters()
+        self._start_guide(idx)
         neighbors = self._neighbors(idx) if neighbors is None else neighbors
         return self._u_and_f(self._plates(idx), idx, neighbors, self._local(neighbors))
-
-    def forward(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
-    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
-        """Posterior mean and variance of f at new points.
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: inducing points per new point; None takes H.
-
-        Returns:
-            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
-            their guide.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(P H^3), and a search among M points.
-        """
-        self._check_new("forward", x_new)
-        self.hyper_guide.median()
-        w, var, neighbors = self._conditional(x_new, num_neighbors)
-        moments = [self._moments(w[part], self._local(neighbors[part])) for part in _parts(w)]
-        locs, variances = zip(*moments, strict=True)
-        return self._mean_at(x_new) + torch.cat(locs, -1), var + torch.cat(variances, -1)
-
-    @pyro_entry
-    @torch.no_grad()
-    def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
-    ) -> Float[Tensor, "S *L P"]:
-        """Posterior draws of f at new points, from one draw of u at all inducing points each.
-
-        Values at two points are correlated through the inducing values that they share. What these leave open, of
-        variance v, is drawn independently: the method has no say in it.
-
-        Args:
-            x_new: new inputs.
-            num_samples: S.
-            num_neighbors: inducing points per new point; None takes H.
-            seed: without effect, as there is no order of the new points.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(P H^3) once and O(M + P H) per draw, all of it per draw if hyperparameters have priors.
-        """
-        self._check_new("sample", x_new)
-        draws = []
-        for count in self._hyperparameter_draws(num_samples):
-            w, var, neighbors = self._conditional(x_new, num_neighbors)
-            u = self.local.distribution().sample((count,))
-            loc = torch.stack([(w * draw[..., neighbors]).sum(-1) for draw in u])
-            draws.append(self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc))
-        return torch.cat(draws)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
@@ -231,10 +180,10 @@ class SWSGP(GPMethod):
             w, var = graph_conditional(self.kernel, x, self.z, neighbors, jitter=self.jitter)
             of_u = q
         with latents, data, poutine.scale(scale=1 / self.num_data):
-            u = pyro.sample("u", of_u)
+            u = pyro.sample(self._site("u"), of_u)
         marginal = None
         if q is not None:
-            loc, spread = self._moments(w, q)
+            loc, spread = self._combined(w, q)
             marginal = (mean + loc, var + spread)
         return self._sample_f(plates, mean + (w * u).sum(-1), var, marginal)
 
@@ -249,14 +198,33 @@ class SWSGP(GPMethod):
         cov = (factor @ factor.mT)[..., positions[:, :, None], positions[:, None, :]]
         return dist.MultivariateNormal(q.loc[..., neighbors], scale_tril=local_cholesky(cov))
 
-    def _moments(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
+    def _combined(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
         """Means and variances of the combinations w of values under q(u_w)."""
         return (w * q.mean).sum(-1), combined_variance(q, w[:, None])[..., 0]
 
-    def _conditional(self, x_new: Tensor, num_neighbors: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Weights, variances and rows of the nearest inducing points."""
-        neighbors = self._nearest(x_new, num_neighbors)
-        return *graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter), neighbors
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+        """Rows of the nearest inducing points."""
+        return self._nearest(x_new, num_neighbors)
+
+    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(P H^3)."""
+        _refuse(draw)
+        w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
+        moments = [self._combined(w[part], self._local(plan[part])) for part in _parts(w)]
+        locs, variances = zip(*moments, strict=True)
+        return self._mean_at(x_new) + torch.cat(locs, -1), var + torch.cat(variances, -1)
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+        """The same; there is no order of the new points."""
+        return self._nearest(x_new, num_neighbors)
+
+    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+        """O(P H^3), O(M + P H) per draw."""
+        _refuse(draw)
+        w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
+        u = self.local.distribution().sample((count,))
+        loc = torch.stack([(w * values[..., plan]).sum(-1) for values in u])
+        return self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc)
 
     def _neighbors(self, idx: Tensor | None) -> Tensor:
         """The nearest inducing points of a batch of data points."""
@@ -268,6 +236,12 @@ class SWSGP(GPMethod):
         num_neighbors = self.num_neighbors if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, self.num_inducing)
         return nearest_inducing(x, self.z, num_neighbors, self.lengthscale)
+
+
+def _refuse(draw: Draw | None) -> None:
+    if draw is not None:
+        cure = "Predict from the guide, or take posterior draws of SVGP or VNNGP."
+        fail("SWSGP", "samples", "None", "posterior draws of each datum's own copy of u", cure)
 
 
 def _parts(w: Tensor) -> list[slice]:

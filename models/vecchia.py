@@ -17,7 +17,7 @@ have their proper weight (eq. 15 without its 1/N would count each datum K+1 time
 Cost per step: O(B K^3), independent of N.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import pyro
@@ -26,17 +26,17 @@ import torch
 from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
-from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.augmentation import gaussian_observations
-from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
-from pyro_nngp.module import count_draws, place_hyperparameters, pyro_entry, read_hyperparameters
+from pyro_nngp.module import pyro_entry
 from pyro_nngp.nearest_others import NearestOthers
+from pyro_nngp.neighbor_table import NeighborTable
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.prediction import Draw
 from pyro_nngp.response import ResponseMethod
 
 
@@ -96,7 +96,7 @@ class Vecchia(ResponseMethod):
         super().__init__(x, y, kernel, likelihood, mean, jitter)
         self.objective = objective
         if objective == "mll":
-            self.graph: NeighborGraph = NearestOthers(x, num_neighbors, seed=seed)
+            self.graph: NeighborTable = NearestOthers(x, num_neighbors, seed=seed)
         else:
             self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed)
         self._finish()
@@ -104,50 +104,22 @@ class Vecchia(ResponseMethod):
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The densities of a batch of data (None: all) given their neighbors, or of its blocks; returns their y."""
-        read_hyperparameters(self)
+        self._start_model(idx)
         batch, (data, latents) = self.graph.batch(idx), self._plates(idx)
         if self.objective == "mll":
             blocks = batch.rows[torch.cat([batch.targets[:, None], batch.neighbors], -1)]
             with poutine.scale(scale=1 / blocks.shape[1]), latents, data:
-                return pyro.sample("y", self._joint(blocks), obs=self._block_targets(blocks))
+                return pyro.sample(self._site("y"), self._block_law(blocks), obs=self._block_targets(blocks))
         likelihood = self._bound()
-        observations = self._observations(likelihood, batch.rows)
+        observations = self._observations(likelihood, batch.rows, None)
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         with latents, data:
-            return pyro.sample("y", likelihood.marginal(loc, var), obs=self._values(idx))
+            return pyro.sample(self._site("y"), likelihood.marginal(loc, var), obs=self._values(idx))
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
-        self._guide_hyperparameters()
-
-    @pyro_entry
-    def predict(
-        self,
-        x_new: Float[Tensor, "P D"],
-        num_neighbors: int | None = None,
-        samples: Mapping[str, Tensor] | None = None,
-    ) -> Distribution:
-        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: neighbors per new point, up to N; None takes K.
-            samples: posterior draws of the hyperparameters that have priors, such as ``mcmc.get_samples()`` after
-                NUTS on :meth:`model`: the mixture over them. None takes the median of their guide.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments, or sites missing from `samples`.
-
-        Cost: O(P K^3), for each draw.
-        """
-        if samples is None:
-            return super().predict(x_new, num_neighbors)
-        where, near, components = "Vecchia.predict", self.graph.query(x_new, num_neighbors), []
-        for row in range(count_draws(where, samples)):
-            place_hyperparameters(where, self, {name: value[row] for name, value in samples.items()})
-            components.append(self._bound().marginal(*self._moments(x_new, near)))
-        return Mixture(components)
+        self._start_guide(idx)
 
     @torch.no_grad()
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
@@ -169,14 +141,16 @@ class Vecchia(ResponseMethod):
     @pyro_entry
     def _batch_log_prob(self, idx: Tensor) -> Tensor:
         self.hyper_guide.median()
-        site = poutine.trace(self.model).get_trace(idx).nodes["y"]
+        site = poutine.trace(self.model).get_trace(idx).nodes[self._site("y")]
         repeats = site["value"].shape[-1] if self.objective == "mll" else 1
         return site["fn"].log_prob(site["value"]).sum() / repeats
 
-    def _observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
+    def _observations(
+        self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None
+    ) -> tuple[Tensor, Tensor]:
         return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)
 
-    def _joint(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
+    def _block_law(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
         """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""
         x = self.x[blocks]
         cov = bind(self.kernel)(x, x)

@@ -31,14 +31,16 @@ from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import GPMethod, Plates
-from pyro_nngp.module import pyro_entry, read_hyperparameters
-from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.method import Plates
+from pyro_nngp.module import pyro_entry
+from pyro_nngp.neighbor_table import Batch
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.prediction import Draw, PredictiveMethod
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 
 
-class VNNGP(GPMethod):
+class VNNGP(PredictiveMethod):
     r"""Variational nearest-neighbor Gaussian process.
 
     Generative model, for an ordering of M inducing points z and K nearest neighbors:
@@ -114,6 +116,9 @@ class VNNGP(GPMethod):
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
         if guide_neighbors:
             check_num_neighbors(where, guide_neighbors, num_neighbors, "guide_neighbors")
+        if encoder is not None and not isinstance(encoder, nn.Module):
+            cure = "Pass an instance such as SiteEncoder(D)."
+            fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
         if encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
             self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, like=x)
@@ -143,74 +148,23 @@ class VNNGP(GPMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        read_hyperparameters(self)
+        self._start_model(idx)
         batch = self._batch(idx, inducing_idx)
         prior = NNGP(self.kernel, self.graph, batch, jitter=self.jitter, points=self._points())
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample("u", prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
+            u = pyro.sample(self._site("u"), prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
         plates = self._plates(idx)
         return self._observe(plates, self._f_given(plates, u, batch, idx), idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
-        self._guide_hyperparameters()
+        self._start_guide(idx)
         batch = self._batch(idx, inducing_idx)
         q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample("u", q.to_event(len(self.latent_shape)))
+            u = pyro.sample(self._site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self._plates(idx), u, batch, idx, q)
-
-    def forward(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
-    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
-        """Posterior mean and variance of f at new points.
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: neighbors per new point; None takes K. More than K often helps.
-
-        Returns:
-            Mean and variance, (P,), or (L, P) for L latent functions. Hyperparameters with a prior are at the median of
-            their guide.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(P K^3), and one neighbor query per point.
-        """
-        self.hyper_guide.median()
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
-        w, var, neighbors = prior.new_conditionals(x_new, num_neighbors)
-        rows, positions = neighbors.unique(return_inverse=True)
-        return self._through(self.local.distribution(rows), w, var, positions, self._mean_at(x_new))
-
-    @pyro_entry
-    @torch.no_grad()
-    def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int = 0
-    ) -> Float[Tensor, "S *L P"]:
-        """Joint posterior draws of f at new points, correlated within a draw; streamed in blocks of draws.
-
-        Args:
-            x_new: new inputs.
-            num_samples: S.
-            num_neighbors: neighbors per new point, among inducing and new points; None takes K.
-            seed: of the order in which new points are conditioned on each other.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments.
-
-        Cost: O(P K^3) per block of draws, and per draw if hyperparameters have priors.
-        """
-        self._check_new("sample", x_new)
-        _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
-        draws = []
-        for count in self._hyperparameter_draws(num_samples, max(1, _DRAW_BUDGET // (self.num_inducing + len(x_new)))):
-            u = self.local.distribution().sample((count,))
-            prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
-            draws.append(self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=neighbors))
-        return torch.cat(draws)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch; inducing points apart from the data are drawn at random."""
@@ -271,6 +225,41 @@ class VNNGP(GPMethod):
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u)."""
         return list(self.local.parameters())
+
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+        """Rows of the nearest inducing points."""
+        self._check_neighbors(num_neighbors, self.num_inducing)
+        return self.graph.query(x_new, num_neighbors)
+
+    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(P K^3)."""
+        w, var = graph_conditional(self.kernel, x_new, self._points(), plan, jitter=self.jitter)
+        mean = self._mean_at(x_new)
+        if draw is not None:
+            loc = mean + (w * self._drawn_u(draw)[..., plan]).sum(-1)
+            return loc, var.expand(loc.shape)
+        rows, positions = plan.unique(return_inverse=True)
+        return self._through(self.local.distribution(rows), w, var, positions, mean)
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+        """The nearest inducing points and earlier new points."""
+        self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
+        return self.graph.extend(x_new, num_neighbors, seed)[1]
+
+    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+        """O(P K^3), O(M + P K) per draw."""
+        if draw is None:
+            u = self.local.distribution().sample((count,))
+        else:
+            u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
+        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+        return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=plan)
+
+    def _most_draws(self, num_new: int) -> int:
+        return max(1, _DRAW_BUDGET // (self.num_inducing + num_new))
+
+    def _drawn_u(self, draw: Draw) -> Tensor:
+        return self._drawn(draw, "u", (*self.latent_shape, self.num_inducing))
 
     def _through(
         self, q: SparseCholeskyNormal, w: Tensor, var: Tensor, positions: Tensor, mean: Tensor

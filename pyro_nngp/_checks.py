@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 
 def fail(
@@ -27,11 +28,11 @@ def check_finite(where: str, arg: str, value: Tensor) -> None:
         fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
 
 
-def check_inputs(where: str, arg: str, x: Any) -> None:
+def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for one input dimension.") -> None:
     """Raise unless `x` is a finite floating-point tensor of shape (N, D) with N, D >= 1."""
     check_tensor(where, arg, x)
     if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] < 1:
-        fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), "Use x[:, None] for one input dimension.")
+        fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), cure)
     if not x.is_floating_point():
         fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)
     check_finite(where, arg, x)
@@ -39,7 +40,8 @@ def check_inputs(where: str, arg: str, x: Any) -> None:
 
 def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:
     """Raise unless `x_new` are inputs of the same number of columns, dtype and device as `x`."""
-    check_inputs(where, "x_new", x_new)
+    one = "Use x_new[:, None] for one input dimension."
+    check_inputs(where, "x_new", x_new, one if x.shape[1] == 1 else "Use x_new[None] for a single point.")
     check_same_kind(where, x=x, x_new=x_new)
     if x_new.shape[1] != x.shape[1]:
         expectation = f"with {x.shape[1]} columns, as x has"
@@ -72,6 +74,18 @@ def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | Non
     if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
         actual = f"{int(rows.min())}..{int(rows.max())}"
         fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
+
+
+def check_batch(where: str, arg: str, rows: Any, num_points: int) -> None:
+    """Raise unless `rows` holds distinct row numbers in 0..num_points-1, at least one.
+
+    Under :func:`torch.func.vmap`, which has no values to look at, it passes.
+    """
+    if isinstance(rows, Tensor) and is_batchedtensor(rows):
+        return
+    check_rows(where, arg, rows, num_points)
+    if repeats := len(rows) - len(rows.unique()):
+        fail(where, arg, "without repeats", f"{repeats} repeats", "Draw without replacement.")
 
 
 def check_same_kind(where: str, **tensors: Tensor) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.conditional import DEFAULT_JITTER, graph_conditional
+from pyro_nngp.conjugate import gaussian_sites
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.encoders import Neighborhood, Row
 from pyro_nngp.kernels import Covariance, bind
@@ -26,6 +27,7 @@ from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.module import GPModule, pyro_entry
 from pyro_nngp.neighbors import NeighborGraph
 
+_ROUGH = 0.1  # variance of f at the rough value, for the likelihood's sites
 _CHUNK_ENTRIES = 2**22  # of the kernel matrices of the points encoded at once
 
 
@@ -50,6 +52,7 @@ class AmortizedGaussian(GPModule):
     encoder: Any
     context: Tensor
     rank: Tensor
+    y: Tensor
 
     def __init__(
         self,
@@ -64,7 +67,9 @@ class AmortizedGaussian(GPModule):
     ) -> None:
         super().__init__()
         self.encoder = encoder.to(graph.x)
-        self._prior = kernel, graph, mean, jitter  # in a tuple: they are modules of the model, not of the guide
+        # in a tuple: they are modules of the model, not of the guide
+        self._prior = kernel, graph, mean, jitter, likelihood
+        self.register_buffer("y", y)
         self.num_columns = num_columns
         response = self.encoder.response(likelihood, y).to(graph.x)
         latents = tuple(y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
@@ -88,8 +93,9 @@ class AmortizedGaussian(GPModule):
         """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
         graph = self._prior[1]
         asked = torch.arange(graph.num_points, device=graph.x.device) if rows is None else rows
-        covariance, nodes = bind(self._prior[0]), 1 + graph.num_neighbors + self.context.shape[1]
-        parts = [self._encode(covariance, part) for part in asked.split(max(1, _CHUNK_ENTRIES // nodes**2))]
+        covariance, likelihood = bind(self._prior[0]), self._prior[4].bind()
+        nodes = 1 + graph.num_neighbors + self.context.shape[1]
+        parts = [self._encode(covariance, likelihood, part) for part in asked.split(max(1, _CHUNK_ENTRIES // nodes**2))]
         loc, scale = (torch.cat([part[i] for part in parts], -1) for i in range(2))
         pattern = self.pattern
         if pattern is None:
@@ -101,16 +107,20 @@ class AmortizedGaussian(GPModule):
         """Find the further nodes of each point again after the graph has been refreshed."""
         self.context = _context(graph, self.encoder.num_context)
 
-    def _encode(self, covariance: Covariance, rows: Tensor) -> Row:
-        _, graph, mean, jitter = self._prior
+    def _encode(self, covariance: Covariance, likelihood: Likelihood, rows: Tensor) -> Row:
+        _, graph, mean, jitter, _ = self._prior
         parents = graph.neighbors[rows]
         nodes = torch.cat([rows[:, None], parents, self.context[rows]], -1)
         mask, nodes = nodes >= 0, nodes.clamp(min=0)
         touched, places = nodes.unique(return_inverse=True)
+        response = self.response[..., touched]
+        y = self.y[touched].movedim(0, -1)
+        spread = torch.full_like(response, _ROUGH)
+        target, precision = gaussian_sites(likelihood, y, response, spread, differentiable=True)
         w, var = graph_conditional(covariance, graph.x[rows], graph.x, parents, jitter=jitter)
         return self.encoder(
             Neighborhood(
-                self.response[..., nodes],
+                response[..., places],
                 mean(graph.x[touched])[places],
                 graph.x[nodes],
                 mask,
@@ -119,6 +129,8 @@ class AmortizedGaussian(GPModule):
                 w,
                 var,
                 jitter,
+                target[..., places],
+                precision[..., places],
             )
         )
 

@@ -27,7 +27,7 @@ Cost: O(1) per value. Symbols: U rows of data, T outputs, L latent functions.
 """
 
 import math
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyro.distributions as dist
 import torch
@@ -43,6 +43,9 @@ from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Li
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
+
+
+Coupling: TypeAlias = Literal["odds", "probabilities"]
 
 
 def check_augmentable(where: str, likelihood: Likelihood) -> None:
@@ -120,17 +123,22 @@ def gaussian_observations(
     return polya_gamma_terms(likelihood, y, dtype)[1] / omega, 1 / omega
 
 
-def predictive(likelihood: Likelihood, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]) -> Distribution:
-    """Distribution of y for f ~ N(loc, var); for classes, C one-against-all probabilities divided by their sum.
+def predictive(
+    likelihood: Likelihood, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"], coupling: Coupling = "odds"
+) -> Distribution:
+    r"""Distribution of y for f ~ N(loc, var).
 
     Args:
         likelihood: bound.
         loc: means of f; (C, B) for C classes.
         var: variances of f.
+        coupling: how classes come from one-against-all probabilities :math:`\tilde p_c`: as :math:`\tilde p_c`, or as
+            the odds :math:`\tilde p_c / (1 - \tilde p_c)`, divided by their sum. The latter is the distribution of C
+            independent binary labels given that exactly one of them is 1.
     """
     if not isinstance(likelihood, Categorical):
         return likelihood.marginal(loc, var)
-    return _one_against_all(_binary(loc, var))
+    return _one_against_all(_binary(loc, var), coupling)
 
 
 def squared_latent(
@@ -164,12 +172,15 @@ class AugmentedMarginal(TorchDistribution):
         loc: means of f, of the batch shape; (C, \*batch) for C classes.
         var: variances of f, of the same shape.
         omega: auxiliary variables of the data themselves, of the same shape.
+        coupling: of classes, as :func:`predictive` takes it.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
 
-    def __init__(self, likelihood: Likelihood, loc: Tensor, var: Tensor, omega: Tensor) -> None:
-        self.likelihood, self.loc, self.var, self.omega = likelihood, loc, var, omega
+    def __init__(
+        self, likelihood: Likelihood, loc: Tensor, var: Tensor, omega: Tensor, coupling: Coupling = "odds"
+    ) -> None:
+        self.likelihood, self.loc, self.var, self.omega, self.coupling = likelihood, loc, var, omega, coupling
         super().__init__(loc.shape if likelihood.num_latents is None else loc.shape[1:], validate_args=False)
 
     @property
@@ -177,7 +188,7 @@ class AugmentedMarginal(TorchDistribution):
         return self.likelihood.support
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        return predictive(self.likelihood, self.loc, self.var).sample(sample_shape)
+        return predictive(self.likelihood, self.loc, self.var, self.coupling).sample(sample_shape)
 
     def log_prob(self, value: Tensor) -> Float[Tensor, "..."]:
         loc, var, omega, likelihood = self.loc, self.var, self.omega, self.likelihood
@@ -190,16 +201,18 @@ class AugmentedMarginal(TorchDistribution):
         if not isinstance(likelihood, Categorical):
             return g
         binary = _binary(loc, var)
-        return _one_against_all(binary).log_prob(value) + (g - binary.log_prob(kappa + 0.5)).sum(0)
+        label = _one_against_all(binary, self.coupling).log_prob(value)
+        return label + (g - binary.log_prob(kappa + 0.5)).sum(0)
 
 
 def _binary(loc: Tensor, var: Tensor) -> dist.Bernoulli:
     return cast(dist.Bernoulli, Bernoulli().marginal(loc, var))
 
 
-def _one_against_all(binary: dist.Bernoulli) -> dist.Categorical:
-    """Classes from their binary sets, classes first: probabilities divided by their sum."""
-    return dist.Categorical(logits=logsigmoid(binary.logits).movedim(0, -1))
+def _one_against_all(binary: dist.Bernoulli, coupling: Coupling) -> dist.Categorical:
+    """Classes from their binary sets, classes first."""
+    logits = binary.logits if coupling == "odds" else logsigmoid(binary.logits)
+    return dist.Categorical(logits=logits.movedim(0, -1))
 
 
 def _log_coefficient(likelihood: Likelihood, y: Tensor) -> Tensor | float:

@@ -18,8 +18,8 @@ Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math
 point, among the neighbors and at the target, so the prior stays a valid Gaussian process and v stays positive even
 where two points coincide.
 
-Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise and
-in compiled code (:mod:`pyro_nngp.native`).
+Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
+Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
 """
 
 from typing import Any

@@ -11,19 +11,27 @@ conditional variance of u_j given all the others. The optimum of other R is in :
 
 The gradients start on P itself with its diagonal for preconditioner, which is quick where the data say more of a value
 than its neighbors do, and go on in whitened coordinates (:mod:`pyro_nngp.whitening`), which are quick where the prior
-says more.
+says more, as soon as 20 iterations no longer halve the residual. With G the root of the prior's covariance, an
+approximate mean with the residual r costs the ELBO
+
+.. math:: \tfrac12 r^\top P^{-1} r \le \tfrac12 \| G^\top r \|^2
+
+nats, whatever the units of data and kernel. So :math:`\| G^\top r \| / \sqrt N` is what a tolerance bounds.
 
 Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
 with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
 observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
-themselves. For a Gaussian likelihood they are the noise precision and y at once.
+themselves. For a Gaussian likelihood they are the noise precision and y at once. The equations of one step are solved
+only as well as the next one needs: the residual goes down to a tenth. A factor with off-diagonal entries, which costs
+more than a step, is found again when the means stand still for the one before, until the sites no longer ask for it.
 
 Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorisation
-instead.
+instead. Numbers are in ``benchmarks/results/npvi.md``.
 """
 
 import math
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -39,7 +47,12 @@ from pyro_nngp.whitening import Whitening
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
 _DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
-_EASY = 60  # iterations on P before the change to whitened coordinates
+_EASY = 200  # iterations on P at most, before the change to whitened coordinates
+_LOOK = 20  # of them between looks at the residual
+_STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
+_RELATIVE = 1e-3  # units of the residual are at least this part of the right-hand side: rounding stops it in time
+_SAME_SITES = 10  # tolerances by which the sites' precisions may differ from those that the factor is for
+_FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
 
 
 def variational_optimum(
@@ -66,26 +79,48 @@ def variational_optimum(
         levels: dependency levels of the neighbors.
         q: where to start, over all N points.
         max_steps: at most so many steps of :func:`natural_gradient`.
-        tolerance: where to stop.
+        tolerance: where to stop; the mean costs the bound at most tolerance^2 / 2 nats per point then.
 
     Returns:
-        q(u) at its optimum, on the pattern of `q`.
+        q(u) at its optimum, on the pattern of `q`. A warning says so where `max_steps` or the iterations of conjugate
+        gradients did not suffice.
 
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
-    prior = PriorPrecision(w, var, neighbors)
+    prior, white = PriorPrecision(w, var, neighbors), Whitening(w, var, neighbors, levels)
     factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    white, easy = Whitening(w, var, neighbors, levels), _EASY
+    one_step = isinstance(likelihood, Gaussian)
+    easy, precision, used, moved = True, q.loc, None, 0.0
 
-    def solve(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-        nonlocal q, easy
-        scale, weights = factor(precision)
-        loc, easy = posterior_mean(prior, white, targets - mean, precision, q.loc, easy)
-        q = SparseCholeskyNormal(loc, scale.to(loc.dtype), weights.to(loc.dtype), q.pattern)
+    def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal q, easy, precision
+        reduction = 0.0 if one_step else _STEP_REDUCTION
+        loc, easy = posterior_mean(prior, white, targets - mean, now, q.loc, easy, tolerance, reduction)
+        precision, q = now, SparseCholeskyNormal(loc, q.scale, q.weights, q.pattern)
+        if q.is_diagonal:
+            q = _with_factor(q, *factor(now))
         return mean + loc, q.variance
 
-    natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
+    while max_steps > 0:
+        steps, moved = natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
+        max_steps -= steps
+        known = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES * tolerance
+        if q.is_diagonal or known:
+            break
+        q, used = _with_factor(q, *factor(precision)), precision
+        if one_step:
+            break
+    if moved > _FAR and not one_step:
+        warnings.warn(
+            f"variational_optimum: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
+            "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
+            stacklevel=2,
+        )
     return q
+
+
+def _with_factor(q: SparseCholeskyNormal, scale: Tensor, weights: Tensor) -> SparseCholeskyNormal:
+    return SparseCholeskyNormal(q.loc, scale.to(q.loc.dtype), weights.to(q.loc.dtype), q.pattern)
 
 
 def natural_gradient(
@@ -96,12 +131,13 @@ def natural_gradient(
     solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     max_steps: int = 20,
     tolerance: float = 1e-3,
-) -> None:
+) -> tuple[int, float]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
     A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
     as long as the one before where they would move the mean farther, down to 1/16, else half as long again, up to one;
-    until a step of length one would move it by less than `tolerance` standard deviations.
+    until a step of length one would move it by less than `tolerance`, in the root mean square and in units of what the
+    likelihood resolves, the standard deviations of the sites.
 
     Args:
         likelihood: p(y | f), bound.
@@ -112,21 +148,29 @@ def natural_gradient(
             of f.
         max_steps: at most so many steps.
         tolerance: where to stop.
+
+    Returns:
+        Number of steps, and how far the last one would have moved the mean at length one.
     """
-    shift, precision, length, moved = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf
-    for _ in range(max_steps):
+    shift, precision, length, moved, steps = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf, 0
+    while steps < max_steps:
         target, found = gaussian_sites(likelihood, y, loc, var)
         shift, precision = torch.lerp(shift, found * target, length), torch.lerp(precision, found, length)
         before, before_moved = loc, moved
         loc, var = solve(shift / precision, precision)
-        moved = float(((loc - before).abs() / var.sqrt()).max()) / length
+        moved, steps = float(((loc - before).square() * precision).mean().sqrt()) / length, steps + 1
         if isinstance(likelihood, Gaussian) or moved < tolerance:
             break
         length = min(1.0, length * _GROW) if moved < before_moved else max(length / 2, _SHORTEST)
+    return steps, moved
 
 
 def gaussian_sites(
-    likelihood: Likelihood, y: Tensor, loc: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+    likelihood: Likelihood,
+    y: Tensor,
+    loc: Float[Tensor, "*L N"],
+    var: Float[Tensor, "*L N"],
+    differentiable: bool = False,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Targets and precisions of the Gaussian observations of f that stand for a likelihood at N(loc, var).
 
@@ -135,18 +179,24 @@ def gaussian_sites(
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         loc: means of f.
         var: variances of f.
+        differentiable: whether gradients with respect to the likelihood's parameters are wanted.
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
         precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
+    differentiable = differentiable and torch.is_grad_enabled()
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
-        grad_loc, grad_var = torch.autograd.grad(likelihood.expected_log_prob(y, loc, var).sum(), (loc, var))
-    average = (-2 * grad_var).clamp(min=0).mean(-1, keepdim=True)
+        value = likelihood.expected_log_prob(y, loc, var).sum()
+        grad_loc, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
+    loc, var = loc.detach(), var.detach()
+    if not differentiable:
+        grad_loc, grad_var = grad_loc.detach(), grad_var.detach()
+    average = (-2 * grad_var).clamp(min=0).mean(-1, keepdim=True).detach()
     least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
-    precision = torch.maximum(-2 * grad_var, least).detach()
-    return (loc + grad_loc / precision).detach(), precision
+    precision = torch.maximum(-2 * grad_var, least)
+    return loc + grad_loc / precision, precision
 
 
 def posterior_mean(
@@ -155,9 +205,10 @@ def posterior_mean(
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
     start: Float[Tensor, "*L N"],
-    easy: int = _EASY,
-    tolerance: float = 1e-5,
-) -> tuple[Float[Tensor, "*L N"], int]:
+    easy: bool = True,
+    tolerance: float = 1e-3,
+    reduction: float = 0.0,
+) -> tuple[Float[Tensor, "*L N"], bool]:
     """Mean of u given Gaussian observations.
 
     Args:
@@ -166,15 +217,16 @@ def posterior_mean(
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
         start: where to start.
-        easy: iterations on P; where they do not suffice, those in whitened coordinates follow.
-        tolerance: on the residual relative to the right-hand side.
+        easy: whether to begin with iterations on P.
+        tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
+            rounding is in the way, on 1,000 times the residual relative to that at m = 0.
+        reduction: stop also where the residual is this part of that at the start.
 
     Returns:
-        m, in the shape and dtype of `y`, and the iterations on P that a problem like this one is worth: 0 if they did
-        not suffice.
+        m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
     """
     dtype = y.dtype
-    y, precision = y.double(), precision.double()
+    y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
     if y.numel() * len(prior) <= _DENSE_UP_TO:
         tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
@@ -183,11 +235,21 @@ def posterior_mean(
     def product(m: Tensor) -> Tensor:
         return prior.product(m) + precision * m
 
-    m, residual = conjugate_gradients(product, right, start.double(), prior.diagonal() + precision, tolerance, easy)
-    if residual <= tolerance:
-        return m.to(dtype), easy
-    z = white.solve(white.color_transposed(right), precision, white.whiten(m), tolerance)
-    return white.color(z).to(dtype), 0
+    def norm(residual: Tensor) -> Tensor:
+        return white.color_transposed(residual).norm(dim=-1)
+
+    size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
+    if reduction:
+        tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
+    if easy and _EASY:
+        diagonal = prior.diagonal() + precision
+        start, left = conjugate_gradients(
+            product, right, start, diagonal, tolerance, _EASY, norm=norm, size=size, every=_LOOK, halving=True
+        )
+        if left <= tolerance:
+            return start.to(dtype), True
+    z = white.solve(white.color_transposed(right), precision, white.whiten(start), tolerance, size=size)
+    return white.color(z).to(dtype), False
 
 
 def _mean_field(prior: PriorPrecision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

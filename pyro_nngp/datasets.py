@@ -41,15 +41,15 @@ class Dataset:
     """Inputs and targets with their names.
 
     Attributes:
-        name: Short name.
-        x: Inputs, shape (N, D).
-        y: Targets, shape (N,) or (N, T); labels and counts are whole numbers in the same floating-point dtype.
+        name: short name.
+        x: inputs, shape (N, D).
+        y: targets, shape (N,) or (N, T); labels and counts are whole numbers in the same floating-point dtype.
         feature_names: D names.
         target_names: T names.
-        description: Content, source and licence where known.
-        test_mask: Published test rows, shape (N,), or (N, S) for S splits; None if there are none.
-        grid_shape: Rows and columns if the points fill a grid, so that `y.reshape(grid_shape)` is an image; else None.
-        extras: Further arrays of the file, by key.
+        description: content, source and licence where known.
+        test_mask: published test rows, shape (N,), or (N, S) for S splits; None if there are none.
+        grid_shape: rows and columns if the points fill a grid, so that `y.reshape(grid_shape)` is an image; else None.
+        extras: further arrays of the file, by key.
     """
 
     name: str
@@ -67,8 +67,8 @@ def load(name: str, dtype: torch.dtype = torch.float32) -> Dataset:
     """Read `<name>.npz` from the folder that `PYRO_NNGP_DATA` names, or from a folder in it.
 
     Raises:
-        FileNotFoundError: If the variable is not set, or the folder holds no such file.
-        ValueError: If the file lacks `X` or `y`, or their numbers of rows differ.
+        FileNotFoundError: if the variable is not set, or the folder holds no such file.
+        ValueError: if the file lacks `X` or `y`, or their numbers of rows differ.
     """
     path = _local_path(name)
     if path is None:
@@ -187,7 +187,7 @@ def uci(name: str, dtype: torch.dtype = torch.float32) -> Dataset:
     9,568 x 4, `protein` 45,730 x 9, `wine` (red) 1,599 x 11, `yacht` 308 x 6.
 
     Raises:
-        ValueError: If the name is none of these, or the downloaded file is not the one that the checksum names.
+        ValueError: if the name is none of these, or the downloaded file is not the one that the checksum names.
     """
     if _local_path(name):
         return load(name, dtype)

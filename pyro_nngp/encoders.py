@@ -8,8 +8,14 @@ listed. Nothing has the size of the data: one trained encoder serves any number 
 - :class:`SiteEncoder` is ours. The network replaces each node's observation by a Gaussian one (a site); mean and row of
   R then follow from the exact posterior on the nodes given the sites. For a Gaussian likelihood the right sites are
   known (y and its noise variance) and the network has only to find them.
+- :class:`ConditionalEncoder`, ours too, starts with the likelihood's own sites and makes the mean and the row by the
+  compiled conditional of the prior. It takes about an eighth of the time of the other, and learns in fewer steps.
 
-Both suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
+A step computes the rows of a batch and of its parents, up to (K + 1) times as many as a batch has points, where points
+lie in many dimensions nearly that. Small batches, such as the 50 of the paper, therefore cost no more per epoch than
+large ones and take many more steps.
+
+All suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
 prior allows a point to differ from its parents' forecast by very little, and means that were found one neighborhood at
 a time differ by more: the divergence is then large. A nugget (`jitter` of a percent or so) or a table of parameters (no
 encoder) helps.
@@ -18,10 +24,10 @@ Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites
 parents, D inputs, L latent functions, F features.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +36,7 @@ from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
+from pyro_nngp.conditional import graph_conditional
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Poisson
 
@@ -37,6 +44,7 @@ Row: TypeAlias = tuple[Tensor, Tensor, Tensor]
 """Mean (L, U), diagonal (L, U) and off-diagonal entries (L, U, K) of rows of q(u); L may be absent."""
 
 _FEATURES = 6  # of a node in the SiteEncoder, beside its D relative coordinates
+_NODE_FEATURES = 7  # of one in the ConditionalEncoder
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,9 @@ class Neighborhood:
         w: weights of the prior's conditional of the point given its parents, (U, K).
         var: its variance, (U,).
         jitter: relative nugget of the prior.
+        target: what the likelihood says of each node on its own, as a Gaussian observation of f at `response`: its
+            value, (L, U, n) or (U, n).
+        precision: its precision, positive.
     """
 
     response: Float[Tensor, "*L U n"]
@@ -64,6 +75,8 @@ class Neighborhood:
     w: Float[Tensor, "U K"]
     var: Float[Tensor, " U"]
     jitter: float
+    target: Float[Tensor, "*L U n"]
+    precision: Float[Tensor, "*L U n"]
 
 
 class GraphConvolutionEncoder(nn.Module):
@@ -78,6 +91,9 @@ class GraphConvolutionEncoder(nn.Module):
         widths: of the hidden layers.
         response: what the nodes start with, ``(likelihood, y) -> (N,)`` or (L, N); None is y itself, as in the paper.
 
+    Raises:
+        TypeError: if `widths` are no positive ints.
+
     Reference: Liu, Liu (2019), "Amortized variational inference with graph convolutional networks for Gaussian
     processes", AISTATS.
     """
@@ -88,6 +104,7 @@ class GraphConvolutionEncoder(nn.Module):
         self, widths: tuple[int, ...] = (20, 10), response: Callable[[Likelihood, Tensor], Tensor] | None = None
     ) -> None:
         super().__init__()
+        _check_widths("GraphConvolutionEncoder", widths)
         self.response = observed if response is None else response
         sizes = (1, *widths, 1)
         self.loc, self.row = (nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)) for _ in range(2))
@@ -139,6 +156,7 @@ class SiteEncoder(nn.Module):
         if input_dim < 1 or num_context < 0:
             actual = f"{input_dim} and {num_context}"
             fail("SiteEncoder", "input_dim >= 1 and num_context", ">= 0", actual, "Give the number of columns of x.")
+        _check_widths("SiteEncoder", widths)
         self.num_context, self.response = num_context, rough_latent if response is None else response
         sizes = (_FEATURES + input_dim, *widths)
         self.own, self.passed = (
@@ -182,6 +200,78 @@ class SiteEncoder(nn.Module):
         for own, passed in zip(self.own, self.passed, strict=True):
             hidden = F.relu(own(hidden) + adjacency @ passed(hidden))
         return 8 * (self.head(hidden) / 8).tanh()  # exponents that no precision overflows at
+
+
+class ConditionalEncoder(nn.Module):
+    r"""One nearest-neighbor regression on sites, corrected by a network: as quick as the prior's own conditional.
+
+    Node j comes with the Gaussian observation :math:`N(t_j, 1 / \tau_j)` of :math:`f_j` that its likelihood is at a
+    rough value of f; for Gaussian noise y and its precision, which are right at once. A network of the node alone
+    shifts :math:`t_j` by some standard deviations :math:`\tau_j^{-1/2}` and scales :math:`\tau_j`. With weights
+    :math:`a` and variance c of :math:`u_i` given the noisy :math:`u_j`, :math:`j \ne i`, and w, v those of the prior
+    given its parents,
+
+    .. math:: m_i = \frac{a^\top t / c + \tau_i t_i}{1 / c + \tau_i}, \qquad
+       R_{ii} = \frac{e^{s_i}}{\sqrt{1 / v + \tau_i}}, \qquad
+       R_{ij} = g_{j} \frac{w_j}{1 + v \tau_i} R_{ii} .
+
+    :math:`m_i` is the posterior mean of :math:`u_i` on the nodes given the sites; :math:`R_{ii}`, for :math:`s_i = 0`,
+    is the standard deviation of :math:`u_i` given its parents and its own site. :math:`s_i` and :math:`g_j` start at 0,
+    as do the corrections of the sites, so that for Gaussian noise training begins near the optimum. A node's features
+    are its target in units of the prior, the logarithm of its precision in them, its correlation with point i, its
+    weight w, the relative standard deviation :math:`v^{1/2}`, and which kind of node it is.
+
+    Args:
+        widths: of the hidden layers.
+        num_context: nearest other points that a point sees beside its parents.
+        response: rough values of f, ``(likelihood, y) -> (N,)`` or (L, N); None is :func:`rough_latent`.
+    """
+
+    def __init__(
+        self,
+        widths: tuple[int, ...] = (20, 10),
+        num_context: int = 10,
+        response: Callable[[Likelihood, Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__()
+        if num_context < 0:
+            fail("ConditionalEncoder", "num_context", ">= 0", num_context, "Give 0 for the parents alone.")
+        _check_widths("ConditionalEncoder", widths)
+        self.num_context, self.response = num_context, rough_latent if response is None else response
+        sizes = (_NODE_FEATURES, *widths)
+        layers = [part for a, b in pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        head = nn.Linear(sizes[-1], 3)
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
+        self.network = nn.Sequential(*layers, head)
+
+    def forward(self, near: Neighborhood) -> Row:
+        k, mask, own = near.w.shape[1], near.mask, near.x[:, :1]
+        moved, grown, shape = self._corrections(near, near.covariance(own, near.x)[:, 0]).unbind(-1)
+        tau = near.precision * grown.exp()
+        target = (near.target - near.mean + moved * near.precision.rsqrt()) * mask
+        noise, points = tau.reciprocal()[..., 1:].flatten(-2), near.x[:, 1:].flatten(0, 1)
+        rows = torch.where(mask[:, 1:], torch.arange(len(points), device=mask.device).view(mask[:, 1:].shape), -1)
+        a, var = graph_conditional(near.covariance, own[:, 0], points, rows, noise, near.jitter)
+        others, tau = (a * target[..., 1:]).sum(-1), tau[..., 0]
+        loc = (others / var + tau * target[..., 0]) / (1 / var + tau)
+        scale = shape[..., 0].exp() * (1 / near.var + tau).rsqrt()
+        return loc, scale, shape[..., 1 : 1 + k] * near.w * (scale / (1 + near.var * tau))[..., None]
+
+    def _corrections(self, near: Neighborhood, cov: Tensor) -> Tensor:
+        """Shift, growth of the precision, shape of the row, for each node, (..., U, n, 3)."""
+        n, k = near.mask.shape[1], near.w.shape[1]
+        node, own = torch.arange(n, device=cov.device), cov[:, :1]
+        of_row = [
+            cov / own,
+            F.pad(near.w, (1, n - 1 - k)),
+            (near.var / own[:, 0]).sqrt()[:, None].expand(-1, n),
+            (node == 0).to(cov).expand(len(cov), -1),
+            ((node > 0) & (node <= k)).to(cov).expand(len(cov), -1),
+        ]
+        of_site = [(near.target - near.mean) / own.sqrt(), (near.precision * own).log() / 4]
+        features = torch.stack([part.expand(near.target.shape) for part in (*of_site, *of_row)], -1)
+        return 8 * (self.network(features * near.mask[..., None]) / 8).tanh()
 
 
 def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
@@ -230,6 +320,12 @@ def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Ten
     loc = (row * pulled).sum(-1)
     row = torch.cat([row[..., rows, order[:, :k].argsort(dim=-1)], row[..., k, None]], -1)
     return loc.to(cov.dtype), row.to(cov.dtype)
+
+
+def _check_widths(where: str, widths: Any) -> None:
+    if not isinstance(widths, Sequence) or not all(isinstance(width, int) and width > 0 for width in widths):
+        cure = "Give the widths of the hidden layers; only SiteEncoder takes the number of inputs, first."
+        fail(where, "widths", "to be a sequence of ints >= 1", repr(widths), cure, TypeError)
 
 
 def _normalized(adjacency: Float[Tensor, "U n n"]) -> Float[Tensor, "U n n"]:

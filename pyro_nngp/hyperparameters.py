@@ -21,13 +21,13 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
 
     Args:
-        where: Name of the class, for the error message.
-        arg: Name of the attribute, for the error message.
-        value: Initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is.
-        default: Initial value if ``value`` is None.
+        where: name of the class, for the error message.
+        arg: name of the attribute, for the error message.
+        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is.
+        default: initial value if ``value`` is None.
 
     Raises:
-        ValueError: The value is not positive, not finite, or not in floating point.
+        ValueError: if the value is not positive, not finite, or not in floating point.
     """
     if isinstance(value, PyroParam | PyroSample):
         return value

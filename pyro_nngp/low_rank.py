@@ -102,12 +102,12 @@ def cholesky(cov: Float[Tensor, "... M M"], jitter: float = DEFAULT_JITTER) -> F
         NotPositiveDefiniteError: if there is none.
     """
     nugget = cov.diagonal(dim1=-2, dim2=-1) * jitter
-    tril, info = torch.linalg.cholesky_ex(cov + torch.diag_embed(nugget))
-    if info.any():
+    try:
+        return torch.linalg.cholesky(cov + torch.diag_embed(nugget))
+    except torch.linalg.LinAlgError as error:
         # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
         raise NotPositiveDefiniteError(
             f"cholesky: input is not positive-definite: a covariance of size {cov.shape[-1]} in {cov.dtype} with a "
             f"relative nugget of {jitter:.0e}. Coinciding points, a long lengthscale or NaN hyperparameters are the "
             "usual cause; a larger jitter or float64 helps with the first two."
-        )
-    return tril
+        ) from error

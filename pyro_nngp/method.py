@@ -4,20 +4,38 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
+import torch
 from jaxtyping import Float, Int
 from pyro import poutine
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_finite, check_inputs, check_new_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import (
+    check_batch,
+    check_finite,
+    check_inputs,
+    check_new_inputs,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
 from pyro_nngp.conditional import DEFAULT_JITTER
+from pyro_nngp.kernels import check_covariance
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.module import ConstantMean, GPModule, HyperparameterGuide, check_same_sites, pyro_entry
+from pyro_nngp.module import (
+    ConstantMean,
+    GPModule,
+    HyperparameterGuide,
+    check_same_sites,
+    pyro_entry,
+    read_hyperparameters,
+)
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -25,14 +43,16 @@ Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 class GPMethod(GPModule):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
-    A subclass builds its own parts after ``super().__init__`` and calls :meth:`_finish` last. It defines ``model``,
-    ``guide`` and :meth:`forward`; :meth:`predict` follows.
+    A subclass builds its own parts after ``super().__init__`` and calls :meth:`_finish` last. It defines ``model`` and
+    ``guide``, which begin with :meth:`_start_model` and :meth:`_start_guide` and name their sites by :meth:`_site`;
+    predictions are in :mod:`pyro_nngp.prediction`.
 
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None where parts of the method
+            have kernels of their own.
         likelihood: p(y | f); None makes ``model`` return f at the batch.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
@@ -43,7 +63,7 @@ class GPMethod(GPModule):
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
-            of the likelihood.
+            of the likelihood, a kernel for other columns, a mean function that does not give one value per row.
     """
 
     x: Tensor
@@ -61,6 +81,8 @@ class GPMethod(GPModule):
         super().__init__()
         where = type(self).__name__
         self.latent_shape = _check_data(where, x, y, likelihood)
+        if kernel is not None:
+            check_covariance(where, kernel, x)
         if mean is not None and not callable(mean):
             cure = "Pass a function (B, D) -> (B,) or a module."
             fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
@@ -74,6 +96,7 @@ class GPMethod(GPModule):
                 part.to(x)
         self.register_buffer("x", x.clone())
         self.register_buffer("y", None if y is None else y.clone())
+        self._try_mean(x[:2])
 
     def _finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""
@@ -89,27 +112,6 @@ class GPMethod(GPModule):
         """L; None for one latent function, without a dimension of its own."""
         return self.latent_shape[0] if self.latent_shape else None
 
-    @pyro_entry
-    def predict(self, x_new: Float[Tensor, "P D"], *args: Any, **kwargs: Any) -> Distribution:
-        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
-
-        Args:
-            x_new: new inputs.
-            args: further arguments are those of :meth:`forward`.
-            kwargs: likewise.
-
-        Returns:
-            The marginal of the likelihood, f integrated out.
-
-        Raises:
-            ValueError: if the model has no likelihood.
-        """
-        if self.likelihood is None:
-            where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
-            fail(where, "a likelihood", "in the model", None, cure)
-        loc, var = self(x_new, *args, **kwargs)
-        return self.likelihood.marginal(loc, var)
-
     def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
         """Inducing points, as a parameter or as a buffer."""
         self.learn_inducing = learn
@@ -118,28 +120,54 @@ class GPMethod(GPModule):
         else:
             self.register_buffer("z", z.clone())
 
-    def _guide_hyperparameters(self) -> None:
-        """What every guide starts with: the sites of the hyperparameters' guide."""
+    def _start_model(self, idx: Tensor | None) -> None:
+        """What every model starts with: its rows checked, then the sites of the hyperparameters."""
+        self._check_start("model", idx)
+        read_hyperparameters(self)
+
+    def _start_guide(self, idx: Tensor | None) -> None:
+        """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
+        self._check_start("guide", idx)
         check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
         self.hyper_guide()
 
-    def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
-        """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.
+    def _check_start(self, method: str, idx: Tensor | None) -> None:
+        where = f"{type(self).__name__}.{method}"
+        plates = [frame.name for frame in get_plates() if frame.vectorized]
+        if plates:
+            cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
+            fail(where, "to run", "outside vectorized plates", plates, cure)
+        if idx is not None and is_validation_enabled():
+            check_batch(where, "idx", idx, self.num_data)
 
-        With priors that is one sample each; without, all at once, or `most` at a time.
-        """
-        block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
-        for start in range(0, max(1, num_samples), max(1, block)):
-            with poutine.block():
-                self.hyper_guide()
-            yield min(block, num_samples - start)
+    def _site(self, name: str) -> str:
+        """Full name of a site or plate, with that of the method in front if it has one."""
+        return self._pyro_get_fullname(name)
 
+    @pyro_entry
     def _mean_at(self, x: Tensor) -> Tensor:
         """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
-        mean = self.mean(x)
+        mean, rows = self.mean(x), len(x)
+        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
+            where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
+            columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
+            cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
+            fail(where, "mean(x)", f"of shape ({rows},) or ({rows}, 1){columns}", actual, cure)
         if mean.dim() == 1:
             return mean
         return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
+
+    @torch.no_grad()
+    def _try_mean(self, x: Tensor) -> None:
+        """Raise if the mean function cannot be evaluated at x, or gives other than a value per row."""
+        with poutine.block(), torch.random.fork_rng(devices=_cuda_devices(x)):
+            try:
+                self._mean_at(x)
+            except (RuntimeError, TypeError, IndexError) as error:
+                where, expectation = type(self).__name__, f"to take inputs of shape {tuple(x.shape)}"
+                cure = "It is called with rows of x, (B, D)."
+                fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
+        self._pyro_context.used = False  # the method can still become part of a larger module
 
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
@@ -154,8 +182,10 @@ class GPMethod(GPModule):
 
     def _plates(self, idx: Tensor | None) -> Plates:
         """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
-        data = pyro.plate("data", self.num_data, subsample=idx, dim=-1)
-        return data, pyro.plate("latents", *self.latent_shape, dim=-2) if self.latent_shape else nullcontext()
+        data = pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1)
+        if not self.latent_shape:
+            return data, nullcontext()
+        return data, pyro.plate(self._site("latents"), *self.latent_shape, dim=-2)
 
     def _sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
         """The site f ~ N(loc, var) given the inducing values.
@@ -166,16 +196,16 @@ class GPMethod(GPModule):
         infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
         data, latents = plates
         with latents, data:
-            return pyro.sample("f", dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+            return pyro.sample(self._site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 
     def _record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
         """The site f where it is a function of other sites; `marginal` as in :meth:`_sample_f`."""
         data, latents = plates
         with latents, data:
             if marginal is None:
-                return pyro.deterministic("f", f, event_dim=0)
+                return pyro.deterministic(self._site("f"), f, event_dim=0)
             infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
-            return pyro.sample("f", dist.Delta(f, event_dim=0).mask(False), infer=infer)
+            return pyro.sample(self._site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
 
     def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
         """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
@@ -183,7 +213,23 @@ class GPMethod(GPModule):
             return f
         likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample("y", likelihood(f), obs=self._targets(idx), infer={"integrate": ("f", likelihood)})
+            infer = {"integrate": (self._site("f"), likelihood)}
+            return pyro.sample(self._site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
+
+
+@contextmanager
+def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
+    """Draw random numbers from a seed and leave the global random state alone; None draws from the latter."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng(devices=_cuda_devices(like)):
+        torch.manual_seed(seed)
+        yield
+
+
+def _cuda_devices(like: Tensor) -> list[int | None]:
+    return [like.device.index] if like.is_cuda else []
 
 
 def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:

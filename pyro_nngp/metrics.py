@@ -27,11 +27,11 @@ def rmse(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
     r"""Root mean squared error, :math:`\sqrt{\frac1N \sum_i (y_i - m_i)^2}`.
 
     Args:
-        y: Observations, any shape.
-        loc: Point predictions, the shape of `y`.
+        y: observations, any shape.
+        loc: point predictions, the shape of `y`.
 
     Raises:
-        ValueError: If shapes differ or there is no point.
+        ValueError: if shapes differ or there is no point.
     """
     _check_real("rmse", y=y, loc=loc)
     return (y - loc).square().mean().sqrt()
@@ -41,11 +41,11 @@ def nll(y: Shaped[Tensor, "*N"], predictive: Distribution) -> Float[Tensor, ""]:
     r"""Negative log predictive density, :math:`-\frac1N \sum_i \log p(y_i)`.
 
     Args:
-        y: Observations, of shape `predictive.batch_shape + predictive.event_shape`.
-        predictive: A distribution over `y`; a mean is taken over its batch, a joint one counts whole.
+        y: observations, of shape `predictive.batch_shape + predictive.event_shape`.
+        predictive: a distribution over `y`; a mean is taken over its batch, a joint one counts whole.
 
     Raises:
-        ValueError: If the shape of `y` is not that of one draw, or there is no point.
+        ValueError: if the shape of `y` is not that of one draw, or there is no point.
     """
     _check("nll", y=y)
     shape = predictive.batch_shape + predictive.event_shape
@@ -60,12 +60,12 @@ def crps_gaussian(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"], scale: Float
     With :math:`z = (y - m)/s`, the mean of :math:`s\,\{z\,(2\Phi(z) - 1) + 2\varphi(z) - \pi^{-1/2}\}`.
 
     Args:
-        y: Observations, any shape.
-        loc: Predictive means, the shape of `y`.
-        scale: Predictive standard deviations of the observations, positive, the shape of `y`.
+        y: observations, any shape.
+        loc: predictive means, the shape of `y`.
+        scale: predictive standard deviations of the observations, positive, the shape of `y`.
 
     Raises:
-        ValueError: If shapes differ, there is no point, or a scale is not positive.
+        ValueError: if shapes differ, there is no point, or a scale is not positive.
     """
     _check_real("crps_gaussian", y=y, loc=loc, scale=scale)
     if not bool((scale > 0).all()):
@@ -83,11 +83,11 @@ def crps_sample(y: Float[Tensor, "*N"], draws: Float[Tensor, "S *N"]) -> Float[T
     sum is read off the sorted draws as :math:`2\sum_k (2k - S - 1)\,x_{(k)}`.
 
     Args:
-        y: Observations, any shape.
-        draws: At least two independent draws from the prediction along the first dimension.
+        y: observations, any shape.
+        draws: at least two independent draws from the prediction along the first dimension.
 
     Raises:
-        ValueError: If shapes differ, there is no point, or fewer than two draws are given.
+        ValueError: if shapes differ, there is no point, or fewer than two draws are given.
     """
     check_tensor("crps_sample", "draws", draws)
     if draws.dim() == 0 or draws.shape[0] < 2:
@@ -107,15 +107,15 @@ def gaussian_interval(
     r"""Central interval of normal predictions, :math:`m \pm s\,\Phi^{-1}(1 - \alpha/2)`.
 
     Args:
-        loc: Predictive means, any shape.
-        scale: Predictive standard deviations, the shape of `loc`.
-        alpha: Probability outside the interval, in (0, 1).
+        loc: predictive means, any shape.
+        scale: predictive standard deviations, the shape of `loc`.
+        alpha: probability outside the interval, in (0, 1).
 
     Returns:
         Lower and upper ends, the shape of `loc`.
 
     Raises:
-        ValueError: If shapes differ, there is no point, or alpha lies outside (0, 1).
+        ValueError: if shapes differ, there is no point, or alpha lies outside (0, 1).
     """
     _check_alpha("gaussian_interval", alpha)
     _check_real("gaussian_interval", loc=loc, scale=scale)
@@ -129,13 +129,13 @@ def interval_score(
     r"""Score of central intervals, the mean of :math:`(u-l) + \frac2\alpha(l-y)_+ + \frac2\alpha(y-u)_+`.
 
     Args:
-        y: Observations, any shape.
-        lower: Lower ends, the shape of `y`.
-        upper: Upper ends, the shape of `y`, not below `lower`.
-        alpha: Probability that the intervals leave outside, in (0, 1).
+        y: observations, any shape.
+        lower: lower ends, the shape of `y`.
+        upper: upper ends, the shape of `y`, not below `lower`.
+        alpha: probability that the intervals leave outside, in (0, 1).
 
     Raises:
-        ValueError: If shapes differ, there is no point, alpha is outside (0, 1), or an upper end is below `lower`.
+        ValueError: if shapes differ, there is no point, alpha is outside (0, 1), or an upper end is below `lower`.
     """
     _check_alpha("interval_score", alpha)
     _check_interval("interval_score", y, lower, upper)
@@ -147,12 +147,12 @@ def coverage(y: Float[Tensor, "*N"], lower: Float[Tensor, "*N"], upper: Float[Te
     """Share of observations inside their closed intervals.
 
     Args:
-        y: Observations, any shape.
-        lower: Lower ends, the shape of `y`.
-        upper: Upper ends, the shape of `y`, not below `lower`.
+        y: observations, any shape.
+        lower: lower ends, the shape of `y`.
+        upper: upper ends, the shape of `y`, not below `lower`.
 
     Raises:
-        ValueError: If shapes differ, there is no point, or an upper end is below `lower`.
+        ValueError: if shapes differ, there is no point, or an upper end is below `lower`.
     """
     _check_interval("coverage", y, lower, upper)
     return ((lower <= y) & (y <= upper)).to(y.dtype).mean()
@@ -162,11 +162,11 @@ def error_rate(y: Shaped[Tensor, "*N"], label: Shaped[Tensor, "*N"]) -> Float[Te
     """Share of wrongly predicted labels.
 
     Args:
-        y: Observed labels, any shape.
-        label: Predicted labels, the shape of `y`.
+        y: observed labels, any shape.
+        label: predicted labels, the shape of `y`.
 
     Raises:
-        ValueError: If shapes differ or there is no point.
+        ValueError: if shapes differ or there is no point.
     """
     _check("error_rate", y=y, label=label)
     return (y != label).to(torch.get_default_dtype()).mean()
@@ -176,11 +176,11 @@ def auc(y: Shaped[Tensor, "*N"], score: Float[Tensor, "*N"]) -> Float[Tensor, ""
     """Area under the ROC curve: the chance that a positive outscores a negative, ties counting one half.
 
     Args:
-        y: Observed labels, 0 or 1 (or booleans), any shape.
-        score: Any increasing function of the predicted probability of label 1, the shape of `y`.
+        y: observed labels, 0 or 1 (or booleans), any shape.
+        score: any increasing function of the predicted probability of label 1, the shape of `y`.
 
     Raises:
-        ValueError: If shapes differ, a label is neither 0 nor 1, or one of the two classes is absent.
+        ValueError: if shapes differ, a label is neither 0 nor 1, or one of the two classes is absent.
     """
     _check("auc", y=y, score=score)
     _check_binary("auc", y)
@@ -200,11 +200,11 @@ def brier(y: Shaped[Tensor, " N"], prob: Float[Tensor, " N"] | Float[Tensor, "N 
     For two classes the second form is twice the first.
 
     Args:
-        y: Observed labels, shape (N,): 0 or 1 (or booleans) with `prob` of shape (N,), else integers in 0..C-1.
-        prob: Predicted probabilities of label 1, shape (N,), or of each class, shape (N, C).
+        y: observed labels, shape (N,): 0 or 1 (or booleans) with `prob` of shape (N,), else integers in 0..C-1.
+        prob: predicted probabilities of label 1, shape (N,), or of each class, shape (N, C).
 
     Raises:
-        ValueError: If the shapes do not match as above, there is no point, or a label is outside its range.
+        ValueError: if the shapes do not match as above, there is no point, or a label is outside its range.
     """
     check_tensor("brier", "prob", prob)
     if prob.dim() != 2:

@@ -1,15 +1,18 @@
 """What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, pyro_method
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
@@ -54,9 +57,12 @@ class GPModule(PyroModule):
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
 
-        Two kernels that stand alone in one Pyro program need names, or their sites collide. Inside a model or a larger
-        PyroModule the attribute's name serves.
+        Two kernels, or two methods, that stand alone in one Pyro program need names, or their sites collide, which is
+        an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
+        for part in self.modules():  # no store but the module's own, emptied after each use, knows the old names
+            if isinstance(part, PyroModule):
+                part._pyro_context.used = False
         self._pyro_set_supermodule(name, self._pyro_context)
         return self
 
@@ -89,12 +95,25 @@ def own_param_store(module: GPModule) -> Iterator[None]:
     what the user's own ``pyro.param`` statements made, in a mean function for instance. ``ParamStoreDict.scope`` is not
     used: it strips the marks by which ``SVI`` recognises a parameter, from the global ones too. Names stay known
     outside, for optimisers with settings per parameter.
+
+    Raises:
+        RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
     """
-    store = pyro.get_param_store()
+    store, recorded = pyro.get_param_store(), _recorded_parameters()
     outside = store._params, store._constraints, store._param_to_name
     store._params, store._constraints, store._param_to_name = params, bounds, names = module._store
     try:
         yield
+        for before, after in zip(recorded, _recorded_parameters(), strict=True):
+            changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
+            twice = [name for name in changed if before[name] in outside[2]]  # of a module that lives on
+            if twice:
+                _fail_twice(module, sorted(twice))
+    except RuntimeError as error:
+        repeated = re.match(r"Multiple sample sites named '(.*?)'", str(error))
+        if repeated is None:
+            raise
+        _fail_twice(module, [repeated[1]], error)
     finally:
         store._params, store._constraints, store._param_to_name = outside
         new = {param: name for param, name in names.items() if store._param_to_name.get(param) != name}
@@ -105,6 +124,26 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             del params[name], bounds[name]
         names.clear()
         names.update({param: name for name, param in params.items()})
+
+
+def _recorded_parameters() -> list[dict[str, Tensor]]:
+    """Unconstrained parameters by name, of each trace that is being recorded."""
+
+    def leaf(value: Any) -> Tensor:
+        return value.unconstrained() if hasattr(value, "unconstrained") else value
+
+    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    return [{n: leaf(s["value"]) for n, s in t.nodes.items() if s["type"] == "param"} for t in traces]
+
+
+def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = None) -> NoReturn:
+    """Two modules of one program have given the same names to what they own, or one has read its priors twice."""
+    where, arg, expectation = type(module).__name__, "sites and parameters", "with names that the program has not used"
+    cure = "Name one of the two: module.named('trend'). A kernel that serves twice is bound once: cov = kernel.bind()."
+    try:
+        fail(where, arg, expectation, f"{names} twice", cure, RuntimeError)
+    except RuntimeError as error:
+        raise error from cause
 
 
 def _forget_names(params: list[Tensor]) -> None:
@@ -154,7 +193,7 @@ class HyperparameterGuide(PyroModule):
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
             event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
             q = dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
-            name = module._pyro_get_fullname(attribute)
+            name = _full_name(self, module, attribute)
             values[name] = choose(name, q, loc)
             module._pyro_context.set(name, values[name])
         return values
@@ -163,6 +202,7 @@ class HyperparameterGuide(PyroModule):
 def read_hyperparameters(owner: nn.Module) -> None:
     """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
     for module, attribute in _sampled_attributes(owner):
+        _full_name(owner, module, attribute)
         getattr(module, attribute)
 
 
@@ -173,10 +213,36 @@ def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Ten
         ValueError: if an attribute has no value there.
     """
     for module, attribute in _sampled_attributes(owner):
-        name = module._pyro_get_fullname(attribute)
+        name = _full_name(owner, module, attribute)
         if name not in values:
             fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
         module._pyro_context.set(name, values[name])
+
+
+def place_draws(
+    where: str, owner: nn.Module, samples: Mapping[str, Tensor], total: int | None = None
+) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Place the hyperparameters of one posterior draw after the other; give the values of all its sites, and a count.
+
+    Args:
+        where: name of the caller, for messages.
+        owner: the module whose attributes they are.
+        samples: what ``MCMC.get_samples`` returns.
+        total: what the counts add up to: evenly spaced draws, some several times if there are fewer. None is each once.
+
+    Raises:
+        ValueError, TypeError: if a site is missing, sites have different numbers of draws, or there is no dictionary.
+    """
+    num_draws = count_draws(where, samples)
+    rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()
+
+    def each() -> Iterator[tuple[dict[str, Tensor], int]]:
+        for row, count in zip(*map(Tensor.tolist, rows.unique_consecutive(return_counts=True)), strict=True):
+            values = {name: value[row] for name, value in samples.items()}
+            place_hyperparameters(where, owner, values)
+            yield values, count
+
+    return each()
 
 
 def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
@@ -184,7 +250,11 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
 
     Raises:
         ValueError: if sites have different numbers of draws, or none.
+        TypeError: for what is no dictionary.
     """
+    if not isinstance(samples, Mapping):
+        cure = "Pass mcmc.get_samples()."
+        fail(where, "samples", "to be a dictionary of draws by site", type(samples).__name__, cure, TypeError)
     sizes = {len(value) for value in samples.values()}
     if len(sizes) != 1 or sizes == {0}:
         cure = "Pass the dictionary of one run, draws first."
@@ -205,6 +275,18 @@ def _sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
         if isinstance(module, PyroModule):
             for attribute in module._pyro_samples:
                 yield module, attribute
+
+
+def _full_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
+    """Name of the site of an attribute.
+
+    Raises:
+        ValueError: if the module has become part of another method since, in whose context it now reads its priors.
+    """
+    if module._pyro_context is not owner._pyro_context:
+        where, cure = type(module).__name__, "Give each method a copy, copy.deepcopy(kernel), or build it anew."
+        fail(where, f"the prior of {attribute!r}", "in one method alone", "a method built on it later", cure)
+    return module._pyro_get_fullname(attribute)
 
 
 def _prior(module: PyroModule, attribute: str) -> Any:

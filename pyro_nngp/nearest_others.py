@@ -1,7 +1,7 @@
 """The nearest other points of each point: for densities of each datum given all others, which need no ordering.
 
 Cost: one search per row, when a batch first asks for it; O(N (K + D)) memory. Symbols: as in
-:mod:`pyro_nngp.neighbors`.
+:mod:`pyro_nngp.neighbor_table`.
 """
 
 from typing import Any
@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_rows
-from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.neighbor_table import Batch, NeighborTable
 
 
-class NearestOthers(NeighborGraph):
+class NearestOthers(NeighborTable):
     """The K nearest *other* points of each point: for leave-one-out densities, which need no ordering.
 
     Exact duplicates of a point count as others. It makes no prior (:class:`~pyro_nngp.distributions.NNGP` needs
@@ -28,14 +28,15 @@ class NearestOthers(NeighborGraph):
         x: points (N, D), finite; exact duplicates are allowed.
         num_neighbors: K, in 1..N-1.
         seed: of the order that breaks ties.
-        options: further arguments of :class:`NeighborGraph`, such as `metric` and `backend`.
+        options: further arguments of :class:`NeighborTable`, such as `metric` and `backend`.
     """
 
     def __init__(self, x: Float[Tensor, "N D"], num_neighbors: int, *, seed: int = 0, **options: Any) -> None:
-        super().__init__(x, num_neighbors, "random", seed=seed, **options)
+        super().__init__(x, num_neighbors, seed=seed, **options)
+        self.register_buffer("neighbors", self._search(num_neighbors))
 
     def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
-        """The points `idx` (None: all) and the neighbors that they need; see :meth:`NeighborGraph.batch`."""
+        """The points `idx` (None: all) and the neighbors that they need; see :meth:`NeighborTable.batch`."""
         if idx is not None:
             check_rows("NearestOthers.batch", "idx", idx, self.num_points)
         first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]

@@ -7,7 +7,7 @@ Cost: O(B K^3) time, O(B K^2) memory.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from pyro_nngp.kernels import Covariance
 
 _ESCALATION = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _CHUNK_BYTES = 2**20
+_PANEL, _PANELLED = 16, range(80, 129)  # columns of a panel, and sizes at which LAPACK itself does not work in blocks
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError):
@@ -34,9 +35,9 @@ def block_conditional(
         cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[:, 0], cov.diag(target)
         if noise is None or noise.dim() == 2:
             added = None if noise is None else noise[part]
-            parts.append(Conditional.apply(cov_nn, cov_nx, cov_xx, added, mask, jitter))
+            parts.append(Conditional.apply(cov_nn, cov_nx, cov_xx, added, mask, jitter)[:2])
         else:
-            each = [Conditional.apply(cov_nn, cov_nx, cov_xx, added[part], mask, jitter) for added in noise]
+            each = [Conditional.apply(cov_nn, cov_nx, cov_xx, added[part], mask, jitter)[:2] for added in noise]
             parts.append(tuple(torch.stack(values) for values in zip(*each, strict=True)))
     if len(parts) == 1:
         return parts[0]
@@ -45,25 +46,28 @@ def block_conditional(
 
 
 class Conditional(torch.autograd.Function):
-    """(K_nn, k_n, k_xx, noise) -> (w, v) with the gradient of :mod:`pyro_nngp.conditional`."""
+    """(K_nn, k_n, k_xx, noise) -> (w, v, what is kept), with the gradient of :mod:`pyro_nngp.conditional`."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        cov_nn: Tensor,
-        cov_nx: Tensor,
-        cov_xx: Tensor,
-        noise: Tensor | None,
-        mask: Tensor | None,
-        jitter: float,
-    ) -> tuple[Tensor, Tensor]:
-        w, var, tril, extra, inside = solve(cov_nn.clone(), cov_nx, cov_xx, noise, mask, jitter)
-        ctx.save_for_backward(cov_nn, cov_nx, noise, mask, tril, w, extra, inside)
-        ctx.jitter = jitter
-        return w, var
+        cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
+    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        w, var, *kept = solve(cov_nn.clone(), cov_nx, cov_xx, noise, mask, jitter)
+        return w, var, tuple(kept)
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor) -> tuple[Tensor | None, ...]:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        (cov_nn, cov_nx, _, noise, mask, ctx.jitter), (w, _, (tril, extra, inside)) = inputs, output
+        ctx.save_for_backward(cov_nn, cov_nx, noise, mask, tril, w, extra, inside)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+        """One member after the other, since what is done about an indefinite covariance depends on its values."""
+        w, var = each_member(lambda *member: Conditional.apply(*member)[:2], info.batch_size, in_dims, arguments)
+        return (w, var, ()), (0, 0, ())
+
+    @staticmethod
+    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         cov_nn, cov_nx, noise, mask, tril, w, extra, inside = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative is wanted: redo the forward pass under autograd
             system = _system(cov_nn.clone(), noise, mask, ctx.jitter)
@@ -77,6 +81,15 @@ class Conditional(torch.autograd.Function):
         grad_nn.diagonal(dim1=-2, dim2=-1).add_(grad_diag, alpha=ctx.jitter)
         grad_noise = None if noise is None else grad_diag
         return grad_nn, -left - vw, grad_var * inside * (1 + ctx.jitter), grad_noise, None, None
+
+
+def each_member(
+    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple, arguments: tuple
+) -> tuple[Tensor, ...]:
+    """What a function gives for each of the members that :func:`torch.func.vmap` maps over, stacked in front."""
+    members = zip(in_dims, arguments, strict=True)
+    parts = [a.unbind(dim) if isinstance(dim, int) else (a,) * size for dim, a in members]
+    return tuple(torch.stack(values) for values in zip(*map(function, *parts), strict=True))
 
 
 def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
@@ -94,7 +107,7 @@ def solve(
 
     K_nn is overwritten.
     """
-    tril, extra = factorise(_system(cov_nn, noise, mask, jitter))
+    tril, extra = factorise(_system(cov_nn, noise, mask, jitter), _cholesky_ex)
     rhs = cov_nx if mask is None else cov_nx * mask
     half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
     w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
@@ -117,7 +130,8 @@ def solve_gradient(
     if mask is not None:
         grad_w = grad_w * mask
     vw = grad_var[:, None] * w
-    return vw - torch.cholesky_solve(grad_w[..., None], tril)[..., 0], vw
+    half = torch.linalg.solve_triangular(tril, grad_w[..., None], upper=False)
+    return vw - torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0], vw
 
 
 def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float) -> Tensor:
@@ -131,9 +145,11 @@ def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: f
     return cov_nn
 
 
-def factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
+def factorise(
+    system: Tensor, cholesky_ex: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.cholesky_ex
+) -> tuple[Tensor, Tensor | None]:
     """Cholesky factors, and what had to be added to the diagonal of the members that failed (None: nothing)."""
-    tril, info = torch.linalg.cholesky_ex(system)
+    tril, info = cholesky_ex(system)
     failed = info > 0
     if not failed.any():
         return tril, None
@@ -143,7 +159,7 @@ def factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
         extra[failed] = step * scale[failed]
         retry = system[failed]
         retry.diagonal(dim1=-2, dim2=-1).add_(extra[failed][:, None])
-        tril[failed], info = torch.linalg.cholesky_ex(retry)
+        tril[failed], info = cholesky_ex(retry)
         again = torch.zeros_like(failed)
         again[failed] = info > 0
         count, failed = int((extra > 0).sum()), again
@@ -161,3 +177,28 @@ def factorise(system: Tensor) -> tuple[Tensor, Tensor | None]:
         f"size {system.shape[-1]} in {system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN "
         "hyperparameters, or a kernel that is not positive definite, are the usual cause."
     )
+
+
+def _cholesky_ex(system: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors of a batch, and numbers that are positive where there is none.
+
+    Where that is faster than one call of LAPACK per member, in batched products and on the transpose, whose rows lie
+    together: each panel of rows less what those above it contribute, then times the inverse of its own triangle.
+    """
+    size = system.shape[-1]
+    if system.device.type != "cpu" or size not in _PANELLED:
+        return torch.linalg.cholesky_ex(system)
+    triu, info = torch.zeros_like(system), system.new_zeros(system.shape[:-2], dtype=torch.int32)
+    for start in range(0, size, _PANEL):
+        stop = min(start + _PANEL, size)
+        panel = system[..., start:stop, start:]
+        if start:
+            panel = panel - triu[..., :start, start:stop].mT @ triu[..., :start, start:]
+        tril, failed = torch.linalg.cholesky_ex(panel[..., : stop - start])
+        eye = torch.eye(stop - start, dtype=system.dtype, device=system.device)
+        triu[..., start:stop, start:stop] = tril.mT
+        triu[..., start:stop, stop:] = (
+            torch.linalg.solve_triangular(tril, eye, upper=False) @ panel[..., stop - start :]
+        )
+        info |= failed
+    return triu.mT, info

@@ -18,14 +18,14 @@ def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tupl
 
     Args:
         num_points: N, at least the number of parts.
-        fractions: Positive shares of the parts, with sum one.
-        seed: Seed of the permutation.
+        fractions: positive shares of the parts, with sum one.
+        seed: seed of the permutation.
 
     Returns:
         Disjoint sets of row numbers that together hold every row, each in ascending order.
 
     Raises:
-        ValueError: If a share is not positive, they do not add to one, or a part would be empty.
+        ValueError: if a share is not positive, they do not add to one, or a part would be empty.
     """
     shares = torch.tensor(fractions, dtype=torch.float64)
     if bool((shares <= 0).any()) or abs(float(shares.sum()) - 1) > 1e-6:
@@ -43,16 +43,16 @@ def block_split(x: Float[Tensor, "N D"], cell_size: float, fraction: float, seed
     """Hold out whole cubes of side `cell_size`, drawn at random until they hold the wanted share of the points.
 
     Args:
-        x: Inputs, shape (N, D), all dimensions in one unit.
-        cell_size: Side of a cube in the units of `x`, positive.
-        fraction: Share of the points to hold out at least, in (0, 1).
-        seed: Seed of the order in which cubes are drawn.
+        x: inputs, shape (N, D), all dimensions in one unit.
+        cell_size: side of a cube in the units of `x`, positive.
+        fraction: share of the points to hold out at least, in (0, 1).
+        seed: seed of the order in which cubes are drawn.
 
     Returns:
         True at held-out points, shape (N,), on the device of `x`.
 
     Raises:
-        ValueError: If an argument is out of range or nothing would be left to train on.
+        ValueError: if an argument is out of range or nothing would be left to train on.
     """
     check_inputs("block_split", "x", x)
     if not cell_size > 0:
@@ -76,19 +76,19 @@ class Standardizer:
     A column that is constant up to rounding keeps its unit, so that it maps to zero instead of to amplified rounding.
 
     Attributes:
-        loc: Column means of the training rows, shape () or (D,).
-        scale: Column standard deviations (divisor N), or 1 for a constant column, shape () or (D,).
+        loc: column means of the training rows, shape () or (D,).
+        scale: column standard deviations (divisor N), or 1 for a constant column, shape () or (D,).
     """
 
     def __init__(self, train: Float[Tensor, " N"] | Float[Tensor, "N D"]) -> None:
         """Compute the map.
 
         Args:
-            train: Training rows, shape (N,) or (N, D).
+            train: training rows, shape (N,) or (N, D).
 
         Raises:
-            TypeError: If `train` is not a floating-point tensor.
-            ValueError: If it holds no row, or NaN or infinity.
+            TypeError: if `train` is not a floating-point tensor.
+            ValueError: if it holds no row, or NaN or infinity.
         """
         check_tensor("Standardizer", "train", train)
         if train.dim() == 0 or train.numel() == 0:

@@ -6,10 +6,14 @@ With :math:`s_i = (z_i - x) / \ell`, pairs :math:`q_{ij} = |s_i - s_j|^2`, slope
 .. math:: \bar s_i = 2 \sum_j W_{ij} (s_i - s_j) + 2 \bar k_i k'(q_i) s_i, \qquad
    \overline{\log \ell_d} = -\sum_i \bar s_{id} s_{id},
 
-so all lengthscales and inputs cost one matrix of weights and one batched product. Two ways to compute the same:
-compiled code where it is there (:mod:`pyro_nngp.native`), and torch operations on chunks of targets that stay in cache,
-which keep the Cholesky factors and evaluate the kernel again in the backward pass. A second derivative goes through the
-general way.
+so all lengthscales and inputs cost one matrix of weights and one batched product. The variance :math:`\sigma^2` of the
+kernel costs nothing: multiplied together with the noise it leaves w alone and multiplies v, so that
+
+.. math:: \overline{\log \sigma^2} = \bar v v - \sum_i \bar \delta_i \delta_i .
+
+Two ways to compute the same: compiled code where it is there (:mod:`pyro_nngp.native`), and torch operations on chunks
+of targets that stay in cache, which keep for the backward pass, in one matrix per target, the slopes and above them the
+transposed Cholesky factor. A second derivative goes through the general way.
 
 Cost: O(B K^3) time; O(B K^2) memory for gradients in torch, O(B K) in compiled code.
 Symbols: as in :mod:`pyro_nngp.conditional`; s scaled neighbors relative to the target.
@@ -21,11 +25,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from pyro_nngp import native
+from pyro_nngp import memory, native
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.kernels.radial import Radial, block, pull, squared_distance
+from pyro_nngp.kernels.radial import Radial, block, squared_distance
 from pyro_nngp.native import Gradients, Problem
-from pyro_nngp.nn_systems import block_conditional, chunks, solve, solve_gradient
+from pyro_nngp.nn_systems import block_conditional, chunks, each_member, solve, solve_gradient
 
 
 def radial_conditional(
@@ -38,13 +42,17 @@ def radial_conditional(
     """
     x, points = kernel.columns(x), kernel.columns(points)
     lengthscale, variance = kernel.lengthscale.to(x.dtype).expand(x.shape[1]), kernel.variance.to(x.dtype)
-    problem = Problem(x, points, lengthscale, variance, noise, neighbors, kernel.profile, jitter)
-    if not native.supported(problem):
-        return _Fused.apply(_TORCH, torch.is_grad_enabled(), *problem)[:2]
-    w, var, failed = _Fused.apply(_NATIVE, torch.is_grad_enabled(), *problem)
-    if failed.any():  # torch finds out what they need on their diagonals
+    return _compute(Problem(x, points, lengthscale, variance, noise, neighbors, kernel.profile, jitter))
+
+
+def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Weights and variances, by compiled code where it can."""
+    engine, noise = _NATIVE if native.supported(problem) else _TORCH, problem.noise
+    w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
+    if failed is not None and failed.any():  # torch finds out what they need on their diagonals
         rows = failed.nonzero()[:, 0]
-        rest = problem._replace(x=x[rows], neighbors=neighbors[rows], noise=None if noise is None else noise[rows])
+        noise = None if noise is None else noise[rows]
+        rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
         again = _Fused.apply(_TORCH, torch.is_grad_enabled(), *rest)
         w, var = w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
     return w, var
@@ -62,20 +70,30 @@ class _Engine(NamedTuple):
 
 
 class _Fused(torch.autograd.Function):
-    """(engine, whether gradients are recorded, *problem) -> (w, v, failed)."""
+    """(engine, whether gradients are recorded, *problem) -> (w, v, failed, what is kept for the gradient)."""
 
     @staticmethod
-    def forward(ctx: Any, engine: _Engine, recording: bool, *arguments: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        problem = Problem(*arguments)
-        w, var, failed, kept = engine.forward(problem, recording)
-        ctx.engine, ctx.rest = engine, problem[6:]
+    def forward(
+        engine: _Engine, recording: bool, *arguments: Any
+    ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
+        return engine.forward(Problem(*arguments), recording)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        problem, (_, _, failed, kept) = Problem(*inputs[2:]), output
+        ctx.engine, ctx.rest = inputs[0], problem[6:]
         ctx.save_for_backward(*problem[:6], *kept)
         if failed is not None:
             ctx.mark_non_differentiable(failed)
-        return w, var, failed
 
     @staticmethod
-    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def vmap(info: Any, in_dims: tuple, engine: _Engine, recording: bool, *arguments: Any) -> tuple:
+        """One member after the other, since what is done about an indefinite covariance depends on its values."""
+        w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
+        return (w, var, None, ()), (0, 0, None, ())
+
+    @staticmethod
+    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         problem, needs = Problem(*tensors, *ctx.rest), ctx.needs_input_grad[2:7]
         if torch.is_grad_enabled():  # a second derivative is wanted
@@ -112,23 +130,23 @@ def _differentiable_gradients(
 
 
 def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
-    """Torch operations, chunk by chunk."""
-    weights, variances, above, factors = [], [], [], []
-    padded = bool((problem.neighbors < 0).any())
-    for part in chunks(problem.x, problem.neighbors.shape[1]):
+    """Torch operations, chunk by chunk, into memory that is there before: small results in between would scatter it."""
+    memory.keep_freed()
+    (b, k), new = problem.neighbors.shape, problem.x.new_empty
+    w, var, extra, inside = new(b, k), new(b), problem.x.new_zeros(b), new(b, dtype=torch.bool)
+    packed = memory.empty((b, k, k), problem.x.dtype, problem.x.device) if recording else None
+    below, padded = problem.x.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
+    for part in chunks(problem.x, k):
         scaled, mask, noise = _chunk(problem, part, padded)
-        cov_nn = problem.profile.function(squared_distance(scaled, scaled), problem.variance)[0]
+        cov_nn, slope = problem.profile.function(squared_distance(scaled, scaled), problem.variance)
         cov_nx = problem.profile.function(scaled.square().sum(-1), problem.variance)[0]
-        w, var, tril, _, inside = solve(
-            cov_nn, cov_nx, problem.variance.expand(len(scaled)), noise, mask, problem.jitter
-        )
-        weights.append(w)
-        variances.append(var)
-        if recording:
-            above.append(inside)
-            factors.append(tril)
-    w = torch.cat(weights)
-    return w, torch.cat(variances), None, (w, torch.cat(above), *factors) if recording else ()
+        cov_xx = problem.variance.expand(len(scaled))
+        w[part], var[part], tril, more, inside[part] = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
+        if more is not None:
+            extra[part] = more
+        if packed is not None:
+            torch.addcmul(tril.mT, slope, below, out=packed[part])
+    return w, var, None, () if packed is None else (w, var, inside, extra, packed)
 
 
 def _backward(
@@ -141,39 +159,36 @@ def _backward(
     noise: bool,
     inputs: bool,
 ) -> Gradients:
-    w, inside, *factors = kept
+    w, var, inside, extra, packed = kept
+    (b, k), d, scale = w.shape, problem.x.shape[1], problem.lengthscale * problem.profile.stretch
     grad_var = grad_var * inside
-    padded = bool((problem.neighbors < 0).any())
-    log_lengthscale, log_variance = torch.zeros_like(problem.lengthscale), torch.zeros_like(problem.variance)
-    grad_noise, grad_x, grad_z = [], [], []
-    for part, tril in zip(chunks(problem.x, w.shape[1]), factors, strict=True):
-        scaled, mask, _ = _chunk(problem, part, padded)
-        left, vw = solve_gradient(grad_w[part], grad_var[part], w[part], tril, mask)
-        grad_diag = left * w[part]
-        grad_noise.append(grad_diag)
+    below, padded = w.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
+    log_lengthscale, log_variance = torch.zeros_like(problem.lengthscale), torch.dot(grad_var, var)
+    grad_noise = torch.empty_like(w)
+    grad_x, grad_z = (w.new_empty(b, d), w.new_empty(b, k, d)) if inputs else (None, None)
+    for part in chunks(problem.x, k):
+        scaled, mask, added = _chunk(problem, part, padded)
+        left, vw = solve_gradient(grad_w[part], grad_var[part], w[part], packed[part].mT, mask)
+        grad_diag = torch.mul(left, w[part], out=grad_noise[part])
         if not (kernel or inputs):
             continue
-        k, slope = problem.profile.function(squared_distance(scaled, scaled), problem.variance)
+        log_variance -= (grad_diag * (extra[part, None] if added is None else extra[part, None] + added)).sum()
         pairs = (left[..., None] * w[part][..., None, :]).addcmul_(w[part][..., None], left[..., None, :])
-        log_variance += 0.5 * torch.dot(pairs.flatten(), k.flatten())
-        near = pull(pairs.mul_(slope), scaled, scaled)
-        k, slope = problem.profile.function(scaled.square().sum(-1), problem.variance)
-        cross = -left - vw
-        far = 2 * (cross * slope)[..., None] * scaled
-        nugget = (grad_diag.sum() * problem.jitter + grad_var[part].sum() * (1 + problem.jitter)) * problem.variance
-        log_variance += (cross * k).sum() + nugget
+        near = _pull_pairs(pairs.mul_(packed[part]).mul_(below), scaled)
+        slope = problem.profile.function(scaled.square().sum(-1), problem.variance)[1]
+        far = -2 * ((left + vw) * slope)[..., None] * scaled
         log_lengthscale -= ((near + far) * scaled).sum((0, 1))
-        if inputs:
-            scale = problem.lengthscale * problem.profile.stretch
-            grad_z.append((near + far) / scale)
-            grad_x.append(-far.sum(1) / scale)
-    return Gradients(
-        log_lengthscale,
-        log_variance,
-        torch.cat(grad_noise) if noise else None,
-        torch.cat(grad_x) if inputs else None,
-        torch.cat(grad_z) if inputs else None,
-    )
+        if grad_x is not None and grad_z is not None:
+            torch.div(near + far, scale, out=grad_z[part])
+            torch.div(-far.sum(1), scale, out=grad_x[part])
+    return Gradients(log_lengthscale, log_variance, grad_noise if noise else None, grad_x, grad_z)
+
+
+def _pull_pairs(weights: Tensor, s: Tensor) -> Tensor:
+    """2 sum_j W_ij (s_i - s_j), W symmetric, of which `weights` is the part below the diagonal."""
+    rows = torch.cat([s, torch.ones_like(s[..., :1])], -1).mT  # few long rows: several times faster than weights @ s
+    total = (rows @ weights + rows @ weights.mT).mT
+    return 2 * (total[..., -1:] * s - total[..., :-1])
 
 
 def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -69,7 +69,7 @@ def nearest(
         Indices into `points`, (Q, k), int64.
 
     Raises:
-        ValueError, TypeError: on malformed arguments.
+        ValueError, TypeError: for malformed arguments.
         ImportError: if the backend needs FAISS and it does not import.
     """
     index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
@@ -101,7 +101,7 @@ def nearest_predecessors(
         Indices of predecessors of rows start..N-1, (R, k) with R = N - start, int64.
 
     Raises:
-        ValueError, TypeError: on malformed arguments.
+        ValueError, TypeError: for malformed arguments.
         ImportError: if the backend needs FAISS and it does not import.
     """
     index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
@@ -132,7 +132,7 @@ class SearchIndex:
         progress: whether a search that takes more than three seconds shows a progress bar.
 
     Raises:
-        ValueError, TypeError: on malformed arguments.
+        ValueError, TypeError: for malformed arguments.
         ImportError: if the backend needs FAISS and it does not import.
     """
 

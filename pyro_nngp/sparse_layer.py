@@ -6,7 +6,7 @@ With :math:`K_{zz} = L L^\top`, inducing values :math:`u = L \nu` and :math:`\nu
 Cost: O(M^3 + B M^2). Symbols: S draws of the inputs, H outputs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp.inducing_priors import InducingPrior, inducing_prior
-from pyro_nngp.kernels import bind
+from pyro_nngp.kernels import bind, check_covariance
 from pyro_nngp.low_rank import cholesky, whitened_conditional
 
 
@@ -34,7 +34,7 @@ class SparseLayer(PyroModule):
         jitter: relative nugget.
 
     Raises:
-        ValueError: if the prior is unknown or of another shape.
+        ValueError, TypeError: if the prior is unknown or of another shape, or the kernel is none for these inputs.
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class SparseLayer(PyroModule):
         jitter: float,
     ) -> None:
         super().__init__()
+        check_covariance("BSGP", kernel, z)
         self.kernel, self.outputs, self.jitter = kernel, outputs, jitter
         self.register_buffer("start", z.clone())
         self.register_buffer("skip", skip)
@@ -81,6 +82,41 @@ class SparseLayer(PyroModule):
         loc = self.nu @ a.mT
         tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter)
         return loc + torch.randn_like(loc) @ tril.mT
+
+
+def stacked_layers(
+    kernels: Sequence[Any],
+    z: Float[Tensor, "M D"],
+    axes: Float[Tensor, "D H"],
+    hidden_mean: str,
+    outputs: tuple[int, ...],
+    prior: InducingPrior | None,
+    jitter: float,
+) -> list[SparseLayer]:
+    """The layers of a deep process, or the only one: all but the last have H outputs.
+
+    Args:
+        kernels: one per layer.
+        z: where the inducing inputs of the first layer start; those of the others start at their images along `axes`.
+        axes: D inputs to H hidden values.
+        hidden_mean: "linear" adds these images to what hidden layers pass on, "zero" does not.
+        outputs: of the last layer, () or (T,).
+        prior: of the inducing inputs of each layer.
+        jitter: relative nugget.
+    """
+    layers = []
+    for kernel in kernels[:-1]:
+        skip = axes if hidden_mean == "linear" else torch.zeros_like(axes)
+        layers.append(SparseLayer(kernel, z, axes.shape[1:], prior, skip, jitter))
+        z, axes = z @ axes, torch.eye(axes.shape[1]).to(axes)
+    return [*layers, SparseLayer(kernels[-1], z, outputs, prior, None, jitter)]
+
+
+def leading_axes(x: Float[Tensor, "N D"], width: int) -> Float[Tensor, "D H"]:
+    """The identity, padded with zeros to a larger width; the principal axes of x for a smaller one."""
+    if width >= x.shape[1]:
+        return torch.eye(x.shape[1], width).to(x)
+    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:width].mT.contiguous()
 
 
 def _of_layer(prior: Callable[[Any, Tensor], Distribution], layer: SparseLayer) -> Distribution:

@@ -3,6 +3,7 @@ import math
 import pickle
 
 import arviz as az
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pyro.nn import PyroSample
 from pyro.ops.stats import effective_sample_size
 from pyro.optim import Adam
 
-from pyro_nngp.conditional import DEFAULT_JITTER
+from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
 from pyro_nngp.inference.potential import ModelPotential
@@ -497,10 +498,51 @@ def test_mean_field_svi_runs_on_the_same_model():
     assert bool(gp.predict(x, samples).log_prob(y).isfinite().all())
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop.*log_ndtr")  # vmap calls it chain by chain
+@pytest.mark.parametrize(
+    ("likelihood", "settings"),
+    [
+        (Gaussian(0.2), {}),
+        (Gaussian(0.2), {"inducing_prior": None, "objective": "vfe"}),
+        (Bernoulli(), {"inducing_prior": "determinantal"}),
+        (Bernoulli("probit"), {"inducing_prior": "strauss", "num_layers": 2, "num_draws": 3, "fixed_draws": True}),
+    ],
+)
+def test_chains_in_one_batch_are_those_one_after_the_other(likelihood, settings):
+    """Potential and gradients at other values of all sites and on other rows in each chain."""
+    x, y = data()
+    y = y if isinstance(likelihood, Gaussian) else (y > 0).to(F64)
+    gp = BSGP(x, y, kernel(True), likelihood, inducing=M, **settings)
+    found = []
+    with pyro.validation_enabled(False):
+        options = gp.model, (Minibatch(N, 12),), {}, gp.init_strategy
+        together, apart = (ModelPotential("Test", *options, vectorize) for vectorize in (True, False))
+        start = together.initial()
+        position = start + 0.2 * torch.randn(3, *start.shape, dtype=F64)
+        for potential in (together, apart):
+            torch.manual_seed(3)
+            found.append(potential.gradient(position, tuple(potential.params.values())))
+    (energy, gradient, by_params), (energy_1, gradient_1, by_params_1) = found
+    torch.testing.assert_close(energy, energy_1, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(gradient, gradient_1, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(by_params, by_params_1, rtol=1e-9, atol=1e-9)
+    assert len({float(value) for value in energy}) == 3
+
+
+def test_a_covariance_without_a_factor_is_named_in_chains_side_by_side():
+    x, y = data()
+    gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
+    with pyro.validation_enabled(False):
+        potential = ModelPotential("Test", gp.model, (), {}, gp.init_strategy)
+        position = torch.stack([potential.initial(), torch.full_like(potential.initial(), torch.nan)])
+        with pytest.raises(NotPositiveDefiniteError, match=f"cholesky: .* a covariance of size {M}"):
+            potential.gradient(position)
+
+
 def test_chains_side_by_side_and_export():
     x, y = data()
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
-    mcmc = SGMCMC(SGHMC(gp.model, init_strategy=gp.init_strategy), 4, 10, 2, vectorize=False, disable_progbar=True)
+    mcmc = SGMCMC(SGHMC(gp.model, init_strategy=gp.init_strategy), 4, 10, 2, disable_progbar=True)
     mcmc.run(Minibatch(N, 12))
     found = to_arviz(mcmc, progress=False)
     assert found.posterior["layers.0.z"].shape == (2, 4, M, 2)

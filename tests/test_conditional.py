@@ -1,7 +1,10 @@
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.nn import PyroSample
 from pyro.ops.integrator import potential_grad
 
+from pyro_nngp import nn_systems
 from pyro_nngp.conditional import DEFAULT_JITTER, NotPositiveDefiniteError, graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 
@@ -45,6 +48,42 @@ def test_gradients_of_both_orders():
     inputs = [t.clone().requires_grad_() for t in (x, z, noise, lengthscale)]
     torch.autograd.gradcheck(weights_and_variance, inputs)
     torch.autograd.gradgradcheck(weights_and_variance, inputs)
+
+
+@pytest.mark.parametrize("native", ["0", "1"])
+@pytest.mark.parametrize("kernel", [Matern52, lambda *args, **kwargs: Matern52(*args, **kwargs) + RBF(3).double()])
+def test_vmap_over_hyperparameters_gives_the_members_and_their_gradients(monkeypatch, kernel, native):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
+    x, z, mask, noise = problem()
+    lengthscales = (0.5 + torch.rand(4, 3, dtype=F64)).requires_grad_()
+    noises = torch.rand(4, *noise.shape, dtype=F64).requires_grad_()
+    weights = torch.randn(7, 5, dtype=F64)
+
+    def member(lengthscale, added):
+        k = kernel(3, lengthscale=PyroSample(dist.Delta(lengthscale, event_dim=1)), variance=torch.ones((), dtype=F64))
+        w, var = nn_conditional(k, x, z, mask, added)
+        return (w * weights).sum() + var.log().sum()
+
+    mapped = torch.func.vmap(member, in_dims=(1, 0))(lengthscales.mT, noises)
+    looped = torch.stack([member(*each) for each in zip(lengthscales, noises, strict=True)])
+    torch.testing.assert_close(mapped, looped, rtol=1e-12, atol=0)
+    got, want = (torch.autograd.grad(value.square().sum(), (lengthscales, noises)) for value in (mapped, looped))
+    torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+def test_members_of_a_vmap_take_nuggets_of_their_own():
+    x, z = torch.zeros(1, 1), torch.linspace(0, 1, 12)[None, :, None]
+
+    def member(lengthscale):
+        kernel = RBF(1, lengthscale=PyroSample(dist.Delta(lengthscale)))
+        return nn_conditional(kernel, x, z, jitter=0.0)[0]
+
+    scales = torch.tensor([0.05, 30.0])
+    with pytest.warns(UserWarning, match="took an extra nugget"):
+        mapped = torch.func.vmap(member)(scales)
+    with pytest.warns(UserWarning, match="took an extra nugget"):
+        alone = member(scales[1])
+    torch.testing.assert_close(mapped, torch.stack([member(scales[0]), alone]), rtol=0, atol=0)
 
 
 def test_masked_neighbors_weigh_nothing_and_pass_no_gradient():
@@ -161,3 +200,15 @@ def test_wrong_input(change, message):
     x, z, mask, _ = problem()
     with pytest.raises((ValueError, TypeError), match=message):
         nn_conditional(RBF(3).double(), **({"x": x, "z": z, "mask": mask} | change))
+
+
+@pytest.mark.parametrize("size", [79, 80, 97, 128])
+def test_panelled_factor_is_lapacks(size):
+    a = torch.randn(5, size, size + 4, dtype=torch.float64)
+    system = a @ a.mT
+    system[2, 50, 50] = -1.0  # in the fourth panel
+    system[4] = float("nan")
+    tril, info = nn_systems._cholesky_ex(system)
+    assert (info > 0).tolist() == [False, False, True, False, True]
+    definite = torch.tensor([0, 1, 3])
+    torch.testing.assert_close(tril[definite], torch.linalg.cholesky(system[definite]), rtol=1e-10, atol=1e-10)

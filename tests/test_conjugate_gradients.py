@@ -42,3 +42,35 @@ def test_nothing_moves_where_the_start_is_the_solution_or_no_iteration_is_allowe
     z, residual = conjugate_gradients(lambda z: system @ z, system @ start, max_iterations=0)
     assert residual == 1
     assert not z.any()
+
+
+def test_norm_size_and_looks_decide_when_it_ends(system):
+    """In units of `size`, by a norm that is asked for every few iterations only."""
+    system, right, asked = system[0], torch.randn(N, dtype=torch.float64), []
+
+    def norm(residual):
+        asked.append(residual)
+        return residual.abs().amax(-1)
+
+    size = torch.tensor(50.0, dtype=torch.float64)
+    diagonal = system.diagonal()
+    z, worst = conjugate_gradients(lambda z: system @ z, right, None, diagonal, 1e-9, norm=norm, size=size, every=7)
+    assert len(asked) > 1
+    torch.testing.assert_close(asked[0], right)
+    assert worst == pytest.approx(float(asked[-1].abs().max()) / 50)
+    assert worst <= 1e-9 < float(asked[-2].abs().max()) / 50
+    torch.testing.assert_close(system @ z, right, rtol=0, atol=1e-7)
+
+
+def test_halving_gives_up_where_the_residual_stands_still(system):
+    """Without a preconditioner this system takes far more iterations than it gets."""
+    system, right = system[0], torch.randn(N, dtype=torch.float64)
+    products = []
+
+    def product(z):
+        products.append(z)
+        return system @ z
+
+    _, left = conjugate_gradients(product, right, None, None, 1e-12, 1000, every=3, halving=True)
+    assert left > 1e-12
+    assert len(products) < 20

@@ -1,3 +1,5 @@
+import copy
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -75,7 +77,7 @@ def test_independent_outputs_equal_separate_models():
     x, y = data()
     kernels = [Matern52(2, lengthscale=torch.tensor([0.3 + 0.1 * t, 0.6])) for t in range(T)]
     gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), num_neighbors=5, mixing=torch.eye(T, dtype=F64))
-    single = [LOO(x, y[:, t], k, Gaussian(0.1), num_neighbors=5) for t, k in enumerate(kernels)]
+    single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), num_neighbors=5) for t, k in enumerate(kernels)]
     assert loss(gp) == pytest.approx(sum(loss(one) for one in single), rel=1e-9)
     torch.testing.assert_close(gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1)[1] for one in single]), rtol=1e-9, atol=0)
 
@@ -97,6 +99,10 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals():
     spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 20_000**0.5
     assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
     assert gp.sample(new, 2).shape == (2, T, 3)
+    assert torch.equal(gp.sample(new, 2, seed=1), gp.sample(new, 2, seed=1))
+    assert not torch.equal(gp.sample(new, 2), gp.sample(new, 2))
+    with pytest.raises(ValueError, match=r"with input_dim = 1 columns, got \(20, 2\)"):
+        CoregionalizedLOO(x, y, [RBF(1), RBF(2)], num_neighbors=4)
 
 
 def test_training_and_refreshing_under_all_lengthscales():

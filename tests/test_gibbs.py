@@ -298,7 +298,7 @@ def observed(law):
 
 
 def two_latents():
-    f, g = (pyro.sample(name, NNGP(fixed_kernel(), GRAPH)) for name in "fg")
+    f, g = (pyro.sample(name, NNGP(fixed_kernel().named(name), GRAPH)) for name in "fg")
     pyro.sample("y", dist.Bernoulli(logits=f + g).to_event(1), obs=torch.ones(N, dtype=F64))
 
 

@@ -71,6 +71,20 @@ def test_strauss_counts_close_pairs():
     torch.testing.assert_close(prior.log_prob(z), want, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("name", ["uniform", "determinantal", "strauss"])
+def test_a_flat_base_lets_a_far_point_go_and_a_normal_one_does_not(name):
+    z = points()
+    z[0] = 50.0
+    farther = z.clone()
+    farther[0] = 500.0
+    flat = named(name, z)
+    torch.testing.assert_close(flat.log_prob(farther), flat.log_prob(z), rtol=1e-12, atol=1e-12)
+    if name != "uniform":
+        flat.base = normal()
+        want = D * (50.0**2 - 500.0**2) / 2
+        assert float((flat.log_prob(farther) - flat.log_prob(z)).detach()) == pytest.approx(want, rel=1e-9)
+
+
 def test_smooth_strauss_tends_to_the_hard_one():
     z = points()
     hard = float(Strauss(Flat(M, D), 1.2, softness=0.0).num_close_pairs(z))

@@ -231,6 +231,32 @@ def test_derivatives_of_a_block_with_itself(kernel: Kernel) -> None:
     assert gradgradcheck(block, inputs)
 
 
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 1, None), (None, None, 0), (0, 1, 0)])
+@pytest.mark.parametrize("kernel", [k for k in smooth_kernels() if not isinstance(k, Constant)], ids=name_of)
+def test_blocks_under_vmap(kernel: Kernel, mapped: tuple[int | None, ...]) -> None:
+    """Values and gradients are those of one call after the other, whichever of x, z and parameters are mapped over."""
+    x, z = points(3, 4, 2), points(5, 3, 6, 2)
+    x, z = x if mapped[0] == 0 else x[0], z if mapped[1] == 1 else z[:, 0]  # (4, 2) and (5, 6, 2) each
+    leaves = [torch.stack([leaf, leaf + 0.1, leaf - 0.2]) for leaf in leaves_of(kernel)]
+    leaves = leaves if mapped[2] == 0 else [leaf[0] for leaf in leaves]
+    inputs = [tensor.requires_grad_() for tensor in (x, z, *leaves)]
+    in_dims = (*mapped[:2], *[mapped[2]] * len(leaves))
+
+    def block(x: Tensor, z: Tensor, *leaves: Tensor) -> Tensor:
+        return with_leaves(kernel, leaves)(x, z)
+
+    def one(c: int) -> Tensor:
+        pairs = zip(inputs, in_dims, strict=True)
+        return block(*[y if dim is None else y.select(dim, c) for y, dim in pairs])
+
+    weights = points(3, 5, 4, 6)
+    together, apart = torch.func.vmap(block, in_dims)(*inputs), torch.stack([one(c) for c in range(3)])
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+    pair = (torch.autograd.grad((weights * values).sum(), inputs) for values in (together, apart))
+    for gradient, expected in zip(*pair, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("cls", [RBF, Matern32, Matern52, RationalQuadratic, Periodic], ids=name_of)
 def test_curvature_at_distance_zero(cls: type[Kernel]) -> None:
     """The second derivative of a smooth kernel at x = z is that of its Taylor series, not the 0 of a clamped root."""

@@ -81,10 +81,11 @@ def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     pairs = [dense_leave_one_out(cov, o - 0.4, d) for o, d in zip(obs.view(-1, N), noise.view(-1, N), strict=True)]
     loc, var = torch.stack([p[0] for p in pairs]) + 0.4, torch.stack([p[1] for p in pairs])
     if isinstance(bound, Categorical):
-        each = torch.stack(
-            [dense_log_prob(Bernoulli(), torch.ones(N, dtype=F64), *m) for m in zip(loc, var, strict=True)]
+        off, on = (
+            torch.stack([dense_log_prob(Bernoulli(), label, *m) for m in zip(loc, var, strict=True)])
+            for label in torch.tensor([0.0, 1.0], dtype=F64)[:, None].expand(2, N)
         )
-        want = each.log_softmax(0).gather(0, y[None])[0]
+        want = (on - off).log_softmax(0).gather(0, y[None])[0]
     else:
         want = dense_log_prob(bound, y, loc[0], var[0])
     site = poutine.trace(poutine.condition(gp.model, {"omega": omega})).get_trace().nodes["y"]
@@ -143,16 +144,17 @@ def test_own_auxiliary_variables_integrate_out(likelihood, make):
     torch.testing.assert_close(found, predictive(bound, loc, var).log_prob(y), rtol=1e-6, atol=1e-7)
 
 
-def test_own_auxiliary_variables_of_classes():
+@pytest.mark.parametrize("coupling", ["odds", "probabilities"])
+def test_own_auxiliary_variables_of_classes(coupling):
     """The label's density, and for each class what its binary set gains over having omega integrated out."""
     loc, var, omega = torch.randn(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64)
     y = torch.tensor([0, 2, 1, 1, 0])
-    want = predictive(Categorical(3), loc, var).log_prob(y)
+    want = predictive(Categorical(3), loc, var, coupling).log_prob(y)
     for c in range(3):
         is_c = (y == c).to(F64)
         want = want + AugmentedMarginal(Bernoulli(), loc[c], var[c], omega[c]).log_prob(is_c)
         want = want - Bernoulli().marginal(loc[c], var[c]).log_prob(is_c)
-    density = AugmentedMarginal(Categorical(3), loc, var, omega)
+    density = AugmentedMarginal(Categorical(3), loc, var, omega, coupling)
     torch.testing.assert_close(density.log_prob(y), want, rtol=1e-9, atol=1e-12)
     assert density.sample((7,)).shape == (7, 5)
 
@@ -250,16 +252,27 @@ def test_labels_in_every_coding_give_one_model():
     assert losses == [losses[0]] * 4
 
 
-def test_class_probabilities_are_the_normalized_one_against_all_ones():
+def test_class_probabilities_are_one_against_all_ones_given_that_exactly_one_is_on():
     x, f = data()
-    gp = LOO(x, torch.bucketize(f, torch.tensor([-0.4, 0.4])), kernel(), Categorical(3), num_neighbors=8)
-    new = data(5)[0]
+    labels, new = torch.bucketize(f, torch.tensor([-0.4, 0.4])), data(5)[0]
+    gp = LOO(x, labels, kernel(), Categorical(3), num_neighbors=8)
     probs = gp.predict(new).probs.detach()
     torch.testing.assert_close(probs.sum(-1), torch.ones(5, dtype=F64), rtol=1e-12, atol=0)
-    one_against_all = Bernoulli().marginal(*gp(new)).mean.mT
-    torch.testing.assert_close(
-        probs, (one_against_all / one_against_all.sum(-1, keepdim=True)).detach(), rtol=1e-9, atol=0
-    )
+    single = Bernoulli().marginal(*gp(new)).mean.mT.detach()
+    alone = torch.stack([single[:, c] * (1 - single[:, torch.arange(3) != c]).prod(-1) for c in range(3)], -1)
+    torch.testing.assert_close(probs, alone / alone.sum(-1, keepdim=True), rtol=1e-9, atol=0)
+    papers = LOO(x, labels, kernel(), Categorical(3), num_neighbors=8, coupling="probabilities")
+    want = single / single.sum(-1, keepdim=True)
+    torch.testing.assert_close(papers.predict(new).probs.detach(), want, rtol=1e-9, atol=0)
+    assert loss(papers) != pytest.approx(loss(gp), rel=1e-3)
+
+
+@pytest.mark.parametrize(("coupling", "doubt"), [("odds", 9 * math.exp(-8)), ("probabilities", 9 * math.exp(-4))])
+def test_doubt_of_ten_confident_binary_classifiers(coupling, doubt):
+    loc = torch.full((10, 1), -4.0, dtype=F64)
+    loc[3] = 4.0
+    probs = predictive(Categorical(10), loc, torch.full_like(loc, 1e-9), coupling).probs
+    assert float(probs[0, 3]) == pytest.approx(1 / (1 + doubt), rel=1e-6)
 
 
 def test_the_point_itself_is_left_out_among_exact_duplicates():
@@ -498,6 +511,7 @@ def test_two_models_do_not_share_parameters():
         ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
         ({"guide": "normal"}, r"expected guide to be 'lognormal' or 'conjugate', got 'normal'"),
         ({"objective": "none"}, r"expected objective to be 'posterior' or 'prior', got 'none'"),
+        ({"coupling": "sum"}, r"expected coupling to be 'odds' or 'probabilities', got 'sum'"),
     ],
 )
 def test_wrong_input(change, message):

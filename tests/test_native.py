@@ -104,6 +104,32 @@ def test_every_instruction_set_and_size(level, k):
 
 @needs_library
 @pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize(("dtype", "k"), [(F64, 5), (torch.float32, 50)])
+def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
+    case = Case(Matern32, b=37, k=k, n=60)
+    problem, every = case.problem(dtype), dict.fromkeys(FLAGS, True)
+    w, v, _, (failed,) = native.forward(problem, recording=True, level=level)
+    grads = case.grad_w.to(dtype), case.grad_v.to(dtype)
+    want = native.backward(problem, (failed,), *grads, **every, level=level)
+    monkeypatch.setattr(native, "_FACTORS_FROM", 1)
+    assert len(native.forward(problem, recording=False, level=level)[3]) == 1
+    w2, v2, _, kept = native.forward(problem, recording=True, level=level)
+    assert torch.equal(w2, w)
+    assert torch.equal(v2, v)
+    factors = kept[1].clone()
+    for _ in range(2):  # the backward pass may be repeated
+        found = native.backward(problem, kept, *grads, **every, level=level)
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+        assert torch.equal(kept[1], factors)
+    nothing = torch.zeros_like(factors)  # it does read them
+    found = native.backward(problem, (failed, nothing), *grads, **every, level=level)
+    assert not torch.equal(found.log_variance, want.log_variance)
+    monkeypatch.setattr(native, "_FACTORS_BYTES", len(factors) - 1)
+    assert len(native.forward(problem, recording=True, level=level)[3]) == 1
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_single_precision(level, kernel):
     case = Case(kernel, b=35, k=18, n=60)
@@ -182,7 +208,9 @@ def test_second_derivatives(way, monkeypatch):
 
 
 @needs_library
-def test_indefinite_members_take_the_way_that_adds_jitter():
+@pytest.mark.parametrize("factors_from", [1, 1000])
+def test_indefinite_members_take_the_way_that_adds_jitter(factors_from, monkeypatch):
+    monkeypatch.setattr(native, "_FACTORS_FROM", factors_from)
     case = Case(RBF, b=20, k=6)
     case.neighbors[5, :3] = 7  # one point three times, with less than no noise
     case.noise[7] = -3e-5
@@ -242,7 +270,7 @@ def test_columns_of_the_kernel_are_chosen_first():
 def test_no_library_or_one_for_another_system_counts_as_none(monkeypatch, tmp_path):
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     assert native.library.__wrapped__() is None
-    (tmp_path / "libconditional.so.1").write_bytes(b"not a library")
+    (tmp_path / native._FILE).write_bytes(b"not a library")
     assert native.library.__wrapped__() is None
 
 

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from pyro_nngp import neighbors, search_backends
+from pyro_nngp import neighbor_table, search_backends
 from pyro_nngp.levels import dependency_levels
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.ordering import make_ordering, random_ordering
@@ -450,8 +450,8 @@ def test_dtype_moves_with_the_module():
 
 def test_the_search_index_is_kept_between_queries(monkeypatch):
     made = []
-    index = neighbors.SearchIndex
-    monkeypatch.setattr(neighbors, "SearchIndex", lambda *args, **kwargs: made.append(1) or index(*args, **kwargs))
+    index = neighbor_table.SearchIndex
+    monkeypatch.setattr(neighbor_table, "SearchIndex", lambda *args, **kwargs: made.append(1) or index(*args, **kwargs))
     graph = NeighborGraph(points(), K)
     for _ in range(3):
         graph.query(graph.x[:2])

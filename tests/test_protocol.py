@@ -6,13 +6,14 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
-from pyro.nn import PyroSample
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
+from torch import nn
 
-from pyro_nngp.encoders import GraphConvolutionEncoder, SiteEncoder
-from pyro_nngp.inference import fit, to_arviz
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
+from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.models.npvi import NPVI
@@ -27,13 +28,14 @@ METHODS = {
     "MLL": (Vecchia, {"num_neighbors": K, "objective": "mll"}),
     "NPVI": (NPVI, {"num_neighbors": K}),
     "NPVI-NN": (NPVI, {"num_neighbors": K, "encoder": lambda: GraphConvolutionEncoder()}),
+    "NPVI-conditional": (NPVI, {"num_neighbors": K, "encoder": lambda: ConditionalEncoder()}),
     "NPVI-sites": (NPVI, {"num_neighbors": K, "encoder": lambda: SiteEncoder(2)}),
     "SWSGP": (SWSGP, {"num_neighbors": K, "inducing": 20}),
     "SVGP": (SVGP, {"inducing": 20}),
 }
 VOCABULARY = {
     *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
-    *("mean_field", "guide", "guide_neighbors", "encoder", "loc", "scale", "jitter", "seed"),
+    *("mean_field", "guide", "guide_neighbors", "encoder", "coupling", "loc", "scale", "jitter", "seed"),
 }
 
 
@@ -121,6 +123,116 @@ def test_single_precision_stays_single(name):
     assert all(p.dtype is torch.float32 for p in gp.parameters())
 
 
+def test_a_seed_makes_draws_reproducible_and_leaves_the_random_state_alone(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    state = torch.get_rng_state()
+    first, again, other = (gp.sample(x_new, 3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(gp.sample(x_new, 3), gp.sample(x_new, 3))
+
+
+def test_two_in_one_program_need_names(name):
+    one, two = build(name), build(name, seed=1)
+    apart = sum(IntegratedELBO().loss(gp.model, gp.guide) for gp in (one, two))
+    model, guide = lambda: (one.model(), two.model()), lambda: (one.guide(), two.guide())
+    with pytest.raises(RuntimeError, match=r"with names that the program has not used, got \['\w+'\] twice\. Name one"):
+        pyro.poutine.trace(model).get_trace()
+    one.named("first")
+    sites = pyro.poutine.trace(model).get_trace().nodes
+    assert {"y", "first.y", "data", "first.data"} <= sites.keys()
+    torch.testing.assert_close(IntegratedELBO().loss(model, guide), apart, rtol=1e-9, atol=0)
+
+
+def test_a_larger_module_gives_its_names(name):
+    larger = PyroModule()
+    larger.gp = build(name)
+    sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
+    assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
+
+
+def test_vectorized_plates_around_a_method_are_refused(name):
+    gp = build(name)
+    for model, plates in (
+        (Predictive(gp.model, guide=gp.guide, num_samples=2, parallel=True), "_num_predictive_samples"),
+        (lambda: SVI(gp.model, gp.guide, Adam({}), Trace_ELBO(2, vectorize_particles=True)).step(), "num_particles"),
+        (pyro.plate("groups", 3)(gp.model), "groups"),
+    ):
+        with pytest.raises(ValueError, match=rf"to run outside vectorized plates, got \['{plates}.*parallel=False"):
+            model()
+    for _ in pyro.plate("groups", 2):
+        gp.guide()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([3, 1, 3]), r"expected idx without repeats, got 1 repeats"),
+        (torch.tensor([-1, 2]), r"expected idx in 0\.\.59, got -1\.\.2"),
+        (torch.tensor([0, 60]), r"expected idx in 0\.\.59, got 0\.\.60"),
+        (torch.tensor([1.0]), r"expected idx of dtype torch.int64, got torch.float32"),
+        ([1, 2], r"expected idx to be a torch.Tensor, got list"),
+    ],
+)
+def test_wrong_rows_are_refused(name, rows, message):
+    gp = build(name)
+    for call in (gp.model, gp.guide):
+        with pytest.raises((ValueError, TypeError), match=message):
+            call(rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"kernel": Matern52(3)}, ValueError, r"with input_dim = 3 columns, got \(\d+, 2\)\. Set input_dim"),
+        ({"kernel": RBF(1, active_dims=[2])}, ValueError, r"expected inputs with columns \[2\], got \(\d+, 2\)"),
+        ({"kernel": Matern52}, TypeError, r"expected kernel to be a Kernel or a callable, got Matern52\. Pass an ins"),
+        ({"mean": nn.Linear(3, 1)}, RuntimeError, r"expected mean to take inputs of shape \(2, 2\), got RuntimeError"),
+        ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
+        ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
+        ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
+        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y to be finite, got 60 NaN"),
+        ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),
+    ],
+)
+def test_wrong_parts_are_refused_at_construction(name, change, error, message):
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    x, y = data(torch.float32)
+    parts = {"x": x, "y": y, "kernel": Matern52(2), "likelihood": Gaussian()} | settings | change
+    with pytest.raises(error, match=message):
+        method(**parts)
+
+
+def test_wrong_encoders_are_refused():
+    with pytest.raises(TypeError, match=r"GraphConvolutionEncoder: expected widths to be a sequence of ints >= 1"):
+        GraphConvolutionEncoder(2)
+    with pytest.raises(TypeError, match=r"SiteEncoder: expected widths to be a sequence of ints >= 1, got \(4, 0\)"):
+        SiteEncoder(2, (4, 0))
+    with pytest.raises(TypeError, match=r"expected encoder to be a torch module, got .*Pass an instance such as"):
+        NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder)
+
+
+def test_labels_are_no_observations_of_a_normal():
+    x, y = data()
+    with pytest.raises(TypeError, match=r"Gaussian: expected y of a numeric dtype, got torch.bool. Use Bernoulli\(\)"):
+        VNNGP(x, y > 0, Matern52(2), Gaussian(), num_neighbors=K)
+    counted = VNNGP(x, (5 * y).round().long(), Matern52(2), Gaussian(), num_neighbors=K)
+    as_floats = VNNGP(x, (5 * y).round(), Matern52(2), Gaussian(), num_neighbors=K)
+    for gp in (counted, as_floats):
+        fit(gp, 3, progress=False)
+    torch.testing.assert_close(counted(x)[0], as_floats(x)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", ["forward", "predict", "sample"])
+def test_one_point_is_a_row(name, call):
+    gp, (x, _) = build(name), data()
+    more = (2,) if call == "sample" else ()
+    with pytest.raises(ValueError, match=rf"{call}: expected x_new of shape .* got \(2,\)\. Use x_new\[None\] for"):
+        getattr(gp, call)(x[0], *more)
+
+
 def test_two_instances_share_no_parameters(name):
     one, two = build(name), build(name)
     before = [p.clone() for p in two.parameters()]
@@ -157,6 +269,10 @@ def test_sampled_posteriors_keep_the_protocol():
     loc, var = gp(x[:P], samples)
     assert loc.shape == var.shape == gp.predict(x[:P], samples).batch_shape == (P,)
     assert gp.sample(x[:P], 6, samples).shape == (6, P)
+    assert torch.equal(gp.sample(x[:P], 6, samples, seed=1), gp.sample(x[:P], 6, samples, seed=1))
+    assert not torch.equal(gp.sample(x[:P], 6, samples), gp.sample(x[:P], 6, samples))
+    with pytest.raises(ValueError, match=r"with input_dim = 3 columns, got \(10, 2\)"):
+        BSGP(x, y, Matern52(3), Gaussian(0.05), inducing=10)
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3
 
 

@@ -29,8 +29,9 @@ def test_the_guide_runs_from_top_to_bottom():
     assert (scope["variance"] > 0).all()
     assert ((scope["probability"] > 0) & (scope["probability"] < 1)).all()
     assert (scope["rate"] > 0).all()
-    assert scope["predictive"].batch_shape == (5,)
+    assert scope["predictive"].batch_shape == scope["averaged"].batch_shape == (5,)
+    assert scope["fields"].shape == (100, 5)
 
 
 def test_there_are_examples():
-    assert (len(README), len(GUIDE)) == (2, 4)
+    assert (len(README), len(GUIDE)) == (2, 5)

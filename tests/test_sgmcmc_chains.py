@@ -14,7 +14,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import NUTS
+from pyro.nn import PyroSample
 
+from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.checkpoint import CheckpointError, save_checkpoint
@@ -22,6 +24,8 @@ from pyro_nngp.inference.potential import Minibatch
 from pyro_nngp.inference.sghmc import SGHMC
 from pyro_nngp.inference.sgld import SGLD
 from pyro_nngp.inference.sgmcmc import DivergenceError
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64
 Y = torch.linspace(-1, 3, 30, dtype=F64)
@@ -73,6 +77,33 @@ def test_full_batch_chains_side_by_side_take_the_steps_of_chains_alone():
         for name, value in alone.get_samples(group_by_chain=True).items():
             torch.testing.assert_close(side[name][c], value[0], rtol=1e-12, atol=1e-12)
             torch.testing.assert_close(looped[name][c], value[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("white", [False, True])
+def test_chains_of_a_nearest_neighbor_process_run_side_by_side(white):
+    x, prior = torch.rand(30, 2, dtype=F64), dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
+    graph, kernel = NeighborGraph(x, 6), Matern52(2, lengthscale=PyroSample(prior))
+
+    def process():
+        f = pyro.sample("f", NNGP(kernel, graph, jitter=0.1))
+        with pyro.plate("data", 30):
+            pyro.sample("y", dist.Normal(f, torch.tensor(0.5, dtype=F64)), obs=Y)
+
+    start = {"lengthscale": torch.tensor([0.3, 0.9], dtype=F64).log(), "f": torch.randn(2, 30, dtype=F64)}
+    if white:
+        process = pyro.poutine.reparam(process, config={"f": NNGPReparam()})
+        start["f_white"] = start.pop("f")
+
+    def draws(**options):
+        sampler = SGLD(process, 1e-4, temperature=lambda update: 0.0, gradient_noise=0.0)
+        mcmc = chains(sampler, num_chains=2, initial_params=start, **options)
+        mcmc.run()
+        return mcmc.get_samples(group_by_chain=True)
+
+    side, looped = draws(), draws(vectorize=False)
+    assert not torch.allclose(side["lengthscale"][0], side["lengthscale"][1])
+    for name in side:
+        torch.testing.assert_close(side[name], looped[name], rtol=1e-10, atol=1e-12)
 
 
 def test_chains_share_the_parameters_that_are_optimized():

@@ -237,6 +237,27 @@ def test_models_that_are_nowhere_finite_are_refused():
         potential(model).initial()
 
 
+class Shifted(PyroModule):
+    """A parameter of torch, which enters Pyro's store when the model reads it; the model empties the store."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(zeros() + 0.3)
+
+    def forward(self):
+        pyro.clear_param_store()
+        z = pyro.sample("z", dist.Normal(zeros(), 1.0))
+        pyro.sample("y", dist.Normal(z + self.shift, 1.0), obs=zeros())
+
+
+def test_parameters_of_torch_modules_under_vmap():
+    model = Shifted()
+    with pyro.validation_enabled(False):
+        _, gradient, (by_shift,) = potential(model).gradient(zeros(2, 1) + torch.tensor([[0.0], [1.0]]), (model.shift,))
+    torch.testing.assert_close(gradient, torch.tensor([[0.3], [2.3]]).to(gradient))
+    torch.testing.assert_close(by_shift, torch.tensor(0.8).to(by_shift))
+
+
 def test_models_that_vmap_cannot_follow_run_one_chain_after_the_other():
     def model():
         z = pyro.sample("z", dist.Normal(zeros(), 1.0))

@@ -158,6 +158,33 @@ def test_a_resumed_run_has_the_same_bits(tmp_path, cut, solve_every):
     assert_same(values(whole), values(resumed))
 
 
+def test_a_run_that_is_extended_early_has_the_bits_of_the_longer_one(tmp_path):
+    path, whole, stopped, resumed = tmp_path / "run.pt", gp(), gp(), gp()
+    want = fit(whole, 20, **SETTINGS)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(stopped, 12, checkpoint=path, checkpoint_every=5, callback=stop_at(8), **SETTINGS)
+    got = fit(resumed, 20, checkpoint=path, **SETTINGS)
+    assert torch.equal(got.losses, want.losses)
+    assert_same(values(whole), values(resumed))
+
+
+def test_a_finished_run_goes_on_at_the_rates_of_the_longer_schedule(tmp_path):
+    path, line = tmp_path / "run.pt", Line()
+
+    def rates():
+        state = load_checkpoint(path)["run"]["optimisers"]
+        return [group["lr"] for optimiser in state for group in optimiser["param_groups"]]
+
+    fit(line, 8, checkpoint=path, **SETTINGS)
+    assert rates() == [pytest.approx(0.02 * 0.1**2)]
+    with pytest.raises(RuntimeError, match="power cut"):  # after steps 9 and 10, which are before the first milestone
+        fit(line, 20, checkpoint=path, checkpoint_every=10, callback=stop_at(11), **SETTINGS)
+    assert rates() == [0.02]
+    result = fit(line, 20, checkpoint=path, **SETTINGS)
+    assert len(result.losses) == 20
+    assert rates() == [pytest.approx(0.02 * 0.1**2)]
+
+
 def test_best_state_and_scores_survive_a_stop(tmp_path):
     path, settings = tmp_path / "run.pt", SETTINGS | {"checkpoint_every": 4, "validate_every": 2}
     scores = [5.0, 3.0, 4.0, 6.0, 7.0, 3.5, 9.0, 8.0]
@@ -230,8 +257,10 @@ def test_a_killed_process_resumes(tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     path = tmp_path / "run.pt"
     fit(gp(), 3, checkpoint=path, **SETTINGS)
-    with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'num_steps': 4"):
-        fit(gp(), 4, checkpoint=path, **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'num_steps': 2"):
+        fit(gp(), 2, checkpoint=path, **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'seed': 1"):
+        fit(gp(), 4, checkpoint=path, seed=1, **SETTINGS)
     with pytest.raises(CheckpointError, match=r"with parameters \['loc', 'scale'\]"):
         fit(Line(), 3, checkpoint=path, **SETTINGS)
 
@@ -394,6 +423,12 @@ def test_counts_are_checked(arguments, message):
 def test_a_model_alone_is_refused():
     with pytest.raises(TypeError, match=r"expected method with model and guide, got method"):
         fit(gp().model, 3)
+
+
+def test_a_prior_without_data_is_refused():
+    prior = VNNGP(torch.rand(N, 2), None, Matern52(2), num_neighbors=6)
+    with pytest.raises(ValueError, match=r"expected method to have a likelihood, got a VNNGP without one"):
+        fit(prior, 3, **SETTINGS)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

@@ -23,10 +23,10 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.levels import dependency_levels
-from pyro_nngp.nearest_others import NearestOthers
-from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.neighbor_table import Batch
+from pyro_nngp.neighbors import NeighborGraph
 
 _DENSE_UP_TO = 500  # points
 
@@ -48,7 +48,8 @@ class NNGP(TorchDistribution):
         jitter: relative nugget; None takes 1e-6.
 
     Raises:
-        TypeError: if `graph` is not a NeighborGraph.
+        TypeError: if `graph` is not a NeighborGraph, or `kernel` no covariance function.
+        ValueError: if the kernel is one of other columns than the points have.
 
     Cost: O(|batch| K^3) at the first use of a density, independent of N.
 
@@ -69,9 +70,10 @@ class NNGP(TorchDistribution):
         jitter: float | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(graph, NeighborGraph) or isinstance(graph, NearestOthers):
+        if not isinstance(graph, NeighborGraph):
             actual, cure = type(graph).__name__, "Build one from the points."
             fail("NNGP", "graph", "to be a NeighborGraph", actual, cure, TypeError)
+        check_covariance("NNGP", kernel, graph.x)
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)
@@ -186,7 +188,7 @@ class NNGP(TorchDistribution):
             x_new: new inputs.
             f: values at ``graph.x``, one draw per leading index.
             num_neighbors: neighbors per new point; None takes the graph's.
-            seed: of the order of the new points.
+            seed: of the order of the new points alone; draws follow the global random state, as those of a site do.
             neighbors: what ``graph.extend(x_new, num_neighbors, seed)`` returned, for a search done once and for all
                 where this is called for every draw, as in ``Predictive``; None searches.
 

@@ -5,6 +5,7 @@ Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -40,19 +41,18 @@ def bind(kernel: KernelLike) -> Covariance:
     """Read the hyperparameters of a :class:`Kernel` once, or wrap any other covariance function.
 
     Args:
-        kernel: A :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
+        kernel: a :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
             ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. Variances of a callable are blocks of one point.
 
     Raises:
-        TypeError: ``kernel`` is not callable, or returns something other than a tensor.
-        ValueError: A callable returns a tensor whose shape does not end in (n, m).
+        TypeError: if ``kernel`` is not callable, or returns something other than a tensor.
+        ValueError: if a callable returns a tensor whose shape does not end in (n, m).
     """
     if isinstance(kernel, Kernel):
         return kernel.bind()
     if isinstance(kernel, Covariance):
         return kernel
-    if not callable(kernel) or isinstance(kernel, type):
-        fail("bind", "kernel", "to be a Kernel or a callable", type(kernel).__name__, "Pass e.g. RBF(2).", TypeError)
+    check_covariance("bind", kernel)
 
     def block(x: Tensor, z: Tensor) -> Tensor:
         value = kernel(x, z)
@@ -76,11 +76,11 @@ class Kernel(GPModule):
     """Base class; a subclass defines :meth:`bind`, decorated with :func:`~pyro_nngp.module.pyro_entry`.
 
     Args:
-        input_dim: Number D of input columns that the kernel acts on.
-        active_dims: Which columns of the input these are; by default the input has exactly D columns.
+        input_dim: number D of input columns that the kernel acts on.
+        active_dims: which columns of the input these are; by default the input has exactly D columns.
 
     Raises:
-        ValueError: ``input_dim`` < 1, or ``active_dims`` of another length, negative or repeated.
+        ValueError: if ``input_dim`` < 1, or ``active_dims`` is of another length, negative or repeated.
     """
 
     def __init__(self, input_dim: int, active_dims: Sequence[int] | None = None) -> None:
@@ -133,22 +133,24 @@ class Kernel(GPModule):
         size = self._sizes[arg]
         if value.shape not in ((), (1,), (size,)):
             expectation = "to be a scalar" if size == 1 else f"to be a scalar or of shape ({size},)"
-            cure = "Hyperparameters have no batch dimensions."
+            cure = "Hyperparameters have no batch dimensions: take parallel=False, vectorize_particles=False."
             fail(type(self).__name__, arg, expectation, f"shape {tuple(value.shape)}", cure)
 
-    def _columns(self, x: Tensor) -> Tensor:
-        """The columns of x that the kernel acts on."""
+    def check_columns(self, x: Tensor) -> None:
+        """Raise ``ValueError`` unless x (..., n, D) has the columns that the kernel acts on."""
         name = type(self).__name__
         if x.dim() < 2:
             fail(name, "inputs", "of shape (..., n, D)", tuple(x.shape), "Use x[:, None] for one input dimension.")
-        if self.active_dims is None:
-            if x.shape[-1] != self.input_dim:
-                cure = "Set input_dim to the number of columns, or choose columns with active_dims."
-                fail(name, "inputs", f"with input_dim = {self.input_dim} columns", tuple(x.shape), cure)
-            return x
-        if x.shape[-1] <= max(self.active_dims):
+        if self.active_dims is None and x.shape[-1] != self.input_dim:
+            cure = "Set input_dim to the number of columns, or choose columns with active_dims."
+            fail(name, "inputs", f"with input_dim = {self.input_dim} columns", tuple(x.shape), cure)
+        if self.active_dims is not None and x.shape[-1] <= max(self.active_dims):
             fail(name, "inputs", f"with columns {self.active_dims}", tuple(x.shape), "Correct active_dims.")
-        return torch.stack([x[..., d] for d in self.active_dims], -1)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        """The columns of x that the kernel acts on."""
+        self.check_columns(x)
+        return x if self.active_dims is None else torch.stack([x[..., d] for d in self.active_dims], -1)
 
     def _column_pair(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The active columns of both inputs: one object if the inputs are one object."""
@@ -169,12 +171,12 @@ class Sum(_Pair):
     """k0(x, z) + k1(x, z), also written ``kern0 + kern1``.
 
     Args:
-        kern0: The kernel k0.
-        kern1: The kernel k1.
+        kern0: the kernel k0.
+        kern1: the kernel k1.
 
     Raises:
-        TypeError: One of them is not a :class:`Kernel`.
-        ValueError: They expect different numbers of input columns.
+        TypeError: if one of them is not a :class:`Kernel`.
+        ValueError: if they expect different numbers of input columns.
     """
 
     @pyro_entry
@@ -190,6 +192,15 @@ class Product(_Pair):
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x))
+
+
+def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:
+    """Raise unless ``kernel`` is a covariance function, one of the columns of x if it is a :class:`Kernel`."""
+    if not callable(kernel) or isinstance(kernel, type):
+        actual = kernel.__name__ if isinstance(kernel, type) else type(kernel).__name__
+        fail(where, "kernel", "to be a Kernel or a callable", actual, "Pass an instance, such as RBF(2).", TypeError)
+    if isinstance(kernel, Kernel) and x is not None:
+        kernel.check_columns(x)
 
 
 def check_kernel(where: str, arg: str, kernel: Kernel) -> None:

@@ -18,9 +18,9 @@ class Constant(Kernel):
     r"""The covariance of a random constant, :math:`k(x, z) = \sigma^2`.
 
     Args:
-        input_dim: Number D of input columns; values do not matter.
+        input_dim: number D of input columns; values do not matter.
         variance: :math:`\sigma^2`, a scalar.
-        active_dims: Which columns of the input these are, as in :class:`Kernel`.
+        active_dims: which columns of the input these are, as in :class:`Kernel`.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class Linear(Kernel):
     r"""The covariance of a random linear function through the origin, :math:`k(x, z) = \sigma^2 x^\top z`.
 
     Args:
-        input_dim: Number D of input columns that the kernel acts on.
+        input_dim: number D of input columns that the kernel acts on.
         variance: :math:`\sigma^2`, a scalar.
-        active_dims: Which columns of the input to use; by default the input has exactly D columns.
+        active_dims: which columns of the input to use; by default the input has exactly D columns.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class VerticalScaling(Kernel):
     """a(x) k(x, z) a(z): a standard deviation that varies over the input space.
 
     Args:
-        kern: The kernel k.
-        vscaling_fn: The function a, from inputs (..., n, D) to amplitudes (..., n); may be a ``torch.nn.Module``.
+        kern: the kernel k.
+        vscaling_fn: the function a, from inputs (..., n, D) to amplitudes (..., n); may be a ``torch.nn.Module``.
 
     Raises:
-        TypeError: ``kern`` is not a :class:`~pyro_nngp.kernels.Kernel`, or ``vscaling_fn`` not callable.
+        TypeError: if ``kern`` is not a :class:`~pyro_nngp.kernels.Kernel`, or ``vscaling_fn`` not callable.
     """
 
     def __init__(self, kern: Kernel, vscaling_fn: Callable[[Tensor], Tensor]) -> None:

@@ -45,11 +45,11 @@ def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: 
     """Covariance block of inputs as they come; pass one object twice where they are the same.
 
     Args:
-        x: Shape (..., n, D).
-        z: Shape (..., m, D); batch dimensions broadcast against those of ``x``.
-        lengthscale: Scalar or shape (D,).
-        variance: Scalar tensor.
-        profile: One of the profiles of this module.
+        x: shape (..., n, D).
+        z: shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        lengthscale: scalar or shape (D,).
+        variance: scalar tensor.
+        profile: one of the profiles of this module.
     """
     scale = lengthscale.to(x.dtype) * profile.stretch
     return radial(*map_pair(lambda y: y / scale, x, z), variance.to(x.dtype), profile)
@@ -66,15 +66,15 @@ def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     """Covariance block of inputs that are already centered and scaled.
 
     Args:
-        x: Inputs divided by ``profile.stretch`` lengthscales, shape (..., n, D).
-        z: Likewise, shape (..., m, D); batch dimensions broadcast against those of ``x``.
-        variance: Scalar tensor.
-        profile: One of the profiles of this module.
+        x: inputs divided by ``profile.stretch`` lengthscales, shape (..., n, D).
+        z: likewise, shape (..., m, D); batch dimensions broadcast against those of ``x``.
+        variance: scalar tensor.
+        profile: one of the profiles of this module.
 
     Returns:
         Block of shape (..., n, m). It is kept for the backward pass, so it must not be changed in place.
     """
-    return _Radial.apply(x, z, variance, profile.function)
+    return _Radial.apply(x, z, variance, profile.function)[0]
 
 
 def _rbf(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -124,15 +124,20 @@ _FLOOR = 1e-24  # squared distances up to this count as zero where the derivativ
 
 
 class _Radial(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> Tensor:
-        k, slope = function(squared_distance(x, z), variance)
-        ctx.function = function
-        ctx.save_for_backward(x, z, variance, k, slope)
-        return k
+    """(x, z, v) -> (k, dk/dq), of which k has a gradient."""
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def forward(x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple[Tensor, Tensor]:
+        return function(squared_distance(x, z), variance)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+        x, z, variance, ctx.function = inputs
+        ctx.save_for_backward(x, z, variance, *output)
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         x, z, variance, k, slope = ctx.saved_tensors
         if torch.is_grad_enabled():
             k, slope = ctx.function(squared_distance(x, z).clamp_min(_FLOOR), variance)
@@ -144,8 +149,24 @@ class _Radial(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 grad_z = pull(weights.mT, z, x)
         if ctx.needs_input_grad[2]:
-            grad_variance = (grad * k).sum() / variance
+            grad_variance = (grad * k).sum_to_size(variance.shape) / variance
         return grad_x, grad_z, grad_variance, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple:
+        """The dimension that vmap maps over becomes the first batch dimension of whatever has it."""
+        rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z), in_dims, strict=False))
+
+        def lead(y: Tensor, dim: int | None) -> Tensor:
+            if dim is None:
+                return y
+            y = y.movedim(dim, 0)
+            return y.reshape(len(y), *[1] * (rank + 1 - y.dim()), *y.shape[1:])
+
+        x, z, variance = (lead(y, dim) for y, dim in zip((x, z, variance), in_dims, strict=False))
+        if x.dim() <= rank and z.dim() <= rank:
+            x = x.expand(info.batch_size, *[1] * (rank - x.dim()), *x.shape)
+        return _Radial.apply(x, z, variance, function), (0, 0)
 
 
 def pull(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:

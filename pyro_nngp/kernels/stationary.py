@@ -21,8 +21,8 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
     """The lengthscale of each input column, for a neighbor search in the metric of the kernel.
 
     Args:
-        kernel: A kernel, possibly combined, or any covariance function. Reading it has Pyro effects, as in ``bind``.
-        input_dim: Number D of input columns.
+        kernel: a kernel, possibly combined, or any covariance function. Reading it has Pyro effects, as in ``bind``.
+        input_dim: number D of input columns.
 
     Returns:
         Shape (D,), without gradient; None unless each column has the lengthscale of exactly one stationary kernel.
@@ -43,13 +43,13 @@ class Stationary(Kernel):
     r"""Base class of :math:`k(x, z) = \sigma^2 \rho(r)` with :math:`r^2 = \sum_d (x_d - z_d)^2 / \ell_d^2`.
 
     Args:
-        input_dim: Number D of input columns that the kernel acts on.
-        variance: Marginal variance :math:`\sigma^2`, a scalar.
+        input_dim: number D of input columns that the kernel acts on.
+        variance: marginal variance :math:`\sigma^2`, a scalar.
         lengthscale: :math:`\ell`, a scalar or one value per input dimension, shape (D,).
-        active_dims: Which columns of the input to use; by default the input has exactly D columns.
+        active_dims: which columns of the input to use; by default the input has exactly D columns.
 
     Raises:
-        ValueError: A hyperparameter is not positive or has another shape; inputs have the wrong number of columns.
+        ValueError: if a hyperparameter is not positive or has another shape; inputs have the wrong number of columns.
     """
 
     profile: radial.Profile

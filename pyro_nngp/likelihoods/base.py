@@ -34,15 +34,15 @@ class Likelihood(GPModule):
     Attributes:
         num_latents: None if each y depends on one latent value; L if it depends on L of them. Then ``f``, ``loc`` and
             ``var`` have the shape (L, \*batch), the latent dimension first.
-        support: Constraint that :meth:`check` demands of the data.
-        expectation: The same in words, as in "expected y {expectation}".
-        cure: What to do about other data.
+        support: constraint that :meth:`check` demands of the data.
+        expectation: the same in words, as in "expected y {expectation}".
+        cure: what to do about other data.
 
     Args:
-        num_quadrature: Number Q of nodes for expectations; for several latents they are quasi-random nodes.
+        num_quadrature: number Q of nodes for expectations; for several latents they are quasi-random nodes.
 
     Raises:
-        ValueError: ``num_quadrature`` < 1.
+        ValueError: if ``num_quadrature`` < 1.
     """
 
     num_latents: int | None = None
@@ -79,9 +79,9 @@ class Likelihood(GPModule):
         r"""The expectation of :math:`\log p(y \mid f)` over :math:`f \sim N(loc, var)`, elementwise.
 
         Args:
-            y: Data, of the batch shape.
-            loc: Means of f, of the batch shape; (L, \*batch) for L latents.
-            var: Variances of f, of the same shape.
+            y: data, of the batch shape.
+            loc: means of f, of the batch shape; (L, \*batch) for L latents.
+            var: variances of f, of the same shape.
 
         Returns:
             Tensor of the batch shape.
@@ -98,6 +98,8 @@ class Likelihood(GPModule):
         """Raise ``ValueError`` unless all of y can occur under this likelihood; ``TypeError`` for what is no tensor."""
         where = type(self).__name__
         check_tensor(where, "y", y)
+        if y.dtype == torch.bool and not self.support.is_discrete:
+            fail(where, "y", "of a numeric dtype", y.dtype, "Use Bernoulli() for labels, or y.float().", TypeError)
         bad = y[~(self.support.check(y) & torch.isfinite(y))]
         if len(bad):
             examples = ", ".join(str(v) for v in bad[:3].tolist())
@@ -126,9 +128,9 @@ class Marginal(TorchDistribution):
     (several); moments are expectations of the conditional ones.
 
     Args:
-        likelihood: A likelihood, as :meth:`Likelihood.bind` returns it.
-        loc: Means of f, of the batch shape; (L, \*batch) for L latents.
-        var: Variances of f, of the same shape.
+        likelihood: a likelihood, as :meth:`Likelihood.bind` returns it.
+        loc: means of f, of the batch shape; (L, \*batch) for L latents.
+        var: variances of f, of the same shape.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}

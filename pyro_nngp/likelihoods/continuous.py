@@ -52,7 +52,7 @@ class Gaussian(_NormalNoise):
     r""":math:`y \sim N(f, \sigma^2)`.
 
     Args:
-        variance: Noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
+        variance: noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
     """
 
     law = dist.Normal
@@ -83,9 +83,9 @@ class StudentT(Likelihood):
     r""":math:`y = f + s\,\epsilon` with :math:`\epsilon` Student-t of :math:`\nu` degrees of freedom.
 
     Args:
-        df: Degrees of freedom :math:`\nu`, default 4.
+        df: degrees of freedom :math:`\nu`, default 4.
         scale: :math:`s`, default 1.
-        num_quadrature: Number of nodes of the expected log-density.
+        num_quadrature: number of nodes of the expected log-density.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LogNormal(_NormalNoise):
     r""":math:`\log y \sim N(f, \sigma^2)`, for y > 0.
 
     Args:
-        variance: Variance :math:`\sigma^2` of the logarithm.
+        variance: variance :math:`\sigma^2` of the logarithm.
     """
 
     support = constraints.positive
@@ -129,7 +129,7 @@ class Gamma(Likelihood):
 
     Args:
         concentration: a.
-        num_quadrature: Number of nodes of the marginal moments.
+        num_quadrature: number of nodes of the marginal moments.
     """
 
     support = constraints.positive

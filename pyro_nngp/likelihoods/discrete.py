@@ -33,7 +33,7 @@ class Bernoulli(Likelihood):
 
     Args:
         link: "logit" or "probit"; with "probit" the marginal has a closed form.
-        num_quadrature: Number of nodes of the expected log-density.
+        num_quadrature: number of nodes of the expected log-density.
     """
 
     support = constraints.boolean
@@ -59,11 +59,11 @@ class Binomial(Likelihood):
     r"""Successes among n trials, :math:`y \sim Binomial(n, \sigma(f))`.
 
     Args:
-        total_count: Number n of trials, the same for all data.
-        num_quadrature: Number of nodes of the expected log-density.
+        total_count: number n of trials, the same for all data.
+        num_quadrature: number of nodes of the expected log-density.
 
     Raises:
-        ValueError: ``total_count`` < 1.
+        ValueError: if ``total_count`` < 1.
     """
 
     def __init__(self, total_count: int, num_quadrature: int = 20) -> None:
@@ -84,7 +84,7 @@ class Poisson(Likelihood):
 
     Args:
         link: "exp" or "softplus"; with "exp" the expected log-density has a closed form.
-        num_quadrature: Number of nodes of the expected log-density (softplus) and of the marginal moments.
+        num_quadrature: number of nodes of the expected log-density (softplus) and of the marginal moments.
     """
 
     support = constraints.nonnegative_integer
@@ -114,8 +114,8 @@ class NegativeBinomial(Likelihood):
     same dispersion r, :math:`g = f + \log r`: a shift of the prior mean.
 
     Args:
-        total_count: Dispersion r > 0; the Poisson is the limit of large r.
-        num_quadrature: Number of nodes of expectations.
+        total_count: dispersion r > 0; the Poisson is the limit of large r.
+        num_quadrature: number of nodes of expectations.
     """
 
     support = constraints.nonnegative_integer
@@ -137,10 +137,10 @@ class Categorical(Likelihood):
 
     Args:
         num_classes: C.
-        num_quadrature: Number Q of nodes.
+        num_quadrature: number Q of nodes.
 
     Raises:
-        ValueError: ``num_classes`` < 2.
+        ValueError: if ``num_classes`` < 2.
     """
 
     def __init__(self, num_classes: int, num_quadrature: int = 128) -> None:
@@ -174,10 +174,10 @@ class Ordinal(Likelihood):
     Args:
         cutpoints: :math:`c_0 < .. < c_{C-2}`, shape (R,) with R = C - 1, initial values of an ordered ``PyroParam``.
         link: "logit" or "probit"; with "probit" the marginal has a closed form.
-        num_quadrature: Number of nodes of the expected log-density.
+        num_quadrature: number of nodes of the expected log-density.
 
     Raises:
-        ValueError: ``cutpoints`` is not a strictly increasing vector.
+        ValueError: if ``cutpoints`` is not a strictly increasing vector.
     """
 
     def __init__(

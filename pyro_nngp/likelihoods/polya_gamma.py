@@ -11,6 +11,9 @@ Its natural-gradient steps of length one are the coordinate ascent of that paper
 :math:`E\,\omega = \tfrac{b}{2c} \tanh(c/2)` as the precision of each datum. Cost: O(1) per value.
 """
 
+from typing import Any
+
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -70,11 +73,12 @@ class PolyaGammaBound(Likelihood):
         return base(torch.zeros_like(loc)).log_prob(y) + kappa * loc - b * log_cosh(c / 2)
 
 
-def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def polya_gamma_terms(likelihood: Any, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """b and kappa for targets (*T, U), or for C classes (C, U).
 
     Args:
-        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical.
+        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical. Or one of Pyro's distributions of the
+            first three names.
         y: targets, outputs first.
         dtype: of the result.
     """
@@ -82,9 +86,9 @@ def polya_gamma_terms(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> 
         y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
     y = y.to(dtype)
     b = torch.ones_like(y)
-    if isinstance(likelihood, Binomial):
+    if isinstance(likelihood, Binomial | dist.Binomial):
         b = b * likelihood.total_count
-    if isinstance(likelihood, NegativeBinomial):
-        r = likelihood.total_count.to(dtype)
+    if isinstance(likelihood, NegativeBinomial | dist.NegativeBinomial):
+        r = torch.as_tensor(likelihood.total_count, dtype=dtype, device=y.device)
         return y + r, (y - r) / 2
     return b, y - b / 2

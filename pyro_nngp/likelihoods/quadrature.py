@@ -62,9 +62,9 @@ def log_expectation(
 
     Args:
         log_function: g, from t of shape (Q, \*shape) to values of that shape; :math:`\exp g` should have one peak.
-        shape: Shape of the result.
-        dtype: Of t.
-        device: Of t.
+        shape: shape of the result.
+        dtype: of t.
+        device: of t.
 
     Returns:
         Tensor of the given shape.

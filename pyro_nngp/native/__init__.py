@@ -4,8 +4,9 @@ The library has a plain C interface and knows nothing of torch or Python; it is 
 the memory of contiguous tensors. Without it everything works, more slowly. The environment variable
 ``PYRO_NNGP_NATIVE=0``, read at every call, leaves it aside.
 
-Cost: O(B K^3) time forward and again backward; per thread, memory for K^2 / 2 values of one block of points (16 in
-float32 and 8 in float64 with AVX-512), so nothing of size B K^2.
+Cost: O(B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
+AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
+pass; beyond 256 MB, and for small K, it factorises again.
 """
 
 import ctypes
@@ -17,13 +18,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nngp import memory
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
 
 MAX_NEIGHBORS = 1024
 """Beyond it a block of points would take more than 34 MB per thread."""
 
+_FILE = "libconditional.so.2"  # the number rises when the interface changes
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
+_FACTORS_FROM, _FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
 _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, for which starting a thread is worthwhile
 
 
@@ -70,13 +74,17 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), which targets (B,) have an indefinite covariance and no result, what to keep.
 
+    ``recording`` says whether there will be a backward pass;
     ``level`` selects an instruction set below ``library().nn_conditional_levels()``; None is the widest.
     """
     shape = problem.neighbors.shape
     w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
     failed = torch.empty(shape[0], dtype=torch.bool)
-    _run(problem, level, failed=failed, w=w, v=var)
-    return w, var, failed, (failed,)
+    size = _library().nn_conditional_factors(*shape, _best(level), _is_double(problem))
+    keeps = recording and shape[1] >= _FACTORS_FROM and size <= _FACTORS_BYTES
+    factors = memory.empty((size,), torch.uint8) if keeps else None
+    _run(problem, level, failed=failed, factors=factors, w=w, v=var)
+    return w, var, failed, (failed,) if factors is None else (failed, factors)
 
 
 def backward(
@@ -93,7 +101,7 @@ def backward(
     """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0."""
     (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
     level = _best(level)
-    width = _library().nn_conditional_width(level, problem.x.dtype == torch.float64)
+    width = _library().nn_conditional_width(level, _is_double(problem))
     sums = torch.empty(-(-b // width), d + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(b, k) if noise else None
     grad_x, grad_z = (new(b, d), new(b, k, d)) if inputs else (None, None)
@@ -101,6 +109,7 @@ def backward(
         problem,
         level,
         failed=kept[0],
+        factors=kept[1] if len(kept) > 1 else None,
         grad_w=grad_w.contiguous(),
         grad_v=grad_var.contiguous(),
         grad_noise=grad_noise,
@@ -117,14 +126,15 @@ def backward(
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None where the installation has none."""
-    path = Path(__file__).with_name("libconditional.so.1")
+    path = Path(__file__).with_name(_FILE)
     try:
         found = ctypes.CDLL(str(path))
     except OSError:  # not there, or built for another system
         return None
-    for name in ("levels", "width", "run"):
+    for name in ("levels", "width", "factors", "run"):
         getattr(found, f"nn_conditional_{name}").restype = ctypes.c_int64
-    found.nn_conditional_width.argtypes = [ctypes.c_int64, ctypes.c_int64]
+    found.nn_conditional_width.argtypes = [ctypes.c_int64] * 2
+    found.nn_conditional_factors.argtypes = [ctypes.c_int64] * 4
     found.nn_conditional_run.argtypes = [ctypes.POINTER(_Arguments), ctypes.c_int64, ctypes.c_int64]
     return found
 
@@ -136,7 +146,7 @@ def _library() -> ctypes.CDLL:
 
 
 _INTEGERS = ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel", "num_threads")
-_POINTERS = ("x", "points", "neighbors", "scale", "noise", "failed", "w", "v")
+_POINTERS = ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")
 _GRADIENTS = ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")
 
 
@@ -153,6 +163,10 @@ class _Arguments(ctypes.Structure):
 
 def _best(level: int | None) -> int:
     return _library().nn_conditional_levels() - 1 if level is None else level
+
+
+def _is_double(problem: Problem) -> bool:
+    return problem.x.dtype == torch.float64
 
 
 def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
@@ -179,7 +193,7 @@ def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
         jitter=problem.jitter,
         **pointers,
     )
-    status = _library().nn_conditional_run(arguments, _best(level), problem.x.dtype == torch.float64)
+    status = _library().nn_conditional_run(arguments, _best(level), _is_double(problem))
     if status == _NO_MEMORY:
         raise MemoryError(f"nn_conditional: no memory for blocks of points with {k} neighbors")
     if status == _NO_SUCH_POINT:

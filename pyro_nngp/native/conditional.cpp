@@ -3,8 +3,8 @@
 // For a target x with neighbors z_1..z_K: w = (K_nn + diag(noise))^-1 k_n and v = k_xx - k_n' w, with the gradient of
 // the docstring of pyro_nngp/conditional.py. Points are worked on in blocks of as many as a vector register holds, one
 // lane each: every operation below acts on a whole block and no instruction ever mixes two points. A block goes through
-// kernel, Cholesky factor, solves and gradient while its K x K values stay in cache; nothing of size B K^2 is stored,
-// and the backward pass factorises again.
+// kernel, Cholesky factor, solves and gradient while its K x K values stay in cache. The backward pass takes the factors
+// that the forward pass has left in the caller's memory, or else factorises again and nothing of size B K^2 is stored.
 //
 // Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
 // started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
@@ -37,6 +37,7 @@ struct Arguments {
     const void *scale;           // (D,), lengthscale times the stretch of the kernel
     const void *noise;           // (B, K) or null
     uint8_t *failed;             // (B,): written by the forward pass, read by the backward pass
+    void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (B, K), (B,): forward pass; null in the backward pass
     const void *grad_w, *grad_v; // (B, K), (B,): backward pass; null in the forward pass
     void *grad_noise;            // (B, K) or null
@@ -131,6 +132,12 @@ INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
     }
 }
 
+constexpr int64_t round_up(const int64_t count, const int64_t to) { return (count + to - 1) / to * to; }
+
+// Of the rows of a lower triangle, and of a factor: its triangle row by row, then the inverse of its diagonal.
+constexpr int64_t offset(const int64_t row) { return row * (row + 1) / 2; }
+constexpr int64_t factor_size(const int64_t rows) { return offset(rows) + rows; }
+
 // The working memory of one thread, and what it does to a block of points.
 template <class T, int BYTES, int R> struct Block {
     using V = typename Lanes<T, BYTES>::V;
@@ -144,20 +151,21 @@ template <class T, int BYTES, int R> struct Block {
     V *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
 
-    static int64_t offset(const int64_t row) { return row * (row + 1) / 2; }
-
     explicit Block(const Arguments &a)
-        : arg(a), K(a.num_neighbors), D(a.num_dims), rows((a.num_neighbors + R - 1) / R * R) {
+        : arg(a), K(a.num_neighbors), D(a.num_dims), rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
-        const size_t count = rows * D * (inputs ? 2 : 1) + 6 * rows + offset(rows) + D + 1;
+        const int64_t own = a.factors ? 0 : factor_size(rows);
+        const size_t count = rows * D * (inputs ? 2 : 1) + 5 * rows + own + D + 1;
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
         const auto take = [&next](const int64_t count) { V *part = next; next += count; return part; };
-        z = take(rows * D), mask = take(rows), diagonal = take(rows), tril = take(offset(rows)), inverse = take(rows);
+        z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
         solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(D + 1);
         grad_z = inputs ? take(rows * D) : nullptr;
     }
+    INLINE void place(V *factor) { tril = factor, inverse = factor + offset(rows); }
+
     template <class U> static const U *as(const void *pointer) { return static_cast<const U *>(pointer); }
 
     INLINE int64_t point(const int lane) const { return first + (lane < live ? lane : live - 1); }
@@ -255,8 +263,16 @@ template <class T, int BYTES, int R> struct Block {
                     exchange<true>(i, j, tile);
                 }
         }
-        if (!arg.grad_w)
-            for (int l = 0; l < live; ++l) arg.failed[first + l] = bad[l] != 0;
+        if (arg.grad_w) return;
+        for (int l = 0; l < live; ++l) arg.failed[first + l] = bad[l] != 0;
+        for (int l = 0; arg.factors && l < W; ++l)
+            if (bad[l]) reset(l);
+    }
+
+    // A point that has failed gets the identity for its factor, so that the backward pass meets no NaN.
+    INLINE void reset(const int lane) {
+        for (int64_t e = 0; e < offset(rows); ++e) tril[e][lane] = 0;
+        for (int64_t k = 0; k < rows; ++k) inverse[k][lane] = 1;
     }
 
     // Store a tile of the lower triangle, or load it; entries above the diagonal are left out.
@@ -510,8 +526,9 @@ template <class T, int BYTES, int R> struct Block {
     INLINE Status run(std::atomic<int64_t> &next) {
         for (first = next.fetch_add(W); first < arg.num_targets; first = next.fetch_add(W)) {
             live = arg.num_targets - first < W ? arg.num_targets - first : W;
+            if (arg.factors) place(static_cast<V *>(arg.factors) + first / W * factor_size(rows));
             load();
-            factorise();
+            if (!arg.factors || !arg.grad_w) factorise();
             if (arg.grad_w)
                 backward();
             else
@@ -522,12 +539,16 @@ template <class T, int BYTES, int R> struct Block {
 };
 
 // One worker per instruction set, compiled for it; everything above is inlined into these.
-using Worker = Status (*)(const Arguments &, std::atomic<int64_t> &);
+struct Worker {
+    Status (*run)(const Arguments &, std::atomic<int64_t> &);
+    int64_t bytes, tile; // of a vector; R
+};
 
 #define WORKER(NAME, T, BYTES, R, TARGET)                                                                              \
-    TARGET Status NAME(const Arguments &arguments, std::atomic<int64_t> &next) {                                       \
+    TARGET Status NAME##_run(const Arguments &arguments, std::atomic<int64_t> &next) {                                 \
         return Block<T, BYTES, R>(arguments).run(next);                                                                \
-    }
+    }                                                                                                                  \
+    const Worker NAME{NAME##_run, BYTES, R};
 
 WORKER(float_any, float, 16, 3, )
 WORKER(double_any, double, 16, 3, )
@@ -562,16 +583,24 @@ int64_t nn_conditional_levels() {
 
 // Points per block at a level; `sums` has one row per block.
 int64_t nn_conditional_width(const int64_t level, const int64_t is_double) {
-    return (int64_t(16) << level) / (is_double ? 8 : 4);
+    return WORKERS[level][is_double != 0].bytes / (is_double ? 8 : 4);
+}
+
+// Bytes of the factors of that many targets; `factors` starts at a multiple of 64.
+int64_t nn_conditional_factors(const int64_t targets, const int64_t neighbors, const int64_t level,
+                               const int64_t is_double) {
+    const Worker &worker = WORKERS[level][is_double != 0];
+    const int64_t width = nn_conditional_width(level, is_double), rows = round_up(neighbors, worker.tile);
+    return round_up(targets, width) / width * factor_size(rows) * worker.bytes;
 }
 
 // Run the pass that `arguments` describe; returns a Status.
 int64_t nn_conditional_run(const Arguments *arguments, const int64_t level, const int64_t is_double) {
-    const Worker worker = WORKERS[level][is_double != 0];
+    const Worker &worker = WORKERS[level][is_double != 0];
     std::atomic<int64_t> next(0), status(DONE);
     const auto work = [&] {
         try {
-            if (const Status own = worker(*arguments, next)) status = own;
+            if (const Status own = worker.run(*arguments, next)) status = own;
         } catch (const std::bad_alloc &) {
             status = NO_MEMORY;
         }
