@@ -241,7 +241,7 @@ def posterior_mean(
     size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
     if reduction:
         tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
-    if easy and _EASY:
+    if easy:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(
             product, right, start, diagonal, tolerance, _EASY, norm=norm, size=size, every=_LOOK, halving=True
