@@ -25,7 +25,6 @@ The data come from `pyro_nngp.datasets`, or from the folder that PYRO_NNGP_DATA 
 """
 
 import argparse
-import csv
 import itertools
 import time
 from pathlib import Path
@@ -36,6 +35,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
+from rows import append, read
 from sklearn.metrics import roc_auc_score
 
 from pyro_nngp.datasets import flights, uci
@@ -184,22 +184,6 @@ def scores(predictive, y, scale, binary):
     return found | {"nll_by_target": " ".join(f"{value:.4g}" for value in by_target.tolist())}
 
 
-def read(path):
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def append(path, row):
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow({k: f"{float(v):.5g}" if isinstance(v, float | torch.Tensor) else v for k, v in row.items()})
-
-
 def mean(rows, name, spec=".3g"):
     """Mean over folds in print; nothing where the scores have no such number."""
     values = [float(row[name]) for row in rows if row[name] != ""]
@@ -270,7 +254,7 @@ def main():
             case = fixed | dict(zip(("data", "layers", "objective", "prior", "sampled"), each, strict=True))
             key = {name: str(value) for name, value in case.items()}
             if not any(key | {"fold": str(fold)} == {n: row[n] for n in (*key, "fold")} for row in read(args.csv)):
-                append(args.csv, run(case, fold, args.progress))
+                append(args.csv, FIELDS, run(case, fold, args.progress))
                 print(read(args.csv)[-1], flush=True)
             groups.setdefault(tuple(key.values()), key)
     done = [[row for row in read(args.csv) if key.items() <= row.items()] for key in groups.values()]

@@ -19,13 +19,13 @@ A data set written as name:10000 is trained on 10,000 of its rows, drawn by the 
 """
 
 import argparse
-import csv
 import itertools
 import statistics
 import time
 from pathlib import Path
 
 import torch
+from rows import append, read
 
 from pyro_nngp.datasets import load
 from pyro_nngp.inference import fit
@@ -168,27 +168,6 @@ def grid(args):
             }
 
 
-def read(path):
-    """All rows, settings as text."""
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file, restval=""))
-
-
-def append(path, row):
-    """Add a row to the file; its cells as text."""
-    fresh = not path.exists()
-    found = [name for name in FIELDS if name not in SETTINGS and isinstance(row.get(name), float)]
-    row = row | {name: f"{row[name]:.5g}" for name in found}
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow(row)
-    return {name: str(row[name]) for name in FIELDS if row.get(name, "") != ""}
-
-
 def key(row):
     return tuple(str(row[name]) for name in SETTINGS)
 
@@ -253,8 +232,9 @@ def main():
     done = {key(row) for row in read(args.csv)}
     for settings in () if args.table else grid(args):
         if key(settings) not in done:
-            row = append(args.csv, run(settings, args.predict, args.degenerate))
-            print(", ".join(f"{name} {cell}" for name, cell in row.items()), flush=True)
+            row = run(settings, args.predict, args.degenerate)
+            append(args.csv, FIELDS, row | {name: str(row[name]) for name in SETTINGS})
+            print(", ".join(f"{name} {cell}" for name, cell in read(args.csv)[-1].items() if cell), flush=True)
     rows = [row for row in read(args.csv) if not args.data or row["data"].partition(", degenerate")[0] in args.data]
     print("\n" + table(rows))
 

@@ -23,12 +23,12 @@ Data are read from the folder that PYRO_NNGP_DATA names, or from installed packa
 """
 
 import argparse
-import csv
 import itertools
 import time
 from pathlib import Path
 
 import torch
+from rows import append, read
 
 from pyro_nngp.datasets import bathymetry, flights, load, terrain
 from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
@@ -135,22 +135,6 @@ def run(data, rows, name, steps, seed, nugget):
     return dict(zip(FIELDS, (data, *values), strict=True))
 
 
-def read(path):
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def append(path, row):
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-
-
 def table(rows):
     """Means over seeds of all runs, one table per data set and setting."""
     lines = []
@@ -185,7 +169,7 @@ def main():
         asked |= {"rows": args.rows} if data == "flights" else {}
         if not any(all(row[key] == str(value) for key, value in asked.items()) for row in read(args.csv)):
             row = run(data, args.rows, name, args.steps, seed, args.nugget)
-            append(args.csv, row)
+            append(args.csv, FIELDS, row)
             print(row, flush=True)
     print(table(read(args.csv)))
 

@@ -23,7 +23,6 @@ The data come from the folder that PYRO_NNGP_DATA names; terrain and flights als
 
 import argparse
 import copy
-import csv
 import itertools
 import math
 import statistics
@@ -35,6 +34,7 @@ import torch
 from published import PUBLISHED  # beside this file
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_value
+from rows import append, read
 from torch.distributions import Normal
 
 from pyro_nngp.conditional import NotPositiveDefiniteError
@@ -335,23 +335,6 @@ def run(name, method, seed, budget, max_steps, validation):
         return row | {"status": f"failed: {type(error).__name__}"}
 
 
-def read(path):
-    if not path.exists():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def append(path, row):
-    fresh = not path.exists()
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        if fresh:
-            writer.writeheader()
-        shown = {k: f"{v:.6g}" if isinstance(v, float) and math.isfinite(v) else v for k, v in row.items()}
-        writer.writerow({k: "" if isinstance(v, float) and math.isnan(v) else v for k, v in shown.items()})
-
-
 def table(rows, command):
     """Means over seeds, one table per data set, best NLL first."""
     lines = [f"`{command}`, torch {max((row['torch'] for row in rows), default='')}.", ""]
@@ -419,7 +402,7 @@ def main():
         if (name, method, seed) in done:
             continue
         row = run(name, method, seed, args.budget, args.steps, args.validation)
-        append(args.csv, row)
+        append(args.csv, FIELDS, row)
         print(", ".join(f"{k} {row[k]:.4g}" if isinstance(row[k], float) else str(row[k]) for k in FIELDS if k in row))
     latest = {(row["data"], row["method"], row["seed"]): row for row in read(args.csv)}
     text = table(list(latest.values()), f"python benchmarks/papers.py --seeds {args.seeds} --budget {args.budget:g}")
