@@ -39,7 +39,7 @@ from torch.distributions import Normal
 
 from pyro_nngp.conditional import NotPositiveDefiniteError
 from pyro_nngp.datasets import flights, load, terrain
-from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
+from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inference import SGHMC, DivergenceError, Minibatch, PredictiveELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
@@ -277,7 +277,6 @@ METHODS = {
     "NPVI": Trained(made(NPVI, num_neighbors=20), **LOCAL),
     "NPVI after Vecchia": Trained(after_vecchia(NPVI, num_neighbors=20), **LOCAL),
     "NPVI-NN": Trained(made(NPVI, num_neighbors=20, encoder=lambda x: GraphConvolutionEncoder()), **AMORTIZED),
-    "NPVI-NN, sites": Trained(made(NPVI, num_neighbors=20, encoder=lambda x: SiteEncoder(x.shape[1])), **AMORTIZED),
     "NPVI-NN, conditional": Trained(
         made(NPVI, num_neighbors=20, encoder=lambda x: ConditionalEncoder()), refreshes=8, **AMORTIZED
     ),
