@@ -34,4 +34,4 @@ def test_the_guide_runs_from_top_to_bottom():
 
 
 def test_there_are_examples():
-    assert (len(README), len(GUIDE)) == (2, 5)
+    assert (len(README), len(GUIDE)) == (2, 6)
