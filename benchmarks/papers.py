@@ -262,6 +262,7 @@ def after_vecchia(method, **settings):
 
 NEAREST = {"batch_size": 128, "lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refreshes": 8}
 LOCAL = {"lr": 0.03, "refreshes": 8}
+NETWORK = {"num_neighbors": 20, "jitter": 0.02}  # a nugget, because no network follows a stiff prior exactly
 AMORTIZED = {"batch_size": 64, "lr": 0.03}  # a batch encodes the parents of its points, too
 M = {"inducing": lambda x: min(512, len(x)), "jitter": 1e-5}
 METHODS = {
@@ -276,10 +277,10 @@ METHODS = {
     "Vecchia": Trained(gaussian_only(made(Vecchia, num_neighbors=K, ordering="coordinate")), **NEAREST),
     "NPVI": Trained(made(NPVI, num_neighbors=20), **LOCAL),
     "NPVI after Vecchia": Trained(after_vecchia(NPVI, num_neighbors=20), **LOCAL),
-    "NPVI-NN": Trained(made(NPVI, num_neighbors=20, encoder=lambda x: GraphConvolutionEncoder()), **AMORTIZED),
+    "NPVI-NN": Trained(made(NPVI, encoder=lambda x: GraphConvolutionEncoder(), **NETWORK), **AMORTIZED),
     "NPVI-NN, conditional": Trained(
-        made(NPVI, num_neighbors=20, encoder=lambda x: ConditionalEncoder(), jitter=0.02), refreshes=8, **AMORTIZED
-    ),  # with a nugget, because no network follows a stiff prior exactly
+        made(NPVI, encoder=lambda x: ConditionalEncoder(), **NETWORK), refreshes=8, **AMORTIZED
+    ),
     "BSGP-1": Sampled(1),
     "BSGP-2": Sampled(2),
     "SVGP": Trained(made(SVGP, **M), lr=0.03),

@@ -61,7 +61,7 @@ class NPVI(VNNGP):
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
         scale: initial standard deviation of q(u).
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
         seed: of the ordering.
 
     Raises:

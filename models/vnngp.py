@@ -71,7 +71,7 @@ class VNNGP(PredictiveMethod):
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u).
-        jitter: relative nugget; None takes 1e-6.
+        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
         seed: of the ordering and of k-means.
 
     Raises:
