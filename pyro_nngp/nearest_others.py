@@ -7,11 +7,10 @@ Cost: one search per row, when a batch first asks for it; O(N (K + D)) memory. S
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_rows
-from pyro_nngp.neighbor_table import Batch, NeighborTable
+from pyro_nngp.neighbor_table import NeighborTable
 
 
 class NearestOthers(NeighborTable):
@@ -35,16 +34,13 @@ class NearestOthers(NeighborTable):
         super().__init__(x, num_neighbors, seed=seed, **options)
         self.register_buffer("neighbors", self._search(num_neighbors))
 
-    def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
-        """The points `idx` (None: all) and the neighbors that they need; see :meth:`NeighborTable.batch`."""
-        if idx is not None:
-            check_rows("NearestOthers.batch", "idx", idx, self.num_points)
+    def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]
         new = (first < 0).nonzero()[:, 0]
         if len(new):
             new = new if idx is None else idx[new]
             self.neighbors[new] = self.others(idx=new)
-        return super().batch(idx, extra)
+        return super()._neighbors_of(idx)
 
     def _search(self, k: int) -> Tensor:
         return torch.full((self.num_points, k), -1, device=self.x.device)

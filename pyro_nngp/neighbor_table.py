@@ -187,8 +187,8 @@ class NeighborTable(torch.nn.Module):
             check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
         if idx is None:
             every = torch.arange(self.num_points, device=self.x.device)
-            return Batch(every, every, self.neighbors, 1.0, extra)
-        neighbors = self.neighbors[idx]
+            return Batch(every, every, self._neighbors_of(None), 1.0, extra)
+        neighbors = self._neighbors_of(idx)
         further = idx[:0] if extra is None else extra.flatten()
         parts = [idx, neighbors.flatten(), further]
         rows, positions = torch.cat(parts).unique(return_inverse=True)
@@ -197,6 +197,10 @@ class NeighborTable(torch.nn.Module):
         targets, near, rest = positions.split([len(part) for part in parts])
         rest = None if extra is None else rest.view_as(extra)
         return Batch(rows, targets, near.view_as(neighbors), self.num_points / len(idx), rest)
+
+    def _neighbors_of(self, idx: Tensor | None) -> Tensor:
+        """Rows of the neighbors of some points (None: all)."""
+        return self.neighbors if idx is None else self.neighbors[idx]
 
     def extend(
         self, x_new: Float[Tensor, "P D"], k: int | None = None, seed: int = 0
