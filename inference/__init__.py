@@ -17,6 +17,7 @@ from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
 from pyro_nngp.inference.gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.nn_report import nn_versus_exact
 from pyro_nngp.inference.potential import Minibatch
+from pyro_nngp.inference.row_adam import RowAdam
 from pyro_nngp.inference.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.sghmc import SGHMC
 from pyro_nngp.inference.sgld import SGLD
@@ -37,6 +38,7 @@ __all__ = [
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveELBO",
+    "RowAdam",
     "coverage_curve",
     "fit",
     "nn_versus_exact",

@@ -13,6 +13,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.conditional import NotPositiveDefiniteError
 from pyro_nngp.guides import LocalTables
 from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.row_adam import RowAdam, coalesced
 
 
 class DivergenceError(RuntimeError):
@@ -249,7 +250,7 @@ class Run:
         if dense:
             made.append(torch.optim.Adam(dense, lr=lr))
         if sparse:
-            made.append(torch.optim.SparseAdam(sparse, lr=local_lr))
+            made.append(RowAdam(sparse, lr=local_lr))
         return made
 
     def _local_modules(self) -> list[LocalTables]:
@@ -261,7 +262,7 @@ class Run:
             if param.grad is None:
                 continue
             if param.grad.is_sparse:
-                param.grad = param.grad.coalesce()
+                param.grad = coalesced(param.grad)
                 norms[name] = param.grad.values().norm()
             else:
                 norms[name] = param.grad.norm()

@@ -1,7 +1,7 @@
 """Gaussian variational families: one row of parameters per point, or one dense Cholesky factor for all of them.
 
 Cost: a batch of :class:`LocalGaussian` touches its own rows alone. With ``sparse_grad`` the gradients are sparse too,
-so that an optimiser for sparse gradients (``torch.optim.SparseAdam``) spends O(batch) per step whatever the number of
+so that an optimiser for them (:class:`~pyro_nngp.inference.RowAdam`) spends O(batch) per step whatever the number of
 points. :class:`DenseGaussian` is O(M^2) per latent function in all it does.
 """
 

@@ -191,7 +191,8 @@ class NeighborTable(torch.nn.Module):
         neighbors = self._neighbors_of(idx)
         further = idx[:0] if extra is None else extra.flatten()
         parts = [idx, neighbors.flatten(), further]
-        rows, positions = torch.cat(parts).unique(return_inverse=True)
+        rows, positions = torch.cat(parts).int().unique(return_inverse=True)  # faster than 64 bits
+        rows = rows.long()
         if rows[0] < 0:
             rows, positions = rows[1:], positions - 1
         targets, near, rest = positions.split([len(part) for part in parts])
