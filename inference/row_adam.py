@@ -41,8 +41,12 @@ class RowAdam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Move all rows that have a gradient."""
+    def step(self, closure: Any = None) -> Any:
+        """Move all rows that have a gradient; `closure`, if given, computes gradients and the loss that is returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         for group in self.param_groups:
             (beta1, beta2), eps = group["betas"], group["eps"]
             for param in group["params"]:
@@ -61,6 +65,7 @@ class RowAdam(torch.optim.Optimizer):
                 rate = group["lr"] * (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
                 moved = param.index_select(0, rows).addcdiv_(first, second.sqrt_().add_(eps), value=-rate)
                 param.index_copy_(0, rows, moved)
+        return loss
 
 
 def coalesced(grad: Tensor) -> Tensor:

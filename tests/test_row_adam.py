@@ -61,6 +61,14 @@ def test_rows_without_a_gradient_stay():
         assert set(optimiser.state[param]["exp_avg_sq"].any(-1).nonzero()[:, 0].tolist()) == set(moved)
 
 
+def test_a_closure_is_evaluated_first():
+    params, by_hand = tables(), tables()
+    assert RowAdam(params, lr=0.1).step(lambda: backward(params, torch.tensor([2, 5])) or 1.5) == 1.5
+    backward(by_hand, torch.tensor([2, 5]))
+    RowAdam(by_hand, lr=0.1).step()
+    assert all(torch.equal(one, two) for one, two in zip(params, by_hand, strict=True))
+
+
 def test_a_saved_state_goes_on_with_the_same_bits():
     params = tables()
     optimiser = RowAdam(params, lr=0.1)
