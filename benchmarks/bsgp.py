@@ -11,8 +11,10 @@ median of a mean-field guide; the noise variance and the constant mean are optim
 sampled by SGHMC with the scale-adapted preconditioner. `--sampled` says what is: "all" (BSGP), "u theta" and "u" (the
 rest is optimized), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: as many steps of SVI as the others take
 before their first draw, and a Gaussian guide of u with full covariance). "u theta" with the objective vfe is MCMC-SVGP,
-but for SGHMC in place of HMC and z that is optimized while it burns in. Several chains are independent runs, each from
-its own k-means and its own guide; R-hat is rank-normalized, of the mean of y given a draw, at 1000 test points.
+but for SGHMC in place of HMC and z that is optimized while it burns in. "exact" is scikit-learn's dense GP with the
+same kernel, one for each target, at the best of four maxima of its marginal likelihood: what the split itself allows.
+Several chains are independent runs, each from its own k-means and its own guide; R-hat is rank-normalized, of the mean
+of y given a draw, at 1000 test points.
 
 Each run is a row of a CSV file, which is not run again: the command can be stopped and repeated. The table is made of
 the rows that the command asks for. Seconds are processor time of building and training.
@@ -30,12 +32,16 @@ import time
 from pathlib import Path
 
 import arviz as az
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
 from rows import append, read
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF as DenseRBF
+from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from sklearn.metrics import roc_auc_score
 
 from pyro_nngp.datasets import flights, uci
@@ -142,8 +148,33 @@ def sample(gp, case, progress):
     return mcmc.get_samples(), facts
 
 
+def exact(x, y, x_test, seed):
+    """Predictive distribution of y, outputs first, by a dense GP per output, and the noise of the last one."""
+    kernel = ConstantKernel(1.0, (1e-3, 1e4)) * DenseRBF([2.0] * x.shape[1], (1e-2, 1e4))
+    kernel = kernel + WhiteKernel(1e-2, (1e-8, 1.0))
+    moments = []
+    for column in y.reshape(len(y), -1).T:
+        gp = GaussianProcessRegressor(kernel, alpha=0.0, n_restarts_optimizer=3, random_state=seed).fit(x, column)
+        moments.append(torch.as_tensor(np.stack(gp.predict(x_test, return_std=True))))
+    loc, deviation = torch.stack(moments, 1)
+    shape = (*y.shape[1:], len(x_test))
+    return dist.Normal(loc.reshape(shape), deviation.reshape(shape)), gp.kernel_.k2.noise_level**0.5
+
+
+def run_exact(case, fold):
+    """One row of the exact GP."""
+    (x, y), (x_test, y_test), scale, _ = split(case["data"], fold, case["part"] == "validation")
+    start = time.process_time()
+    predictive, noise = exact(x, y, x_test, fold)
+    sizes = {"num_train": len(x), "num_test": len(x_test), "torch": torch.__version__}
+    row = scores(predictive, y_test, scale, False) | {"noise": noise, "seconds": time.process_time() - start}
+    return case | {"fold": fold} | row | sizes
+
+
 def run(case, fold, progress=False):
     """One row."""
+    if case["sampled"] == "exact":
+        return run_exact(case, fold)
     train, (x_test, y_test), scale, binary = split(case["data"], fold, case["part"] == "validation")
     chains, facts, seconds, probes = [], [], 0.0, []
     for chain in range(case["chains"]):
@@ -215,7 +246,8 @@ def table(groups):
         apart = f" ({', '.join(f'{value:.2f}' for value in targets)})" if len(targets) > 1 else ""
         spread = error_of_mean(rows, "nll")
         prior = case["prior"] if case["sampled"] == "all" else ""
-        cells = [case["data"], case["layers"], case["objective"], prior, case["sampled"], str(len(rows))]
+        objective = "" if case["sampled"] == "exact" else case["objective"]
+        cells = [case["data"], case["layers"], objective, prior, case["sampled"], str(len(rows))]
         cells += [f"{mean(rows, 'nll', '.3f' if binary else '.2f')}{spread}{apart}", str(paper[0])]
         cells += [mean(rows, name) for name in names] + [str(paper[1])]
         cells += [mean(rows, "temperature"), mean(rows, "noise_share", ".2g"), mean(rows, "seconds", ".0f")]
@@ -229,7 +261,7 @@ def main():
     parser.add_argument("--layers", type=int, nargs="+", default=[1])
     parser.add_argument("--objectives", nargs="+", default=["fitc"])
     parser.add_argument("--priors", nargs="+", default=["normal"])
-    parser.add_argument("--sampled", nargs="+", default=["all"], choices=["all", "u theta", "u", "gaussian"])
+    parser.add_argument("--sampled", nargs="+", default=["all"], choices=["all", "u theta", "u", "gaussian", "exact"])
     parser.add_argument("--chains", type=int, default=1)
     parser.add_argument("--folds", type=int, default=2)
     parser.add_argument("--inducing", type=int, default=100)
