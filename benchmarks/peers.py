@@ -31,7 +31,7 @@ SYSTEMS = {
     "ours tuned": ("Ours", TUNED),
     "ours, not compiled": ("Ours", {"PYRO_NNGP_NATIVE": "0"}),
 }
-BATCH, NEW = 1024, 10_000
+BATCH, NEW, START = 1024, 10_000, {"lengthscale": 0.5, "noise": 0.1}
 clock = time.perf_counter  # or time.process_time, see --clock
 
 
@@ -43,16 +43,14 @@ def data(args):
 
 
 class Ours:
-    def __init__(self, args, k):
+    def __init__(self, x, y, k):
         from pyro_nngp.kernels import Matern52
         from pyro_nngp.likelihoods import Gaussian
         from pyro_nngp.models import VNNGP
 
-        self.x, y, self.x_new = data(args)
-        start = clock()
-        kernel = Matern52(args.dims, lengthscale=torch.full((args.dims,), 0.5)).to(self.x.dtype)
-        self.gp = VNNGP(self.x, y, kernel, Gaussian(0.1).to(self.x.dtype), num_neighbors=k, jitter=1e-3)
-        self.setup_seconds = clock() - start
+        dims = x.shape[1]
+        kernel = Matern52(dims, lengthscale=torch.full((dims,), START["lengthscale"])).to(x.dtype)
+        self.gp = VNNGP(x, y, kernel, Gaussian(START["noise"]).to(x.dtype), num_neighbors=k, jitter=1e-3)
 
     def steps(self, count):
         from pyro_nngp.inference import fit
@@ -63,28 +61,27 @@ class Ours:
         return [b - a for a, b in itertools.pairwise(ticks[2:])]  # the first ones set up optimiser and caches
 
     @torch.no_grad()
-    def predict(self):
-        start = clock()
-        self.gp.predict(self.x_new)
-        return clock() - start
+    def predict(self, x_new):
+        self.gp.predict(x_new)
 
 
 class GPyTorch:
-    def __init__(self, args, k):
+    """GPyTorch's VNNGP on data x (N, D), y (N,), with K neighbors; also the peer of `seconds_to_mark.py`."""
+
+    def __init__(self, x, y, k, start=START):
         import gpytorch
         from gpytorch.variational import MeanFieldVariationalDistribution, NNVariationalStrategy
 
-        self.x, self.y, self.x_new = data(args)
-        torch.set_default_dtype(self.x.dtype)
-        x, dims = self.x, args.dims
+        self.y = y
+        torch.set_default_dtype(x.dtype)
 
         class Model(gpytorch.models.ApproximateGP):
             def __init__(self):
                 q = MeanFieldVariationalDistribution(len(x))
                 super().__init__(NNVariationalStrategy(self, x, q, k=k, training_batch_size=BATCH))
                 self.mean_module = gpytorch.means.ConstantMean()
-                self.covar_module = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=dims)
-                self.covar_module.lengthscale = 0.5
+                self.covar_module = gpytorch.kernels.MaternKernel(2.5, ard_num_dims=x.shape[1])
+                self.covar_module.lengthscale = start["lengthscale"]
 
             def forward(self, x):
                 return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -92,9 +89,8 @@ class GPyTorch:
             def __call__(self, x, prior=False, **kwargs):
                 return self.variational_strategy(x=x, prior=prior, **kwargs)
 
-        start = clock()
         self.model, self.likelihood = Model(), gpytorch.likelihoods.GaussianLikelihood()
-        self.setup_seconds = clock() - start
+        self.likelihood.noise = start["noise"]
         self.loss = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=len(x))
         # Start q(u) by hand: the first call would otherwise build the prior over all points.
         self.model.variational_strategy.variational_params_initialized.fill_(1)
@@ -115,12 +111,11 @@ class GPyTorch:
         return times
 
     @torch.no_grad()
-    def predict(self):
+    def predict(self, x_new):
+        """Predictive mean and standard deviation of y."""
         self.model.eval()
-        start = clock()
-        for rows in self.x_new.split(1000):
-            self.likelihood(self.model(rows))
-        return clock() - start
+        found = [self.likelihood(self.model(rows)) for rows in x_new.split(1000)]
+        return torch.cat([each.mean for each in found]), torch.cat([each.stddev for each in found])
 
 
 def peak_memory(work):
@@ -143,12 +138,16 @@ def serve(args):
     global clock
     clock = getattr(time, args.clock)
     torch.set_num_threads(args.threads)
-    system = globals()[args.serve](args, args.neighbors[0])
-    print("setup", system.setup_seconds, flush=True)
+    x, y, x_new = data(args)
+    start = clock()
+    system = globals()[args.serve](x, y, args.neighbors[0])
+    print("setup", clock() - start, flush=True)
     for line in sys.stdin:
         kind, count = line.split()
         if kind == "predict":
-            answer = [system.predict()]
+            start = clock()
+            system.predict(x_new)
+            answer = [clock() - start]
         elif kind == "memory":
             answer = [peak_memory(lambda: system.steps(int(count)))]  # noqa: B023
         else:

@@ -22,7 +22,7 @@ from pyro_nngp.models import VNNGP
 from pyro_nngp.preprocessing import Standardizer, random_split
 
 VARIANTS = {
-    "gradients (Adam 0.01, SparseAdam 0.1)": {"lr": 0.01, "local_lr": 0.1, "solve_every": 0},
+    "gradients (Adam 0.01, of rows 0.1)": {"lr": 0.01, "local_lr": 0.1, "solve_every": 0},
     "closed-form q(u)": {"lr": 0.03, "solve_every": 25},
     "+ refreshed, lengthscale-scaled neighbors": {"lr": 0.03, "solve_every": 25, "refresh_every": 100},
     "+ maximin ordering": {"lr": 0.03, "solve_every": 25, "refresh_every": 100, "ordering": "maximin"},
