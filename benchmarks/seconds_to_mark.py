@@ -27,7 +27,7 @@ from pyro_nngp.models import LOO, Vecchia
 from pyro_nngp.preprocessing import Standardizer, random_split
 
 clock = time.perf_counter  # or time.process_time, see --clock
-MARKS = {"terrain": (3.07, -2.553), "elevators": (0.40, 0.48), "protein": (0.0, 0.0)}  # RMSE in the units that are printed, and NLL
+MARKS = {"terrain": (3.07, -2.553), "elevators": (0.395, 0.488), "protein": (0.584, 0.824)}  # RMSE as printed, and NLL
 
 
 def split(name):
