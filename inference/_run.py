@@ -1,5 +1,6 @@
 """State of a training run: parameters, optimisers, minibatches, random numbers; all of it can be saved and restored."""
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -80,8 +81,8 @@ class Run:
         seed: int,
     ) -> None:
         self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
-        parts = method if isinstance(method, tuple) else (method,)
-        self.modules = [part for part in parts if isinstance(part, nn.Module)]
+        owners = [getattr(part, "__self__", part) for part in (self.model, self.guide)]
+        self.modules = list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
         if device is not None:
             for module in self.modules:
                 module.to(device)
@@ -98,6 +99,7 @@ class Run:
             "num_data": num_data,
             "seed": seed,
             "rates": [lr, local_lr, decay, *milestones],
+            "solving": solving,
             "data": [_fingerprint(module) for module in self.modules],
         }
         self.params = self._find_parameters()
@@ -110,8 +112,8 @@ class Run:
     def advance(self, clip_norm: float | None) -> float:
         """One gradient step on the next minibatch; returns the loss per data point."""
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
-        for optimiser in self.optimisers:
-            optimiser.zero_grad(set_to_none=True)
+        for param in self.params.values():
+            param.grad = None
         try:
             loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         except (NotPositiveDefiniteError, ValueError) as error:
@@ -121,9 +123,12 @@ class Run:
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         loss.backward()
+        for param in self.params.values():
+            if id(param) in self.solved:
+                param.grad = None
         value = float(loss.detach())
         norms = self._gradient_norms()
-        total = torch.stack(list(norms.values())).norm()
+        total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
         if not (torch.isfinite(total) and torch.isfinite(loss)):
             bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
             raise DivergenceError(
@@ -234,7 +239,8 @@ class Run:
         if idx is not None and known is not None:  # an AutoGuide has no parameters before its first call
             idx = idx.to(known.device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), poutine.trace(param_only=True) as capture:
+        cuda = [known.device.index] if known is not None and known.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
         params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
@@ -276,8 +282,8 @@ def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
         group["lr"] = rate * schedule.gamma**passed
 
 
-def _fingerprint(module: nn.Module) -> list[float]:
-    """Two moments of the data that a module holds as x and y, to tell other data by."""
+def _fingerprint(module: nn.Module) -> list[str]:
+    """Digests of the data that a module holds as x and y, to tell other data by."""
     data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
-    places = [torch.linspace(1, 2, b.numel(), dtype=torch.float64, device=b.device).view(b.shape) for b in data]
-    return [float((b.double() * place).sum()) for b, place in zip(data, places, strict=True)]
+    arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
+    return [hashlib.blake2b(array, digest_size=16).hexdigest() for array in arrays]

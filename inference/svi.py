@@ -122,6 +122,14 @@ def fit(
     if getattr(method, "likelihood", True) is None:
         cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
         fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)
+    intervals = {"refresh_every": refresh_every, "validate_every": validate_every, "checkpoint_every": checkpoint_every}
+    for arg, value in intervals.items():
+        if value is not None and (not isinstance(value, int) or value < 1):
+            fail("fit", arg, "to be an int >= 1", repr(value), "It counts gradient steps.")
+    if patience is not None and validate is None:
+        fail(
+            "fit", "validate", "to be given with patience", None, "Pass a function that returns a score, small if good."
+        )
     if step_back and checkpoint is None:
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
     if refresh_every is not None and not hasattr(method, "refresh"):
@@ -138,8 +146,10 @@ def fit(
         torch.manual_seed(seed)
         if checkpoint is not None and os.path.exists(checkpoint):
             _load(checkpoint, run, best)
+            interrupted = best.waited_out(patience)
         elif solving:
             method.solve()
+        solved = run.step  # the step of the last solution
         bar = tqdm(total=num_steps, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
         try:
             while run.step < num_steps and not (interrupted or pressed):
@@ -148,11 +158,14 @@ def fit(
                 try:
                     loss = run.advance(clip_norm)
                 except DivergenceError as error:
-                    if checkpoint is None or not step_back or slower == _MAX_STEPS_BACK:
+                    if checkpoint is None:
+                        raise
+                    if not step_back or slower == _MAX_STEPS_BACK:
                         raise DivergenceError(f"{error} Last good checkpoint: {checkpoint}.") from None
                     slower += 1
                     _load(checkpoint, run, best)
-                    run.slow_down(0.5**slower)
+                    run.slow_down(0.5)
+                    _save(checkpoint, run, best)
                     bar.n = run.step
                     continue
                 bar.update()
@@ -162,9 +175,10 @@ def fit(
                     method.refresh()
                 if solving and (run.step % (solve_every or run.steps_per_epoch()) == 0 or run.step == num_steps):
                     method.solve()
+                    solved = run.step
                 if validate is not None and run.step % validate_every == 0:
                     best.update(run, float(validate()))
-                    interrupted = patience is not None and best.since() >= patience
+                    interrupted = best.waited_out(patience)
                 if callback is not None:
                     callback(run.step, loss)
         finally:
@@ -173,6 +187,8 @@ def fit(
             _save(checkpoint, run, best)
         if best.values is not None:
             run.restore(best.values)
+        elif solving and solved != run.step:  # after the file is written, from which the run goes on as it stood
+            method.solve()
     return FitResult(torch.tensor(run.losses), best.scores, time.perf_counter() - start, interrupted or bool(pressed))
 
 
@@ -188,10 +204,10 @@ class _Best:
             self.values = run.snapshot()
         self.scores.append((run.step, score))
 
-    def since(self) -> int:
-        """Validations since the best one."""
+    def waited_out(self, patience: int | None) -> bool:
+        """Whether that many validations, or more, have come after the best one."""
         scores = [s for _, s in self.scores]
-        return len(scores) - 1 - scores.index(min(scores))
+        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= patience
 
 
 def _save(path: str | os.PathLike[str], run: Run, best: _Best) -> None:

@@ -31,7 +31,7 @@ def test_the_guide_runs_from_top_to_bottom():
     assert (scope["rate"] > 0).all()
     assert scope["predictive"].batch_shape == scope["averaged"].batch_shape == (5,)
     assert scope["fields"].shape == (100, 5)
-    assert scope["gp"].local.loc.detach().abs().min() > 0 and scope["loss"].detach() < 5
+    assert scope["loss"].detach() < 0.5
 
 
 def test_there_are_examples():

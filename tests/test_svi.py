@@ -125,6 +125,14 @@ def test_sparse_gradients_are_for_the_time_of_training_only():
     assert model.local.sparse_grad is False
 
 
+def test_gradients_are_of_one_batch_and_not_of_what_is_solved_for():
+    solved, free, rows = gp(), gp(), []
+    fit(solved, 6, callback=lambda *_: rows.append(solved.local.loc.grad), **SETTINGS)
+    assert rows == [None] * 6
+    fit(free, 6, callback=lambda *_: rows.append(free.local.loc.grad), **(BY_GRADIENTS | {"batch_size": 3}))
+    assert max(len(grad.indices()[0]) for grad in rows[6:]) <= 3 * (1 + 6) < N
+
+
 def test_full_batches_call_the_model_without_rows():
     calls = []
     line = Line()
@@ -216,6 +224,24 @@ def test_early_stopping_keeps_the_best_state():
     assert_same(values(line), states[1])
 
 
+def test_a_run_that_patience_ended_stays_ended(tmp_path):
+    path, line, scores = tmp_path / "run.pt", Line(), iter([1.0, 2.0, 3.0])
+    settings = SETTINGS | {"validate_every": 3, "patience": 2, "elbo": Trace_ELBO(), "checkpoint": path}
+    first = fit(line, 100, validate=lambda: next(scores), **settings)
+    again = fit(line, 100, validate=lambda: pytest.fail("validated again"), **settings)
+    assert torch.equal(first.losses, again.losses)
+    assert first.interrupted and again.interrupted
+
+
+def test_ctrl_c_leaves_a_solution_for_the_last_parameters():
+    model = gp(torch.float64)
+    press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 5 else None  # noqa: E731
+    fit(model, 12, callback=press, **SETTINGS)
+    left = values(model)["local.loc"]
+    model.solve()
+    torch.testing.assert_close(values(model)["local.loc"], left, rtol=1e-6, atol=1e-6)
+
+
 def test_ctrl_c_finishes_the_step_and_loses_nothing(tmp_path):
     path, whole, stopped, resumed = tmp_path / "run.pt", gp(), gp(), gp()
     want = fit(whole, 12, **SETTINGS)
@@ -261,6 +287,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         fit(gp(), 2, checkpoint=path, **SETTINGS)
     with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'seed': 1"):
         fit(gp(), 4, checkpoint=path, seed=1, **SETTINGS)
+    with pytest.raises(CheckpointError, match=r"expected a checkpoint of this run .*'solving': False"):
+        fit(gp(), 3, checkpoint=path, **BY_GRADIENTS)
     with pytest.raises(CheckpointError, match=r"with parameters \['loc', 'scale'\]"):
         fit(Line(), 3, checkpoint=path, **SETTINGS)
 
@@ -341,12 +369,32 @@ def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
     assert rates == pytest.approx([0.5 * 0.02 * 0.1**2] * len(rates))
 
 
+@pytest.mark.filterwarnings("ignore:Encountered NaN")
+def test_stepping_back_twice_quarters_the_rate(tmp_path):
+    line, path, hits = Line(), tmp_path / "run.pt", []
+
+    def callback(step, loss):
+        if step in (4, 8) and step not in hits:
+            hits.append(step)
+            poison(line, step)(step, loss)
+
+    pyro.enable_validation(False)
+    try:
+        settings = SETTINGS | {"milestones": (), "checkpoint_every": 3, "step_back": True}
+        fit(line, 10, checkpoint=path, callback=callback, **settings)
+    finally:
+        pyro.enable_validation(True)
+    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimisers"] for group in o["param_groups"]]
+    assert rates == pytest.approx([0.25 * 0.02] * len(rates))
+
+
 def test_closed_form_updates_take_the_place_of_gradients():
     model, seen = gp(torch.float64), []
     fit(model, 5, solve_every=2, callback=lambda step, _: seen.append(values(model)), **SETTINGS)
     moved = [not torch.equal(a["local.loc"], b["local.loc"]) for a, b in itertools.pairwise(seen)]
     assert moved == [True, False, True, True]  # solved after steps 2, 4 and the last
-    assert not torch.equal(seen[0]["local.weights"], seen[1]["local.weights"])  # the factor is left to gradients
+    assert not torch.equal(seen[0]["local.weights"], seen[1]["local.weights"])  # the factor is solved for, too
+    assert torch.equal(seen[1]["local.weights"], seen[2]["local.weights"])
     model.solve()
     torch.testing.assert_close(values(model)["local.loc"], seen[-1]["local.loc"], rtol=1e-3, atol=1e-3)
 
@@ -380,6 +428,10 @@ def test_clipping_bounds_the_step():
         ({"step_back": True}, r"expected checkpoint to be given with step_back"),
         ({"refresh_every": 3}, r"expected method to have refresh\(\)"),
         ({"solve_every": 3}, r"expected method to be able to solve\(\)"),
+        ({"refresh_every": 0}, r"expected refresh_every to be an int >= 1, got 0"),
+        ({"checkpoint_every": 0}, r"expected checkpoint_every to be an int >= 1, got 0"),
+        ({"validate_every": 2.5}, r"expected validate_every to be an int >= 1, got 2.5"),
+        ({"patience": 3}, r"expected validate to be given with patience"),
         ({"batch": 3}, r"unexpected keyword argument 'batch'"),
     ],
 )
@@ -438,6 +490,18 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="expected a checkpoint of this run"):
         fit(other, 2, checkpoint=tmp_path / "run.pt", progress=False)
     assert not torch.equal(other.y, one.y)
+
+
+def test_a_pair_is_guarded_and_saved_like_its_method(tmp_path):
+    settings = {"num_data": N, "checkpoint": tmp_path / "run.pt"} | BY_GRADIENTS
+    one, other = gp(), gp()
+    fit((one.model, one.guide), 2, **settings)
+    assert len(load_checkpoint(tmp_path / "run.pt")["run"]["values"]["modules"]) == 1
+    other.y.neg_()
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this run"):
+        fit((other.model, AutoNormal(other.model)), 2, **settings)
+    with pytest.raises(CheckpointError, match="expected a checkpoint of this run"):
+        fit((other.model, other.guide), 2, **settings)
 
 
 def test_parameters_that_no_loss_can_take_are_named():
