@@ -230,7 +230,8 @@ def test_a_run_that_patience_ended_stays_ended(tmp_path):
     first = fit(line, 100, validate=lambda: next(scores), **settings)
     again = fit(line, 100, validate=lambda: pytest.fail("validated again"), **settings)
     assert torch.equal(first.losses, again.losses)
-    assert first.interrupted and again.interrupted
+    assert first.interrupted
+    assert again.interrupted
 
 
 def test_ctrl_c_leaves_a_solution_for_the_last_parameters():
