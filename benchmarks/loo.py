@@ -86,7 +86,7 @@ def scores(gp, x, y, k=None, block=2000):
     names = SCORES[:3] if isinstance(gp.likelihood, Gaussian) else ("nll", "error")
     total = torch.zeros(len(names))
     for rows in torch.arange(len(x)).split(block):
-        predictive = gp.predict(x[rows]) if k is None else gp.predict(x[rows], k)
+        predictive = gp.predict(x[rows]) if k is None else gp.predict(x[rows], num_neighbors=k)
         values = [nll(y[rows], predictive)]
         if isinstance(gp.likelihood, Gaussian):
             loc, scale = predictive.mean, predictive.stddev

@@ -2,6 +2,7 @@
 
 from pyro_nngp.inference.arviz import to_arviz
 from pyro_nngp.inference.calibration import (
+    Reliability,
     coverage_curve,
     pit,
     psis_khat,
@@ -15,7 +16,7 @@ from pyro_nngp.inference.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
 from pyro_nngp.inference.gibbs import PolyaGammaGibbs
-from pyro_nngp.inference.nn_report import nn_versus_exact
+from pyro_nngp.inference.nn_report import NNReport, nn_versus_exact
 from pyro_nngp.inference.potential import Minibatch
 from pyro_nngp.inference.row_adam import RowAdam
 from pyro_nngp.inference.schedules import Cyclical, PolynomialDecay
@@ -35,9 +36,11 @@ __all__ = [
     "FitResult",
     "IntegratedELBO",
     "Minibatch",
+    "NNReport",
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveELBO",
+    "Reliability",
     "RowAdam",
     "coverage_curve",
     "fit",

@@ -286,4 +286,4 @@ def _fingerprint(module: nn.Module) -> list[str]:
     """Digests of the data that a module holds as x and y, to tell other data by."""
     data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
     arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
-    return [hashlib.blake2b(array, digest_size=16).hexdigest() for array in arrays]
+    return [hashlib.blake2b(array.data, digest_size=16).hexdigest() for array in arrays]

@@ -75,6 +75,7 @@ class SGMCMC(MCMC):
             if value < 1:
                 fail("SGMCMC", arg, "to be >= 1", value, "Ask for at least one.")
         super().__init__(kernel, num_samples, warmup_steps, disable_progbar=disable_progbar)
+        self._samples: dict[str, Tensor] | None = None
         self.num_chains, self.vectorize, self.checkpoint = num_chains, vectorize, checkpoint
         self._every, self._start, self._quiet = checkpoint_every, initial_params, disable_progbar
         self._kind = {"num_chains": num_chains, "warmup_steps": self.warmup_steps}
@@ -92,12 +93,37 @@ class SGMCMC(MCMC):
         self._args, self._kwargs = args, kwargs
         with pyro.validation_enabled(False):
             done, draws = self._begin(args, kwargs)
+            self._samples = None  # of an earlier run
             try:
                 self._loop(done, draws)
             finally:
                 if draws:
                     self._collect(draws)
                 self.kernel.cleanup()
+
+    def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> dict[str, Tensor]:
+        """As of ``MCMC``.
+
+        Raises:
+            RuntimeError: if the run has no draws, for it ended in burn-in or has not begun.
+        """
+        self._check_draws("get_samples")
+        return super().get_samples(num_samples, group_by_chain)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """As of ``MCMC``, with those of the kernel for each chain; raises as :meth:`get_samples`."""
+        self._check_draws("diagnostics")
+        return super().diagnostics()
+
+    def summary(self, prob: float = 0.9) -> None:
+        """As of ``MCMC``; raises as :meth:`get_samples`."""
+        self._check_draws("summary")
+        super().summary(prob)
+
+    def _check_draws(self, method: str) -> None:
+        if self._samples is None:
+            cure = "Call run(...), which continues a run that has a checkpoint, and let it go beyond burn-in."
+            fail(f"SGMCMC.{method}", "the run", "to have draws", "none", cure, RuntimeError)
 
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
         """Set the kernel up; returns how many of its calls are done and the draws they gave."""

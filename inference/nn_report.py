@@ -17,12 +17,14 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
+from pyro import poutine
 from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditional import DEFAULT_JITTER
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import bind
+from pyro_nngp.kernels import bind_double
+from pyro_nngp.low_rank import cholesky
 from pyro_nngp.neighbors import NeighborGraph
 
 _MAX_POINTS = 2000
@@ -62,7 +64,8 @@ def nn_versus_exact(
         **graph_options: of :class:`~pyro_nngp.neighbors.NeighborGraph`: ordering, seed, metric.
 
     Raises:
-        ValueError: for more than 2,000 points, shapes that differ, K out of range, or noise that is not positive.
+        ValueError: for more than 2,000 points, shapes that differ, K out of range, noise that is not positive, or a
+            kernel whose hyperparameters have priors in place of values.
 
     Cost: O(N^3) time and O(N^2) memory for each K.
     """
@@ -79,10 +82,15 @@ def nn_versus_exact(
     ks = list(num_neighbors)
     for k in ks:
         check_num_neighbors(where, k, len(x) - 1)
-    cov, x, y = bind(kernel), x.double(), y.double()
-    prior = cov(x, x)
+    dtype, x, y = x.dtype, x.double(), y.double()
+    with poutine.trace() as program:
+        cov = bind_double(kernel, dtype)
+        prior = cov(x, x)
+    if program.trace.stochastic_nodes:
+        cure = "Build the kernel anew with the values of interest, such as posterior medians."
+        fail(where, "kernel", "to have values", f"priors on {program.trace.stochastic_nodes}", cure)
     prior = prior + DEFAULT_JITTER * torch.diag(prior.diagonal())
-    log_det = 2 * torch.linalg.cholesky(prior).diagonal().log().sum()
+    log_det = 2 * cholesky(prior, 0.0).diagonal().log().sum()
     exact = _leave_one_out(prior, y, noise_var)
     kls, losses = [], []
     for k in ks:

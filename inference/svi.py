@@ -113,7 +113,11 @@ def fit(
     Returns:
         The trace of losses and what else happened.
     """
-    for arg, value in {"num_steps": num_steps, "batch_size": 1 if batch_size is None else batch_size}.items():
+    counts = {"num_steps": num_steps, "batch_size": batch_size, "refresh_every": refresh_every}
+    counts |= {"validate_every": validate_every, "checkpoint_every": checkpoint_every}
+    for arg, value in counts.items():
+        if value is None and arg in ("batch_size", "refresh_every"):
+            continue
         if not isinstance(value, int) or value < 1:
             fail("fit", arg, "to be an int >= 1", repr(value), "It counts gradient steps, or rows per step.")
     if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
@@ -122,10 +126,6 @@ def fit(
     if getattr(method, "likelihood", True) is None:
         cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
         fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)
-    intervals = {"refresh_every": refresh_every, "validate_every": validate_every, "checkpoint_every": checkpoint_every}
-    for arg, value in intervals.items():
-        if value is not None and (not isinstance(value, int) or value < 1):
-            fail("fit", arg, "to be an int >= 1", repr(value), "It counts gradient steps.")
     if patience is not None and validate is None:
         fail(
             "fit", "validate", "to be given with patience", None, "Pass a function that returns a score, small if good."

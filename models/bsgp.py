@@ -35,8 +35,9 @@ from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.inducing_priors import InducingPrior
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import GPMethod, seeded
-from pyro_nngp.module import place_draws, pyro_entry
+from pyro_nngp.method import GPMethod
+from pyro_nngp.module import place_draws, pyro_entry, release
+from pyro_nngp.randomness import seeded
 from pyro_nngp.sparse_layer import leading_axes, stacked_layers
 from pyro_nngp.sparse_objectives import OBJECTIVES, marginals
 
@@ -167,15 +168,20 @@ class BSGP(GPMethod):
             shape = (num_layers - 1, num_draws, len(x), hidden_dim)
             noise = torch.randn(shape, generator=generator, dtype=x.dtype).to(x)
         self.register_buffer("noise", noise)
+        release(self)  # the mean function was tried
 
     @property
+    @pyro_entry
     def init_strategy(self) -> Callable:
-        """Where chains and automatic guides start: z at `inducing`, u at zero, hyperparameters near prior medians."""
+        """Where chains and automatic guides start: z at `inducing`, u at zero, hyperparameters near prior medians.
+
+        It goes by the names that sites have now: call :meth:`named` first, or put the model into its larger module.
+        """
         values = {}
         for index, layer in enumerate(self.layers):
-            values[f"layers.{index}.nu"] = layer.white().mean
+            values[self._site(f"layers.{index}.nu")] = layer.white().mean
             if "z" in layer._pyro_samples:
-                values[f"layers.{index}.z"] = layer.start.clone()
+                values[self._site(f"layers.{index}.z")] = layer.start.clone()
         return init_to_value(values=values, fallback=init_to_median)
 
     @pyro_entry
@@ -243,7 +249,7 @@ class BSGP(GPMethod):
     @pyro_entry
     @torch.no_grad()
     def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, samples: Samples, seed: int | None = None
+        self, x_new: Float[Tensor, "P D"], num_samples: int, *, samples: Samples, seed: int | None = None
     ) -> Float[Tensor, "S *T P"]:
         """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
 

@@ -7,10 +7,11 @@ i and j the covariance :math:`\sum_q G_q G_q^\top k_q(x_i, x_j)`, T x T. The obj
 Differs from the paper: a noise variance per output; neighbors under the metric :math:`\frac1Q \sum_q 1 / \ell_{qd}^2`
 of all kernels' lengthscales.
 
-Cost per step: O(B (K T)^3), independent of N. Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
+Cost per step: O(B (K T)^3) time and, for the gradients, O(B (K T)^2) memory, independent of N: train on batches.
+Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import pyro
@@ -19,17 +20,22 @@ import torch
 from jaxtyping import Float, Int
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.kernels import bind, check_covariance, neighbor_lengthscale
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
-from pyro_nngp.method import GPMethod, seeded
-from pyro_nngp.module import ConstantMean, pyro_entry
+from pyro_nngp.memory import in_blocks
+from pyro_nngp.module import ConstantMean, place_draws, pyro_entry, release
 from pyro_nngp.nearest_others import NearestOthers
+from pyro_nngp.prediction import Draw, PredictiveMethod
+
+_COPIES = 6  # of the neighbors' covariance, while its Cholesky factor is computed
 
 
-class CoregionalizedLOO(GPMethod):
+class CoregionalizedLOO(PredictiveMethod):
     r"""Gaussian processes for T correlated outputs, trained on nearest-neighbor leave-one-out densities.
 
     The model, n(n) the K nearest other points of point n:
@@ -42,6 +48,9 @@ class CoregionalizedLOO(GPMethod):
     with T x T blocks :math:`C_{ij} = \sum_q G_q G_q^\top k_q(x_i, x_j) + 1[i = j]\, \mathrm{diag}(\sigma^2)`. Sites:
     ``y``, of event shape (T,), and one for each hyperparameter that has a prior.
 
+    Predictions of f are of the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points: moments
+    (T, P), joint draws (S, T, P).
+
     Args:
         x: inputs (N, D).
         y: targets (N, T), T > 1.
@@ -49,7 +58,8 @@ class CoregionalizedLOO(GPMethod):
         likelihood: Gaussian with a variance that broadcasts against (T, 1); None has one variance per output.
         num_neighbors: K.
         mixing: G (T, Q), a tensor to start from or a prior; None starts from N(0, 1/Q) draws.
-        mean: mean function ``(B, D) -> (B, T)``; None is a learnable constant per output.
+        mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs alike; None is a learnable constant per
+            output.
         jitter: relative nugget; None takes 1e-6.
         seed: of the start of G, and of the order that breaks ties between neighbors at one distance.
 
@@ -86,12 +96,14 @@ class CoregionalizedLOO(GPMethod):
         if isinstance(mixing, Tensor) and mixing.shape != (t, q):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         mean = ConstantMean(num_latents=t) if mean is None else mean
+        for each in kernels:
+            release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter)
         for each in kernels:
             check_covariance(where, each, x)
         if mixing is None:
             mixing = torch.randn(t, q, generator=torch.Generator().manual_seed(seed)) / q**0.5
-        self.mixing: Any = nn.Parameter(mixing.to(x)) if isinstance(mixing, Tensor) else mixing
+        self.mixing: Any = nn.Parameter(mixing.to(x, copy=True)) if isinstance(mixing, Tensor) else mixing
         self.graph = NearestOthers(x, num_neighbors, seed=seed)
         self._finish()
 
@@ -100,7 +112,7 @@ class CoregionalizedLOO(GPMethod):
         """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
         self._start_model(idx)
         batch = self.graph.batch(idx)
-        loc, tril = self._given_neighbors(self._inputs(idx), self.x, batch.rows[batch.neighbors], noisy=True)
+        loc, tril = self._given_neighbors(self._inputs(idx), batch.rows[batch.neighbors], noisy=True)
         y = cast(Tensor, self.y)
         with pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1):
             law = dist.MultivariateNormal(loc, scale_tril=tril)
@@ -111,63 +123,40 @@ class CoregionalizedLOO(GPMethod):
         """The hyperparameters' guide; nothing else is latent."""
         self._start_guide(idx)
 
-    def forward(
-        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
-    ) -> tuple[Float[Tensor, "T P"], Float[Tensor, "T P"]]:
-        """Predictive mean and variance of each noise-free output at new points, given the nearest training points.
+    @pyro_entry
+    def predict(
+        self,
+        x_new: Float[Tensor, "P D"],
+        *,
+        num_neighbors: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> Distribution:
+        """Joint predictive distribution of the T outputs at new points, batch shape (P,), event shape (T,).
 
         Args:
             x_new: new inputs.
             num_neighbors: neighbors per new point, up to N; None takes K.
-
-        Returns:
-            Mean and variance, (T, P). Hyperparameters with a prior are at the median of their guide.
+            samples: posterior draws of the hyperparameters; with them the result is the mixture over the draws. None
+                takes the medians of their guide.
 
         Raises:
-            ValueError, TypeError: for malformed arguments.
+            ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
 
-        Cost: O(P (K T)^3), and one neighbor query per point.
+        Cost: O(P (K T)^3) per posterior draw, and one neighbor query per point; memory O(P K T^2) under
+        ``torch.no_grad()``, O(P (K T)^2) where gradients are recorded.
         """
-        self.hyper_guide.median()
-        near = self.graph.query(x_new, num_neighbors)
-        loc, tril = self._given_neighbors(x_new, self.x, near, noisy=False)
-        return loc.mT, tril.square().sum(-1).mT
+        self._check_new("predict", x_new)
+        near = self._plan(x_new, num_neighbors)
 
-    @pyro_entry
-    def predict(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None) -> dist.MultivariateNormal:
-        """Joint predictive distribution of the T outputs at new points, batch shape (P,), event shape (T,)."""
-        self.hyper_guide.median()
-        near = self.graph.query(x_new, num_neighbors)
-        loc, tril = self._given_neighbors(x_new, self.x, near, noisy=True)
-        return dist.MultivariateNormal(loc, scale_tril=tril)
+        def law() -> Distribution:
+            loc, tril = self._given_neighbors(x_new, near, noisy=True)
+            return dist.MultivariateNormal(loc, scale_tril=tril)
 
-    @pyro_entry
-    @torch.no_grad()
-    def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, num_neighbors: int | None = None, seed: int | None = None
-    ) -> Float[Tensor, "S T P"]:
-        """Joint predictive draws of the noise-free outputs at new points, correlated across points and outputs.
-
-        Hyperparameters with a prior are at the median of their guide. Arguments as in
-        :meth:`pyro_nngp.models.LOO.sample`, without posterior draws.
-
-        Cost: O(P (K T)^3) once; O(P K T^2) per draw.
-        """
-        self.hyper_guide.median()
-        n, p = self.num_data, len(x_new)
-        k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
-        check_num_neighbors(f"{type(self).__name__}.sample", k, n + p - 1)
-        order, near = self.graph.extend(x_new, k, 0 if seed is None else seed)
-        points = torch.cat([self.x, x_new])
-        weights, tril = self._weights(x_new, points, near, noisy=False)
-        values = torch.cat([cast(Tensor, self.y) - self.mean(self.x), x_new.new_zeros(p, tril.shape[-1])])
-        values = values.expand(num_samples, *values.shape).clone()
-        with seeded(seed, x_new):
-            noise = torch.randn(num_samples, p, tril.shape[-1], 1, dtype=x_new.dtype, device=x_new.device)
-        for row in order.tolist():
-            given = values[:, near[row].clamp(min=0)].flatten(1)
-            values[:, n + row] = given @ weights[row].mT + (tril[row] @ noise[:, row])[..., 0]
-        return (values[:, n:] + self.mean(x_new)).mT
+        if samples is None:
+            self._place_medians()
+            return law()
+        with torch.no_grad():
+            return Mixture([law() for _ in place_draws(f"{type(self).__name__}.predict", self, samples)])
 
     @pyro_entry
     @torch.no_grad()
@@ -176,19 +165,51 @@ class CoregionalizedLOO(GPMethod):
 
         If a kernel does not have one lengthscale per input, the metric stays Euclidean.
         """
-        self.hyper_guide.median()
+        self._place_medians()
         scales = [neighbor_lengthscale(kernel, self.x.shape[1]) for kernel in self.kernel]
         known = [scale for scale in scales if scale is not None]
         whole = torch.stack(known).pow(-2).mean(0).rsqrt() if len(known) == len(scales) else None
         self.graph.refresh(whole)
 
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+        """Rows of the nearest training points."""
+        self._check_neighbors(num_neighbors, self.num_data)
+        return self.graph.query(x_new, num_neighbors)
+
+    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
+        loc, tril = self._given_neighbors(x_new, plan, noisy=False)
+        return loc.mT, tril.square().sum(-1).mT
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+        """An order of the new points, and the nearest training points and earlier new points."""
+        self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
+        return self.graph.extend(x_new, num_neighbors, seed)
+
+    def _joint(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
+        """O(P (K T)^3), O(P K T^2) per draw; O(P T (K T + S)) memory."""
+        (order, near), n = plan, self.num_data
+        weights, tril = self._weights(x_new, torch.cat([self.x, x_new]), near, noisy=False)
+        t, old, new = tril.shape[-1], (near < n)[..., None], (near - n).clamp(min=0)
+        residual = (cast(Tensor, self.y) - self._mean_rows(self.x))[near.clamp(0, n - 1)] * old
+        noise = torch.randn(len(x_new), t, count, dtype=x_new.dtype, device=x_new.device)
+        values = weights @ residual.flatten(1)[..., None] + tril @ noise
+        for row in order.tolist():
+            values[row] += weights[row] @ (values[new[row]] * ~old[row, :, :, None]).flatten(0, 1)
+        return (values + self._mean_rows(x_new)[..., None]).permute(2, 1, 0)
+
+    def _mean_rows(self, x: Float[Tensor, "B D"]) -> Tensor:
+        """Values of the mean function at x, (B, T), or (B, 1) where all outputs have the same."""
+        mean = self._mean_at(x)
+        return mean.mT if mean.dim() == 2 else mean[:, None]
+
     def _given_neighbors(
-        self, x: Float[Tensor, "B D"], points: Tensor, near: Int[Tensor, "B K"], noisy: bool
+        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T T"]]:
         """Means and Cholesky factors of the outputs at x given y at rows of the data."""
-        weights, tril = self._weights(x, points, near, noisy)
-        residual = cast(Tensor, self.y)[near] - self.mean(points[near].flatten(0, 1)).view(*near.shape, -1)
-        return self.mean(x) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
+        weights, tril = self._weights(x, self.x, near, noisy)
+        residual = cast(Tensor, self.y)[near] - self._mean_rows(self.x[near].flatten(0, 1)).unflatten(0, near.shape)
+        return self._mean_rows(x) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
 
     def _weights(
         self, x: Float[Tensor, "B D"], points: Float[Tensor, "U D"], near: Int[Tensor, "B K"], noisy: bool
@@ -197,13 +218,23 @@ class CoregionalizedLOO(GPMethod):
 
         Rows of `points` beyond the data are noise-free; `noisy` says whether the targets are noisy. -1 is no neighbor.
         """
+        kernels, size = [bind(kernel) for kernel in self.kernel], (near.shape[1] + 1) * len(self.mixing)
+
+        def block(part: slice) -> tuple[Tensor, Tensor]:
+            return self._block_weights(kernels, x[part], points, near[part], noisy)
+
+        weights, tril = in_blocks(block, len(x), _COPIES * size**2)
+        return weights, tril
+
+    def _block_weights(
+        self, kernels: list[Covariance], x: Tensor, points: Tensor, near: Tensor, noisy: bool
+    ) -> tuple[Tensor, Tensor]:
         g, (b, k) = self.mixing, near.shape
         t = len(g)
         block = torch.cat([points[near.clamp(min=0)], x[:, None]], 1)
         cov = block.new_zeros(b, k + 1, t, k + 1, t)
-        for kernel, column in zip(self.kernel, g.unbind(-1), strict=True):
-            between = bind(kernel)(block, block)
-            cov = cov + between[:, :, None, :, None] * (column[:, None, None] * column)
+        for kernel, column in zip(kernels, g.unbind(-1), strict=True):
+            cov = cov + kernel(block, block)[:, :, None, :, None] * (column[:, None, None] * column)
         cov = cov.flatten(3).flatten(1, 2)
         variance = cast(Gaussian, self.likelihood).variance.to(cov.dtype).expand(t, 1)[:, 0]
         is_noisy = torch.cat([near < self.num_data, torch.full_like(near[:, :1], noisy, dtype=torch.bool)], -1)

@@ -55,6 +55,7 @@ from pyro_nngp.module import ConstantMean, pyro_entry
 from pyro_nngp.nearest_others import NearestOthers
 from pyro_nngp.neighbor_table import Batch
 from pyro_nngp.prediction import Draw
+from pyro_nngp.randomness import seeded
 from pyro_nngp.response import ResponseMethod
 
 
@@ -144,7 +145,8 @@ class LOO(ResponseMethod):
         self.objective, self.coupling, self.graph = objective, coupling, NearestOthers(x, num_neighbors, seed=seed)
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
-            prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
+            with seeded(seed, x):  # its hyperparameters may have priors
+                prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
             self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
         self._finish()
 
@@ -203,7 +205,7 @@ class LOO(ResponseMethod):
         """
         if self.local is None:
             fail("LOO.solve", "likelihood", "with auxiliary variables", "Gaussian", "There is nothing to solve for.")
-        self.hyper_guide.median()
+        self._place_medians()
         likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
         y = self._values()
         for _ in range(num_sweeps):

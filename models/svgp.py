@@ -36,7 +36,7 @@ from pyro_nngp.conjugate import natural_gradient
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.guides import DenseGaussian, combined_variance, factor, neighbor_variance
 from pyro_nngp.inducing import inducing_points, nearest_inducing
-from pyro_nngp.kernels import bind, neighbor_lengthscale
+from pyro_nngp.kernels import bind, bind_double, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.low_rank import cholesky, whitened_conditional
 from pyro_nngp.module import pyro_entry
@@ -172,7 +172,7 @@ class SVGP(PredictiveMethod):
         """
         if self.likelihood is None:
             fail("SVGP.solve", "a likelihood", "in the model", None, "Train q(nu) by gradients.")
-        self.hyper_guide.median()
+        self._place_medians()
         likelihood, y = self.likelihood.bind(), cast(Tensor, self._targets(None))
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
@@ -263,13 +263,15 @@ class SVGP(PredictiveMethod):
         return loc, (var + spread).expand(loc.shape)
 
     def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[int | None, int]:
-        """H, and the seed of the order."""
-        return num_neighbors, seed
+        """H, of which there are no more than the other new points, and the seed of the order."""
+        self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
+        nearest = 0 if num_neighbors is None else min(num_neighbors, len(x_new) - 1)
+        return nearest or None, seed
 
     def _joint(self, x_new: Tensor, plan: tuple[int | None, int], count: int, draw: Draw | None) -> Tensor:
         """O(M^3 + P M^2), and O(P^3) exactly or O(P H^2 (H + M)) by neighbors; computed in float64."""
         num_neighbors, seed = plan
-        x, cov = x_new.double(), bind(self.kernel)
+        x, cov = x_new.double(), bind_double(self.kernel, x_new.dtype)
         a, var, _ = whitened_conditional(cov, x, self.z.double(), self.jitter)
         if draw is None:
             nu = self.q.distribution().sample((count,)).double()
@@ -279,7 +281,7 @@ class SVGP(PredictiveMethod):
             rest = cov(x, x) - a @ a.mT
             rest.diagonal().copy_(var)
             noise = torch.randn((*nu.shape[:-1], len(x)), dtype=x.dtype, device=x.device)
-            left_open = noise @ torch.linalg.cholesky(rest).mT
+            left_open = noise @ cholesky(rest, 0.0).mT
         else:
             dim = x.shape[1]
             graph = NeighborGraph(x, num_neighbors, seed=seed, metric=neighbor_lengthscale(self.kernel, dim))

@@ -34,11 +34,11 @@ from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.low_rank import local_cholesky, local_conditional
+from pyro_nngp.memory import in_blocks
 from pyro_nngp.method import Plates
 from pyro_nngp.module import pyro_entry
 from pyro_nngp.prediction import Draw, PredictiveMethod
 
-_GATHERED = 2**24  # covariances of inducing values held at once in prediction
 _LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
 
@@ -160,7 +160,7 @@ class SWSGP(PredictiveMethod):
 
         Kernels without one lengthscale per input keep the Euclidean metric.
         """
-        self.hyper_guide.median()
+        self._place_medians()
         lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
         if lengthscale is not None:
             self.lengthscale.copy_(lengthscale)
@@ -210,9 +210,12 @@ class SWSGP(PredictiveMethod):
         """O(P H^3)."""
         _refuse(draw)
         w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
-        moments = [self._combined(w[part], self._local(plan[part])) for part in _parts(w)]
-        locs, variances = zip(*moments, strict=True)
-        return self._mean_at(x_new) + torch.cat(locs, -1), var + torch.cat(variances, -1)
+
+        def block(part: slice) -> tuple[Tensor, Tensor]:
+            return self._combined(w[part], self._local(plan[part]))
+
+        loc, spread = in_blocks(block, len(w), w.shape[1] ** 2, -1)
+        return self._mean_at(x_new) + loc, var + spread
 
     def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The same; there is no order of the new points."""
@@ -242,9 +245,3 @@ def _refuse(draw: Draw | None) -> None:
     if draw is not None:
         cure = "Predict from the guide, or take posterior draws of SVGP or VNNGP."
         fail("SWSGP", "samples", "None", "posterior draws of each datum's own copy of u", cure)
-
-
-def _parts(w: Tensor) -> list[slice]:
-    """Blocks of places whose H x H covariances fit into memory."""
-    size = max(1, _GATHERED // w.shape[1] ** 2)
-    return [slice(start, start + size) for start in range(0, len(w), size)]

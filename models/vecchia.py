@@ -140,7 +140,7 @@ class Vecchia(ResponseMethod):
 
     @pyro_entry
     def _batch_log_prob(self, idx: Tensor) -> Tensor:
-        self.hyper_guide.median()
+        self._place_medians()
         site = poutine.trace(self.model).get_trace(idx).nodes[self._site("y")]
         repeats = site["value"].shape[-1] if self.objective == "mll" else 1
         return site["fn"].log_prob(site["value"]).sum() / repeats
@@ -156,7 +156,7 @@ class Vecchia(ResponseMethod):
         cov = bind(self.kernel)(x, x)
         noise = cast(Gaussian, self._bound()).variance.to(x.dtype)[..., None]
         added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + noise
-        mean = self._mean_at(x.flatten(0, 1)).view(blocks.shape)
+        mean = self._mean_at(x.flatten(0, 1)).unflatten(-1, blocks.shape)
         return dist.MultivariateNormal(mean, scale_tril=cholesky(cov + torch.diag_embed(added), 0.0))
 
     def _block_targets(self, blocks: Int[Tensor, "B K1"]) -> Float[Tensor, "*T B K1"]:

@@ -126,8 +126,9 @@ class VNNGP(PredictiveMethod):
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
+            targets = cast(Tensor, self.y)  # not the caller's own
             self.local = AmortizedGaussian(
-                encoder, y, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
+                encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
             )
         self._finish()
 
@@ -182,7 +183,7 @@ class VNNGP(PredictiveMethod):
         """
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
-        self.hyper_guide.median()
+        self._place_medians()
         self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
@@ -215,7 +216,7 @@ class VNNGP(PredictiveMethod):
             actual = "no likelihood" if self.likelihood is None else "an encoder" if self.at_data else "other points"
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
-        self.hyper_guide.median()
+        self._place_medians()
         w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
         neighbors, levels, q = self.graph.neighbors, self.graph.levels(), self.local.distribution()

@@ -14,10 +14,9 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, N
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.memory import in_blocks
 from pyro_nngp.module import GPModule, pyro_entry
 from pyro_nngp.neighbors import NeighborGraph
-
-_GATHERED = 2**24  # pairs of neighbors held at once
 
 
 class LocalTables(GPModule):
@@ -103,10 +102,12 @@ class LocalGaussian(LocalTables):
     def change_pattern(self, pattern: Int[Tensor, "M K"]) -> None:
         """Move to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
         old = self.weights.unflatten(-1, (self.loc.shape[1], -1))
-        new = torch.zeros_like(old)
-        for part in torch.arange(len(pattern), device=pattern.device).split(max(1, _GATHERED // pattern.shape[1] ** 2)):
+
+        def block(part: slice) -> tuple[Tensor]:
             same = (pattern[part][:, :, None] == self.pattern[part][:, None, :]) & (pattern[part] >= 0)[:, :, None]
-            new[part] = torch.einsum("mij,mlj->mli", same.to(old.dtype), old[part])
+            return (torch.einsum("mij,mlj->mli", same.to(old.dtype), old[part]),)
+
+        (new,) = in_blocks(block, len(pattern), pattern.shape[1] ** 2)
         self.weights.copy_(new.flatten(-2))
         self.pattern.copy_(pattern)
 
@@ -191,12 +192,13 @@ def neighbor_variance(
 
     Cost: O(B H^2), in blocks.
     """
-    size = max(1, _GATHERED // (neighbors.shape[1] ** 2 * cov[..., 0, 0].numel()))
-    parts = []
-    for weights, rows in zip(w.split(size), neighbors.split(size), strict=True):
+
+    def block(part: slice) -> tuple[Tensor]:
+        rows = neighbors[part]
         near = cov[..., rows[:, :, None], rows[:, None, :]]
-        parts.append(((near @ weights[..., None])[..., 0] * weights).sum(-1))
-    return torch.cat(parts, -1)
+        return (((near @ w[part][..., None])[..., 0] * w[part]).sum(-1),)
+
+    return in_blocks(block, len(w), neighbors.shape[1] ** 2 * cov[..., 0, 0].numel(), -1)[0]
 
 
 @register_kl(MultivariateNormal, Independent)

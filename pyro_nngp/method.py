@@ -3,8 +3,8 @@
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import pyro
@@ -35,7 +35,9 @@ from pyro_nngp.module import (
     check_same_sites,
     pyro_entry,
     read_hyperparameters,
+    release,
 )
+from pyro_nngp.randomness import seeded
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -54,7 +56,9 @@ class GPMethod(GPModule):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None where parts of the method
             have kernels of their own.
         likelihood: p(y | f); None makes ``model`` return f at the batch.
-        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant. Parameters that it makes by
+            ``pyro.param`` are trained, but ``state_dict()`` does not hold them and ``to()`` does not move them: give
+            a module, or a ``PyroModule`` with ``PyroParam`` attributes, for that.
         jitter: relative nugget; None takes 1e-6.
 
     Attributes:
@@ -101,6 +105,7 @@ class GPMethod(GPModule):
     def _finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""
         self.hyper_guide = HyperparameterGuide(self)
+        release(self)  # what was tried in the constructors
 
     @property
     def num_data(self) -> int:
@@ -131,6 +136,11 @@ class GPMethod(GPModule):
         check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
         self.hyper_guide()
 
+    def _place_medians(self) -> None:
+        """Put the hyperparameters that have priors at the median of their guide within the present Pyro context."""
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
+        self.hyper_guide.median()
+
     def _check_start(self, method: str, idx: Tensor | None) -> None:
         where = f"{type(self).__name__}.{method}"
         plates = [frame.name for frame in get_plates() if frame.vectorized]
@@ -160,14 +170,13 @@ class GPMethod(GPModule):
     @torch.no_grad()
     def _try_mean(self, x: Tensor) -> None:
         """Raise if the mean function cannot be evaluated at x, or gives other than a value per row."""
-        with poutine.block(), torch.random.fork_rng(devices=_cuda_devices(x)):
+        with poutine.block(), seeded(0, x):
             try:
                 self._mean_at(x)
             except (RuntimeError, TypeError, IndexError) as error:
                 where, expectation = type(self).__name__, f"to take inputs of shape {tuple(x.shape)}"
                 cure = "It is called with rows of x, (B, D)."
                 fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
-        self._pyro_context.used = False  # the method can still become part of a larger module
 
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
@@ -215,21 +224,6 @@ class GPMethod(GPModule):
         with latents if likelihood.num_latents is None else nullcontext(), data:
             infer = {"integrate": (self._site("f"), likelihood)}
             return pyro.sample(self._site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
-
-
-@contextmanager
-def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
-    """Draw random numbers from a seed and leave the global random state alone; None draws from the latter."""
-    if seed is None:
-        yield
-        return
-    with torch.random.fork_rng(devices=_cuda_devices(like)):
-        torch.manual_seed(seed)
-        yield
-
-
-def _cuda_devices(like: Tensor) -> list[int | None]:
-    return [like.device.index] if like.is_cuda else []
 
 
 def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NoReturn
 
 import pyro
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
+from pyro_nngp.randomness import seeded
 
 
 class ConstantMean(PyroModule):
@@ -40,8 +42,9 @@ class GPModule(PyroModule):
 
     Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Methods marked
     with :func:`pyro_entry` run inside a private store instead. The parameters are those of the module, so
-    ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. Inside a larger PyroModule
-    the parent's store and names apply.
+    ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. What a user's function
+    makes by ``pyro.param`` is no part of the module, and only ``SVI`` sees it. Inside a larger PyroModule the parent's
+    store and names apply.
     """
 
     def __init__(self) -> None:
@@ -54,23 +57,39 @@ class GPModule(PyroModule):
         with own_param_store(self):
             return super().__call__(*args, **kwargs)
 
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Take a module as a part, one that has run on its own before too."""
+        if module is not None:
+            release(module)
+        super().add_module(name, module)
+
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
 
         Two kernels, or two methods, that stand alone in one Pyro program need names, or their sites collide, which is
         an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
-        for part in self.modules():  # no store but the module's own, emptied after each use, knows the old names
-            if isinstance(part, PyroModule):
-                part._pyro_context.used = False
+        release(self)  # no store but the module's own, emptied after each use, knows the old names
         self._pyro_set_supermodule(name, self._pyro_context)
         return self
+
+    def __copy__(self) -> "GPModule":
+        new = type(self).__new__(type(self))  # not by __getstate__: a program that runs still needs the references
+        new.__dict__.update(self.__dict__)
+        return new
 
     def __getstate__(self) -> dict[str, Any]:
         # Pyro hangs a weak reference on each parameter it has seen, and weak references can't be pickled.
         for param in self.parameters():
             param.__dict__.pop("unconstrained", None)
         return self.__dict__.copy()
+
+
+def release(module: nn.Module) -> None:
+    """Let a module that has run, and its parts, take other names, which Pyro refuses; not while it runs."""
+    for part in module.modules():
+        if isinstance(part, PyroModule):
+            part._pyro_context.used = part._pyro_context.active > 0
 
 
 def pyro_entry(method: Callable) -> Callable:
@@ -165,9 +184,11 @@ class HyperparameterGuide(PyroModule):
     def __init__(self, owner: nn.Module, init_scale: float = 0.1) -> None:
         super().__init__()
         self._sites = list(_sampled_attributes(owner))
+        like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
         for i, (module, attribute) in enumerate(self._sites):
-            prior = _prior(module, attribute)
-            draws = biject_to(prior.support).inv(prior.sample((99,)))
+            with seeded(0, like):
+                prior = _prior(module, attribute)
+                draws = biject_to(prior.support).inv(prior.sample((99,)))
             loc = draws.median(0).values
             setattr(self, f"loc_{i}", nn.Parameter(loc))
             setattr(self, f"log_scale_{i}", nn.Parameter(torch.full_like(loc, init_scale).log()))

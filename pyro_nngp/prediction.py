@@ -23,8 +23,9 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import GPMethod, seeded
-from pyro_nngp.module import place_draws, pyro_entry
+from pyro_nngp.method import GPMethod
+from pyro_nngp.module import check_same_sites, place_draws, pyro_entry
+from pyro_nngp.randomness import seeded
 
 Draw: TypeAlias = Mapping[str, Tensor]
 """Values of all sites in one posterior draw."""
@@ -42,6 +43,7 @@ class PredictiveMethod(GPMethod):
     def forward(
         self,
         x_new: Float[Tensor, "P D"],
+        *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
     ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
@@ -70,6 +72,7 @@ class PredictiveMethod(GPMethod):
     def predict(
         self,
         x_new: Float[Tensor, "P D"],
+        *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
     ) -> Distribution:
@@ -98,6 +101,7 @@ class PredictiveMethod(GPMethod):
         self,
         x_new: Float[Tensor, "P D"],
         num_samples: int,
+        *,
         num_neighbors: int | None = None,
         seed: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
@@ -140,7 +144,7 @@ class PredictiveMethod(GPMethod):
         self._check_new(method, x_new)
         plan = self._plan(x_new, num_neighbors)
         if samples is None:
-            self.hyper_guide.median()
+            self._place_medians()
             return [result(*self._moments(x_new, plan, None))]
         with torch.no_grad():
             draws = place_draws(f"{type(self).__name__}.{method}", self, samples)
@@ -167,6 +171,7 @@ class PredictiveMethod(GPMethod):
 
         With priors that is one sample each; without, all at once, or `most` at a time.
         """
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
         block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
         for start in range(0, max(1, num_samples), max(1, block)):
             with poutine.block():

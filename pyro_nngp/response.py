@@ -42,7 +42,7 @@ class ResponseMethod(PredictiveMethod):
 
         Kernels without one lengthscale per input keep the Euclidean metric.
         """
-        self.hyper_guide.median()
+        self._place_medians()
         self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
 
     def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:

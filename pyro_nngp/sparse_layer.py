@@ -13,16 +13,17 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroSample
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp.inducing_priors import InducingPrior, inducing_prior
 from pyro_nngp.kernels import bind, check_covariance
 from pyro_nngp.low_rank import cholesky, whitened_conditional
+from pyro_nngp.module import GPModule
 
 
-class SparseLayer(PyroModule):
+class SparseLayer(GPModule):
     """Sites ``nu`` and, with a prior, ``z``; the conditional of the layer's outputs.
 
     Args:

@@ -11,7 +11,8 @@ from dense import dense_covariance
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
-from pyro.nn import PyroSample
+from pyro.infer.autoguide.initialization import InitMessenger
+from pyro.nn import PyroModule, PyroSample
 from pyro.ops.stats import effective_sample_size
 from pyro.optim import Adam
 
@@ -184,7 +185,7 @@ def test_test_points_are_streamed(monkeypatch):
 def test_joint_draws_have_the_dense_covariance():
     gp = gaussian_model("fitc")
     samples, (new, _) = several_draws(gp, 1), data(4)
-    draws = gp.sample(new, 250, samples)
+    draws = gp.sample(new, 250, samples=samples)
     loc, var = gp(new, samples)
     k, z = gp.layers[0].kernel, gp.layers[0].start
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(dense_covariance(k, z)), k(z, new), upper=False)
@@ -199,7 +200,7 @@ def test_joint_draws_take_the_posterior_draws_evenly():
     gp = gaussian_model("fitc")
     samples = {"layers.0.nu": torch.stack([torch.full((M,), c, dtype=F64) for c in (-1e3, 0.0, 1e3)])}
     z = gp.layers[0].start[:1]
-    draws = gp.sample(z, 5, samples)[:, 0]
+    draws = gp.sample(z, 5, samples=samples)[:, 0]
     assert torch.where(draws.abs() > 50, draws.sign() * draws[-1].sign(), 0.0).tolist() == [-1, -1, 0, 1, 1]
 
 
@@ -226,7 +227,7 @@ def test_outputs_share_inducing_inputs_and_nothing_else():
     torch.testing.assert_close(log_likelihood(both, draw), apart, rtol=1e-12, atol=0)
     samples = several_draws(both)
     assert both(x[:3], samples)[0].shape == both.predict(x[:3], samples).mean.shape == (2, 3)
-    assert both.sample(x[:3], 4, samples).shape == (4, 2, 3)
+    assert both.sample(x[:3], 4, samples=samples).shape == (4, 2, 3)
 
 
 class Extremes(Likelihood):
@@ -403,7 +404,7 @@ def test_layers_have_kernels_of_their_own():
 def test_deep_joint_draws_agree_with_the_moments():
     gp = two_layers()
     samples, (new, _) = several_draws(gp, 1), data(3)
-    draws = gp.sample(new, 200, samples)
+    draws = gp.sample(new, 200, samples=samples)
     gp.num_draws = 200
     loc, var = gp(new, samples)
     assert bool(((draws.mean(0) - loc).abs() < 6 * (2 * var / 200).sqrt()).all())
@@ -604,6 +605,22 @@ def test_saved_and_copied_models_predict_the_same():
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("place", ["named", "inside"])
+def test_chains_start_at_the_inducing_points_under_any_name(place):
+    x, y = data()
+    gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=x[:M], num_layers=2)
+    if place == "named":
+        model, start = gp.named("t").model, gp.init_strategy
+    else:
+        larger = PyroModule()
+        larger.t = gp
+        model, start = larger.t.model, larger.t.init_strategy
+    sites = pyro.poutine.trace(InitMessenger(start)(model)).get_trace().nodes
+    for layer in range(2):
+        assert torch.equal(sites[f"t.layers.{layer}.z"]["value"], x[:M])
+        assert not sites[f"t.layers.{layer}.nu"]["value"].any()
+
+
 def test_two_models_share_nothing():
     x, y = data()
     one, two = (BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior=None) for _ in range(2))
@@ -680,7 +697,7 @@ def test_wrong_samples():
     with pytest.raises(ValueError, match=r"BSGP.moments: expected samples to hold the same number >= 1 of draws"):
         gp(new, samples | {"other": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"expected samples to hold the same number >= 1 of draws"):
-        gp.sample(new, 2, {})
+        gp.sample(new, 2, samples={})
     with pytest.raises(ValueError, match=r"BSGP.predict: expected x_new with 2 columns"):
         gp.predict(torch.zeros(3, 5, dtype=F64), samples)
 

@@ -10,11 +10,13 @@ from dense import dense_covariance, dense_precision, gaussian_kl
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import SVI, TraceMeanField_ELBO
+from pyro.nn import PyroSample
 from pyro.optim import Adam
 from scipy import stats
 
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.inference import NNReport, Reliability
 from pyro_nngp.inference.calibration import (
-    Reliability,
     coverage_curve,
     pit,
     psis_khat,
@@ -184,6 +186,14 @@ def test_pit_of_distributions():
     assert uniformity(pit(dist.Poisson(marginal.mean), counts)) < 1e-6
 
 
+def test_pit_of_mixtures_is_exact_where_the_components_know_it():
+    loc, y = torch.randn(3, 2000, dtype=F64), torch.randn(2000, dtype=F64)
+    normals = Mixture([dist.Normal(row, 2.0) for row in loc])
+    torch.testing.assert_close(pit(normals, y), dist.Normal(loc, 2.0).cdf(y).mean(0), rtol=1e-12, atol=0)
+    heavy = Mixture([dist.StudentT(3.0, row, 2.0) for row in loc])  # without a cumulative function
+    assert uniformity(pit(heavy, heavy.sample())) > LEVEL
+
+
 def test_pit_of_discrete_data_does_not_take_the_cumulative_function():
     class Coin(torch.distributions.Bernoulli):
         def cdf(self, value):
@@ -311,6 +321,32 @@ def deleted_score(cov, y):
         w = torch.cholesky_solve(cov[rest, i][:, None], torch.linalg.cholesky(cov[rest][:, rest]))[:, 0]
         score = score + dist.Normal(w @ y[rest], (cov[i, i] - w @ cov[rest, i]).sqrt()).log_prob(y[i]) / len(y)
     return score
+
+
+def test_nearest_neighbor_report_needs_values_of_the_hyperparameters():
+    _, x, y = regression()
+    prior = dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
+    own = Matern52(2, lengthscale=PyroSample(prior))
+    for kernel in (own, lambda a, b: own(a, b)):
+        with pytest.raises(ValueError, match=r"expected kernel to have values, got priors on \['lengthscale'\]. Build"):
+            nn_versus_exact(kernel, x, y, [3], 0.1)
+
+
+def test_nearest_neighbor_report_on_a_module_in_single_precision():
+    class Warped(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.kernel = torch.nn.Linear(2, 2), regression()[0]
+
+        def forward(self, a, b):
+            return self.kernel(self.linear(a), self.linear(b))
+
+    _, x, y = regression(200)
+    kernel = Warped().float()
+    single = nn_versus_exact(kernel, x.float(), y.float(), [4], 0.1)
+    wide = nn_versus_exact(kernel.double(), x.float().double(), y.float().double(), [4], 0.1)
+    torch.testing.assert_close(single.kl, wide.kl, rtol=1e-6, atol=0)
+    assert isinstance(single, NNReport)
 
 
 def test_nearest_neighbor_report_errors():

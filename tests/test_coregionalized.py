@@ -1,4 +1,5 @@
 import copy
+import math
 
 import pyro.distributions as dist
 import pytest
@@ -90,7 +91,7 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals():
     loc, var = gp(new, num_neighbors=N)
     torch.testing.assert_close(loc.mT.flatten().detach(), mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var.mT.flatten().detach(), cov.diagonal(), rtol=1e-8, atol=1e-10)
-    predictive = gp.predict(new, N)
+    predictive = gp.predict(new, num_neighbors=N)
     for i in range(3):
         block = cov[T * i : T * i + T, T * i : T * i + T] + noise(gp, 1)
         torch.testing.assert_close(predictive.covariance_matrix[i].detach(), block, rtol=1e-8, atol=1e-10)
@@ -122,6 +123,77 @@ def test_mixing_with_a_prior():
     result = fit(gp, 30, batch_size=10, lr=0.1, progress=False)
     assert result.losses[-10:].mean() < result.losses[:3].mean()
     assert gp(x[:2])[0].equal(gp(x[:2])[0])  # the median, not a draw
+
+
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)])
+def test_one_mean_for_all_outputs_shifts_them(shape):
+    def mean(x):
+        return (1 + 2 * x[:, 0]).reshape(shape)
+
+    x, y = data()
+    shift = mean(x).reshape(-1, 1)
+    kernels = [Matern52(2, lengthscale=0.5), RBF(2, lengthscale=0.4)]
+    gp, centered = (
+        CoregionalizedLOO(x, target, copy.deepcopy(kernels), num_neighbors=4, mean=function)
+        for target, function in ((y, mean), (y - shift, lambda x: 0 * x[:, 0]))
+    )
+    assert loss(gp) == pytest.approx(loss(centered), rel=1e-9)
+    for new in (x[:T] + 0.1, x[: T + 2] + 0.1):  # as many points as outputs, too
+        row = mean(new).reshape(-1)
+        torch.testing.assert_close(gp(new)[0], centered(new)[0] + row, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(gp.predict(new).mean, centered.predict(new).mean + row[:, None])
+        torch.testing.assert_close(gp.sample(new, 2, seed=1), centered.sample(new, 2, seed=1) + row)
+
+
+def test_training_leaves_the_given_mixing_alone():
+    x, y = data()
+    mixing = torch.eye(T, dtype=F64)
+    gp = CoregionalizedLOO(x, y, [RBF(2) for _ in range(T)], num_neighbors=4, mixing=mixing)
+    gp.mixing.data.add_(1.0)
+    assert torch.equal(mixing, torch.eye(T, dtype=F64))
+
+
+def test_blocks_of_points_do_not_matter(monkeypatch):
+    x, y = data()
+    gp, new = model(x, y, num_neighbors=4), torch.rand(11, 2, dtype=F64)
+
+    def everything():
+        return loss(gp), *gp(new), gp.predict(new).scale_tril, gp.sample(new, 3, seed=0)
+
+    whole, sizes, compute = everything(), [], gp._block_weights
+    entries = 4 * 6 * (5 * T) ** 2  # of four points
+    monkeypatch.setattr("pyro_nngp.memory._BLOCK_ENTRIES", entries)
+    monkeypatch.setattr(gp, "_block_weights", lambda *args: sizes.append(len(args[1])) or compute(*args))
+    torch.testing.assert_close(everything(), whole, rtol=1e-12, atol=1e-12)
+    assert sizes == [4] * 5 + [4, 4, 3] * 3
+
+
+def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
+    x, y = data()
+    new, target = torch.rand(4, 2, dtype=F64), torch.randn(4, T, dtype=F64)
+    prior = dist.LogNormal(torch.zeros((), dtype=F64), 1.0)
+    normal = dist.Normal(torch.zeros(T, 1, dtype=F64), 1.0).to_event(2)
+    settings = {"likelihood": Gaussian(0.1), "num_neighbors": 6}
+    kernel = RBF(2, lengthscale=PyroSample(prior))
+    gp = CoregionalizedLOO(x, y, [kernel], mixing=PyroSample(normal), **settings)
+    samples = {"kernel.0.lengthscale": torch.tensor([0.3, 0.9], dtype=F64), "mixing": torch.randn(2, T, 1, dtype=F64)}
+    each = [
+        CoregionalizedLOO(x, y, [RBF(2, lengthscale=scale)], mixing=mixing, **settings)
+        for scale, mixing in zip(*samples.values(), strict=True)
+    ]
+    locs, variances = (torch.stack(values) for values in zip(*(one(new) for one in each), strict=True))
+    loc, var = gp(new, samples=samples)
+    torch.testing.assert_close(loc, locs.mean(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(var, variances.mean(0) + locs.var(0, correction=0), rtol=1e-9, atol=1e-9)
+    densities = torch.stack([one.predict(new).log_prob(target) for one in each])
+    law = gp.predict(new, samples=samples)
+    torch.testing.assert_close(law.log_prob(target), densities.logsumexp(0) - math.log(2), rtol=1e-9, atol=1e-9)
+    draws = gp.sample(new, 4000, samples=samples)  # the first half from the first draw, the second from the other
+    assert draws.shape == (4000, T, 4)
+    for half, one, spread in zip(draws.split(2000), locs, variances, strict=True):
+        assert ((half.mean(0) - one) / (spread / 2000).sqrt()).abs().max() < 6
+    with pytest.raises(ValueError, match=r"expected samples to hold the site 'mixing'"):
+        gp.predict(new, samples={"kernel.0.lengthscale": torch.ones(2, dtype=F64)})
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro import poutine
+from pyro.infer import SVI, Trace_ELBO
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.optim import Adam
 from torch import Tensor
 from torch.distributions import constraints
 
+from pyro_nngp.inference import IntegratedELBO, fit
+from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Binomial,
@@ -30,6 +34,7 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
+from pyro_nngp.models import VNNGP
 
 CUTS = torch.tensor([-1.0, 0.2, 1.5])
 ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
@@ -547,6 +552,21 @@ def test_a_conditional_is_all_that_a_user_writes() -> None:
     likelihood.check(y)
     with pytest.raises(ValueError, match=r"Laplace: expected y to be finite, got 1 of 2 values such as nan"):
         likelihood.check(tensor(0.0, math.nan))
+
+
+def test_a_likelihood_of_ones_own_trains_with_the_method() -> None:
+    x = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
+    for train in (
+        lambda gp: fit(gp, 2, progress=False),
+        lambda gp: SVI(gp.model, gp.guide, Adam({"lr": 0.1}), Trace_ELBO()).step(),
+        lambda gp: SVI(gp.model, gp.guide, Adam({"lr": 0.1}), IntegratedELBO()).step(),
+    ):
+        gp = VNNGP(x, torch.sin(6 * x[:, 0]), RBF(1), Laplace(), num_neighbors=4)
+        before = [p.detach().clone() for p in gp.likelihood.parameters()]
+        train(gp)
+        after = list(gp.likelihood.parameters())
+        assert len(after) == 2
+        assert all((old != new).all() for old, new in zip(before, after, strict=True))
 
 
 def test_a_conditional_on_two_latents() -> None:

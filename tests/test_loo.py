@@ -7,7 +7,7 @@ import torch
 from dense import dense_covariance
 from pyro import poutine
 from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
-from pyro.nn import PyroSample
+from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
 from scipy import integrate
 from torch.distributions import kl_divergence
@@ -528,6 +528,28 @@ def test_wrong_batches(idx):
     x, y = data()
     with pytest.raises((ValueError, TypeError), match=r"expected idx"):
         LOO(x, y, kernel(), num_neighbors=6).model(idx)
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), StudentT(4.0, 0.3)])
+def test_auxiliary_variables_fit_in_a_larger_module(likelihood):
+    x, y = data()
+    larger = PyroModule()
+    larger.gp = LOO(x, (y > y.mean()).double(), kernel(), likelihood, num_neighbors=6)
+    sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
+    assert {"gp.omega", "gp.y", "gp.kernel.lengthscale"} <= sites.keys()
+
+
+def test_priors_of_the_likelihood_do_not_make_the_start_random():
+    x, y = data()
+    state, starts = torch.get_rng_state(), []
+    for _ in range(2):
+        likelihood = StudentT(PyroSample(dist.Gamma(torch.tensor(2.0, dtype=F64), 0.5)), 0.3)
+        starts.append(LOO(x, y, kernel(), likelihood, num_neighbors=6).state_dict())
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+        state = torch.get_rng_state()
+    for one, two in zip(*(start.values() for start in starts), strict=True):
+        assert torch.equal(one, two)
 
 
 def test_priors_assigned_too_late_are_an_error():

@@ -2,7 +2,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_nngp.distributions.mixture import Mixture
+from pyro_nngp.distributions import Mixture
 from pyro_nngp.likelihoods import Bernoulli, Poisson
 
 F64 = torch.float64
@@ -38,6 +38,47 @@ def test_draws_have_its_moments(likelihood):
     assert bool(((draws.mean(0) - mixture.mean).abs() < 6 * se).all())
     fourth = (draws - draws.mean(0)).square().var(0).sqrt() / len(draws) ** 0.5
     assert bool(((draws.var(0) - mixture.variance).abs() < 6 * fourth + 1e-3).all())
+
+
+class Counted(dist.Normal):
+    """A normal that counts its draws."""
+
+    drawn = 0
+
+    def sample(self, sample_shape=()):
+        values = super().sample(sample_shape)
+        Counted.drawn += values.numel()
+        return values
+
+
+def test_no_more_is_drawn_than_is_kept(monkeypatch):
+    monkeypatch.setattr(Counted, "drawn", 0)
+    mixture = Mixture([Counted(torch.full((4,), 10.0 * s, dtype=F64), 0.1) for s in range(50)])
+    draws = mixture.sample((3000,))
+    assert Counted.drawn < 2 * draws.numel()  # 50 times as many if each component is drawn from for each
+    assert len(draws.unique()) == draws.numel()  # none is used twice
+    chosen = (draws / 10).round()
+    counts = torch.stack([(chosen == s).sum(0) for s in range(50)])
+    assert float(((counts - 60) ** 2 / 60).sum(0).max()) < 49 + 6 * 98**0.5  # uniform over components
+    centered = (chosen - chosen.mean(0)) / chosen.std(0)
+    for a, b in ((centered[:-1], centered[1:]), (centered[:1500], centered[1500:]), (centered[:, :2], centered[:, 2:])):
+        assert float((a * b).mean(0).abs().max()) < 6 / 1500**0.5  # no order among draws, none among places
+    torch.manual_seed(7)
+    first = mixture.sample((2, 3))
+    torch.manual_seed(7)
+    assert torch.equal(mixture.sample((2, 3)), first)
+    assert first.shape == (2, 3, 4)
+    assert mixture.sample().shape == (4,)
+    assert mixture.sample((0,)).shape == (0, 4)
+
+
+def test_cumulative_function_is_the_mean_of_those_of_the_components():
+    loc, scale = normals((4, 3, 5))
+    mixture = Mixture([dist.Normal(*pair) for pair in zip(loc, scale, strict=True)])
+    y = torch.randn(3, 5, dtype=F64)
+    torch.testing.assert_close(mixture.cdf(y), dist.Normal(loc, scale).cdf(y).mean(0), rtol=1e-12, atol=0)
+    with pytest.raises(NotImplementedError):
+        Mixture([dist.Normal(loc[0], 1.0), dist.StudentT(3.0, loc[0], 1.0)]).cdf(y)
 
 
 def test_draws_of_vectors_come_from_one_component():

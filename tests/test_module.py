@@ -1,5 +1,6 @@
 """Names of what modules own in one Pyro program: collisions are errors, and names cure them."""
 
+import copy
 import gc
 
 import pyro
@@ -7,12 +8,17 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from pyro.nn import PyroSample
+from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
+from torch import nn
 
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import Matern32
-from pyro_nngp.models import Vecchia
+from pyro_nngp.encoders import SiteEncoder
+from pyro_nngp.guides import LocalGaussian
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import Constant, Matern32
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, PolyaGammaBound
+from pyro_nngp.models import BSGP, LOO, NPVI, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
 
 X = torch.rand(12, 1)
@@ -96,3 +102,86 @@ def test_other_errors_of_a_program_stay_what_they_are():
 
     with pytest.raises(RuntimeError, match="^of its own$"):
         Broken(1)(X)
+
+
+def after_running(part, *args):
+    part(*args)
+    return part
+
+
+def labels():
+    return (X[:, 0] > 0.5).float()
+
+
+def of_another(part):
+    """A part of a method that has been trained."""
+    gp = LOO(X, X[:, 0], Matern32(1) + Constant(1), num_neighbors=3)
+    fit(gp, 1, progress=False)
+    return getattr(gp, part)
+
+
+def bound_of_another():
+    gp = VNNGP(X, labels(), Matern32(1), PolyaGammaBound(Bernoulli()), num_neighbors=3)
+    fit(gp, 1, progress=False)
+    return gp.likelihood
+
+
+def amortized():
+    gp = NPVI(X, X[:, 0], Matern32(1) + Constant(1), Gaussian(), num_neighbors=3, encoder=SiteEncoder(1))
+    fit(gp, 1, progress=False)
+    return gp.amortize(X + 1, X[:, 0])
+
+
+def composed():
+    return after_running(Matern32(1) + Constant(1), X)
+
+
+def module_mean():
+    linear = PyroModule[nn.Linear](1, 1)
+    return after_running(PyroModule[nn.Sequential](linear), X)
+
+
+BOTH = torch.cat([X, -X], 1)
+WITH_USED_PARTS = {
+    "kernel": lambda: VNNGP(X, X[:, 0], composed(), Gaussian(), num_neighbors=3),
+    "sum of a sum": lambda: VNNGP(X, X[:, 0], composed() + Matern32(1), Gaussian(), num_neighbors=3),
+    "mean": lambda: VNNGP(X, X[:, 0], Matern32(1), Gaussian(), num_neighbors=3, mean=module_mean()),
+    "another's": lambda: VNNGP(X, X[:, 0], of_another("kernel"), of_another("likelihood"), num_neighbors=3),
+    "another's bound": lambda: VNNGP(X, labels(), Matern32(1), bound_of_another(), num_neighbors=3),
+    "amortized": amortized,
+    "layer": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4),
+    "layers": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4, num_layers=2),
+    "coregionalized": lambda: CoregionalizedLOO(X, BOTH, [composed(), composed()], num_neighbors=3),
+}
+
+
+@pytest.mark.parametrize("name", WITH_USED_PARTS)
+def test_parts_that_have_run_serve_in_a_method(name):
+    gp = WITH_USED_PARTS[name]()
+    sites = trace(gp.model)
+    names = {name for name, site in sites.items() if site["type"] == "param"}
+    assert names
+    assert all(name.split(".")[0] in ("kernel", "mean", "likelihood", "layers", "mixing") for name in names)
+    if not isinstance(gp, BSGP):
+        before = [p.clone() for p in gp.parameters()]
+        SVI(gp.model, gp.guide, Adam({"lr": 0.1}), Trace_ELBO()).step()
+        assert any((old != new).any() for old, new in zip(before, gp.parameters(), strict=True))
+    larger = PyroModule()
+    larger.inner = WITH_USED_PARTS[name]()
+    assert {f"inner.{name}" for name in names} <= trace(larger.inner.model).keys()
+
+
+def test_a_module_that_runs_keeps_its_names():
+    kernel = composed()
+    with kernel._pyro_context, pytest.raises(AssertionError, match="executed outside of supermodule"):
+        kernel + Matern32(1)
+
+
+def test_a_shallow_copy_leaves_what_the_running_program_refers_to():
+    q = LocalGaussian(3)
+    with pyro.poutine.trace(param_only=True) as record, q._pyro_context:
+        assert q.loc is q.loc
+        copied = copy.copy(q)
+    assert record.trace.nodes["loc"]["value"].unconstrained() is q.loc is copied.loc
+    copied.__dict__["loc"] = 2.0
+    assert isinstance(q.loc, nn.Parameter)

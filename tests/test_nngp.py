@@ -1,4 +1,5 @@
 import gc
+import math
 
 import pyro
 import pyro.distributions as dist
@@ -10,7 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
-from pyro_nngp.distributions import NNGP, NNGPReparam, SparseCholeskyNormal
+from pyro_nngp.distributions import NNGP, NNGPReparam, SparseCholeskyNormal, sparse_cholesky
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -213,6 +214,18 @@ def test_guide_density_and_moments_agree_with_the_dense_normal(columns):
     want = exact.covariance_matrix
     error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
     assert ((draws.mT.cov() - want).abs() < 6 * error).all()
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_combinations_are_computed_in_blocks_of_bounded_size(batch, monkeypatch):
+    graph = NeighborGraph(points(), 5)
+    q = factor(graph, columns=4, batch=batch)
+    coefficients, positions = torch.randn(50, 6, dtype=F64), torch.rand(50, N).argsort(-1)[:, :6]
+    whole, sizes, align = q.combined_rows(coefficients, positions), [], sparse_cholesky._align
+    monkeypatch.setattr(sparse_cholesky, "_align", lambda columns: sizes.append(columns.shape) or align(columns))
+    monkeypatch.setattr("pyro_nngp.memory._BLOCK_ENTRIES", 20 * 6 * 5 * (10 + 2 * math.prod(batch)))
+    assert torch.equal(q.combined_rows(coefficients, positions), whole)
+    assert sizes == [(20, 30), (20, 30), (10, 30)]
 
 
 def test_guide_on_some_rows_is_the_marginal():

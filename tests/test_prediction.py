@@ -56,14 +56,14 @@ def test_moments_and_predictions_are_those_of_the_mixture_over_draws(site):
     each = [exact(*pair) for pair in zip(u, LENGTHSCALES, strict=True)]
     locs = torch.stack([loc for loc, _ in each]) + 0.5 + X_NEW[:, 0]
     variances = torch.stack([cov.diagonal() for _, cov in each])
-    loc, var = gp(X_NEW, k, samples)
+    loc, var = gp(X_NEW, num_neighbors=k, samples=samples)
     torch.testing.assert_close(loc, locs.mean(0), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var, variances.mean(0) + locs.var(0, correction=0), rtol=1e-8, atol=1e-10)
     target = torch.randn(P, dtype=F64)
     densities = dist.Normal(locs, (variances + 0.1).sqrt()).log_prob(target).exp()
-    law = gp.predict(X_NEW, k, samples)
+    law = gp.predict(X_NEW, num_neighbors=k, samples=samples)
     torch.testing.assert_close(law.log_prob(target).detach(), densities.mean(0).log(), rtol=1e-8, atol=1e-8)
-    near, _ = gp(X_NEW, N // 2, samples)  # half of the points say nearly the same
+    near, _ = gp(X_NEW, num_neighbors=N // 2, samples=samples)  # half of the points say nearly the same
     assert (near - loc).abs().max() < 0.5
     assert not torch.allclose(near, loc)
 
@@ -71,12 +71,13 @@ def test_moments_and_predictions_are_those_of_the_mixture_over_draws(site):
 @pytest.mark.parametrize("site", ["u", "nu"])
 def test_joint_draws_are_those_of_the_process_given_each_draw(site):
     (gp, samples, u, _), k = draws_for(site), None if site == "nu" else N + P - 1
-    draws = gp.sample(X_NEW, 20_000, k, samples={name: value[:1] for name, value in samples.items()})
+    draws = gp.sample(X_NEW, 20_000, num_neighbors=k, samples={name: value[:1] for name, value in samples.items()})
     loc, cov = exact(u[0], LENGTHSCALES[0])
     assert ((draws.mean(0) - loc - 0.5 - X_NEW[:, 0]) / (cov.diagonal() / 20_000).sqrt()).abs().max() < 6
     error = (cov.square() + cov.diagonal()[:, None] * cov.diagonal()).div(20_000).sqrt()
     assert ((draws.mT.cov() - cov) / error).abs().max() < 6
-    both = gp.sample(X_NEW, 5000, k, samples=samples)  # the first half from the first draw, the second from the other
+    # the first half from the first draw, the second from the other
+    both = gp.sample(X_NEW, 5000, num_neighbors=k, samples=samples)
     for half, pair in zip(both.split(2500), zip(u, LENGTHSCALES, strict=True), strict=True):
         loc, cov = exact(*pair)
         assert ((half.mean(0) - loc - 0.5 - X_NEW[:, 0]) / (cov.diagonal() / 2500).sqrt()).abs().max() < 6

@@ -15,7 +15,7 @@ from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder, Site
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.models.npvi import NPVI
 
 N, K, P = 60, 8, 7
@@ -65,6 +65,18 @@ def test_arguments_have_the_same_names_and_order(name):
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[5:])
     with pytest.raises(TypeError, match="unexpected keyword"):
         METHODS[name][0](*data(), Matern52(2), Gaussian(), neighbours=3)
+
+
+@pytest.mark.parametrize("method", [BSGP, CoregionalizedLOO, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia])
+def test_predictions_take_their_options_by_name(method):
+    for call, given in (("forward", ["x_new"]), ("predict", ["x_new"]), ("sample", ["x_new", "num_samples"])):
+        parameters = list(inspect.signature(getattr(method, call)).parameters.values())[1:]
+        if method is BSGP and call != "sample":
+            given = [*given, "samples"]  # there is nothing without them
+        assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == given
+        others = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert others <= {"num_neighbors", "samples", "seed"}
+        assert len(others) + len(given) == len(parameters)
 
 
 def test_sites_of_model_and_guide_match(name):
@@ -131,6 +143,55 @@ def test_a_seed_makes_draws_reproducible_and_leaves_the_random_state_alone(name)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert not torch.equal(gp.sample(x_new, 3), gp.sample(x_new, 3))
+
+
+def test_priors_neither_use_the_random_state_nor_make_the_start_random(name):
+    prior = dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+
+    def with_priors(count):
+        method, settings = METHODS[name]
+        torch.manual_seed(0)
+        settings = {key: value() if callable(value) else value for key, value in settings.items()}
+        torch.rand(count)
+        kernel, noise = Matern52(2, lengthscale=PyroSample(prior)), Gaussian(PyroSample(prior))
+        state = torch.get_rng_state()
+        gp = method(*data(), kernel, noise, **settings)
+        assert torch.equal(torch.get_rng_state(), state)
+        return gp.state_dict()
+
+    first = with_priors(1)
+    assert {"hyper_guide.loc_0", "hyper_guide.loc_1"} <= first.keys()
+    for one, two in zip(first.values(), with_priors(2).values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_priors_assigned_too_late_are_no_silent_randomness(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    prior = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))
+    gp.kernel.lengthscale = prior
+    calls = {"call": lambda: gp(x_new), "predict": lambda: gp.predict(x_new), "sample": lambda: gp.sample(x_new, 2)}
+    for optional in ("refresh", "log_prob"):
+        if hasattr(gp, optional):
+            calls[optional] = getattr(gp, optional)
+    if getattr(gp, "can_solve", False):
+        calls["solve"] = gp.solve
+    for call in (*calls.values(), gp.guide):
+        with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['lengthscale'\]"):
+            call()
+
+
+def test_what_becomes_of_the_data_afterwards_does_not_matter(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    torch.manual_seed(0)
+    x, y = data()
+    changed = method(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), seed=0, **settings)
+    changed.load_state_dict(gp.state_dict())
+    x.add_(1.0), y.mul_(10.0)
+    for got, expected in zip(changed(x_new), gp(x_new), strict=True):
+        assert torch.equal(got, expected)
+    assert IntegratedELBO().loss(changed.model, changed.guide) == IntegratedELBO().loss(gp.model, gp.guide)
 
 
 def test_two_in_one_program_need_names(name):
@@ -268,9 +329,9 @@ def test_sampled_posteriors_keep_the_protocol():
     samples = mcmc.get_samples()
     loc, var = gp(x[:P], samples)
     assert loc.shape == var.shape == gp.predict(x[:P], samples).batch_shape == (P,)
-    assert gp.sample(x[:P], 6, samples).shape == (6, P)
-    assert torch.equal(gp.sample(x[:P], 6, samples, seed=1), gp.sample(x[:P], 6, samples, seed=1))
-    assert not torch.equal(gp.sample(x[:P], 6, samples), gp.sample(x[:P], 6, samples))
+    assert gp.sample(x[:P], 6, samples=samples).shape == (6, P)
+    assert torch.equal(gp.sample(x[:P], 6, samples=samples, seed=1), gp.sample(x[:P], 6, samples=samples, seed=1))
+    assert not torch.equal(gp.sample(x[:P], 6, samples=samples), gp.sample(x[:P], 6, samples=samples))
     with pytest.raises(ValueError, match=r"with input_dim = 3 columns, got \(10, 2\)"):
         BSGP(x, y, Matern52(3), Gaussian(0.05), inducing=10)
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3

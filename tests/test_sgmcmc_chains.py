@@ -152,7 +152,13 @@ def test_ctrl_c_keeps_the_draws_and_the_next_run_goes_on(stop, whole, tmp_path):
     assert signal.getsignal(signal.SIGINT) is before
     done = mcmc.kernel.state_dict()["updates"]
     assert 0 < done < 19
-    if done > 10:
+    if done < 10:
+        for read in (mcmc.get_samples, mcmc.diagnostics, mcmc.summary):
+            with pytest.raises(
+                RuntimeError, match=f"{read.__name__}: expected the run to have draws, got none. Call run"
+            ):
+                read()
+    else:
         partial = mcmc.get_samples(group_by_chain=True)
         assert_equal(partial, {name: value[:, : done - 10] for name, value in whole.items()})
     again = chains(SGHMC(model, 0.01, friction=0.5), checkpoint=path, seed=99)

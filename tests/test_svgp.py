@@ -8,8 +8,9 @@ import torch
 from dense import dense_covariance, gaussian_kl
 from problems import losses_inside_a_larger_program
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
-from pyro.nn import PyroSample
+from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
+from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_nngp.conditional import DEFAULT_JITTER
@@ -380,10 +381,71 @@ def test_joint_draws_have_the_joint_moments(num_neighbors):
     mean, cov, _, weights, _ = dense_parts(gp, new)
     prior = dense_covariance(gp.kernel, new).detach()
     want = prior - gp.kernel(new, gp.z).detach() @ weights.mT + weights @ cov @ weights.mT
-    draws = gp.sample(new, 20_000, num_neighbors)
+    draws = gp.sample(new, 20_000, num_neighbors=num_neighbors)
     error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
     assert ((draws.mT.cov() - want).abs() < 6 * error).all()
     assert ((draws.mean(0) - 0.5 - weights @ mean).abs() < 6 * (want.diagonal() / 20_000).sqrt()).all()
+
+
+class Deep(nn.Module):
+    """A kernel on the outputs of a network, of no class of the package."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.kernel = Matern52(2, lengthscale=0.3)
+
+    def forward(self, a, b):
+        return self.kernel(self.network(a), self.network(b))
+
+
+@pytest.mark.parametrize("num_neighbors", [None, 10])
+def test_joint_draws_with_a_deep_kernel_in_single_precision(num_neighbors):
+    x, y = data(300, torch.float32)
+    deep = Deep()
+    wide = SVGP(x.double(), y.double(), copy.deepcopy(deep), Gaussian(0.125), inducing=x[:M].double())
+    gp = SVGP(x, y, deep, Gaussian(0.125), inducing=x[:M])
+    nu = torch.randn(2, M)
+    draws = gp.sample(x, 2, num_neighbors=num_neighbors, seed=0, samples={"nu": nu})
+    want = wide.sample(x.double(), 2, num_neighbors=num_neighbors, seed=0, samples={"nu": nu.double()})
+    assert draws.dtype == torch.float32
+    assert all(param.dtype == torch.float32 for param in gp.parameters())
+    torch.testing.assert_close(draws.double(), want, rtol=1e-5, atol=1e-5)
+
+
+class PyroDeep(PyroModule):
+    """The same as a PyroModule, whose parameters Pyro must keep track of."""
+
+    def __init__(self, deep):
+        super().__init__()
+        self.deep = deep
+
+    def forward(self, a, b):
+        return self.deep(a, b)
+
+
+@pytest.mark.parametrize("wrap", [lambda deep: lambda a, b: deep(a, b), PyroDeep], ids=["function", "PyroModule"])
+def test_joint_draws_with_kernels_that_compute_in_single_precision(wrap):
+    x, y = data(dtype=torch.float32)
+    deep, samples = Deep(), {"nu": torch.randn(1, M)}
+    want, draws = (
+        SVGP(x, y, kernel, Gaussian(0.125), inducing=x[:M]).sample(x[:20], 1, seed=0, samples=samples)
+        for kernel in (deep, wrap(deep))
+    )
+    torch.testing.assert_close(draws, want, rtol=0, atol=0.01)
+
+
+def test_joint_draws_of_few_points_take_the_neighbors_there_are():
+    x, y = data()
+    gp = build(x, y)
+    for p in (1, 3):
+        exact = gp.sample(x[:p], 4000)
+        draws = gp.sample(x[:p], 4000, num_neighbors=5)
+        se = (2 * exact.var(0) / 4000).sqrt()
+        assert ((draws.mean(0) - exact.mean(0)).abs() < 6 * se).all()
+        torch.testing.assert_close(draws.std(0), exact.std(0), rtol=0.15, atol=0)
+    with pytest.raises(ValueError, match=r"SVGP: expected num_neighbors in 1\.\.11, got 0"):
+        gp.sample(x[:1], 2, num_neighbors=0)
 
 
 @pytest.mark.parametrize(
@@ -555,4 +617,4 @@ def test_kernels_that_are_not_ours_and_sums_work():
     foreign = SVGP(x, y, lambda a, b: own(a, b), Gaussian(0.125), inducing=x[:M])
     ours = SVGP(x, y, own, Gaussian(0.125), inducing=x[:M])
     assert loss(foreign) == pytest.approx(loss(ours), rel=1e-12)
-    torch.testing.assert_close(foreign(x, 5), ours(x, 5))
+    torch.testing.assert_close(foreign(x, num_neighbors=5), ours(x, num_neighbors=5))

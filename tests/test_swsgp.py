@@ -114,10 +114,11 @@ def test_all_neighbors_give_svgp():
     new = data(6)[0]
     for one, two in zip(gp(new), svgp(new), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
-    for one, two in zip(gp(new, H), svgp(new, H), strict=True):  # SVGP-M-H predicts likewise, in its own metric
+    # SVGP-M-H predicts likewise, in its own metric
+    for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
         assert (one - two).abs().max() < 0.5
     gp.refresh()
-    for one, two in zip(gp(new, H), svgp(new, H), strict=True):
+    for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 

@@ -88,6 +88,21 @@ def test_disjoint_batches_average_exactly(objective):
 
 
 @objectives
+def test_outputs_with_means_of_their_own(objective):
+    def mean(x):
+        return torch.stack([1 + x[:, 0], 2 * x[:, 1], -x.sum(-1)], -1)
+
+    x, y = data()
+    y = torch.stack([y, 2 * y, y.cos()], -1)
+    gp = model(x, y - mean(x), num_neighbors=5, objective=objective)
+    gp.mean.value.data.zero_()
+    own = Vecchia(x, y, gp.kernel, gp.likelihood, num_neighbors=5, objective=objective, mean=mean)
+    assert loss(own) == pytest.approx(loss(gp), rel=1e-9)
+    assert float(own.log_prob(batch_size=7)) == pytest.approx(-loss(own), rel=1e-9)
+    torch.testing.assert_close(own(x[:4] + 0.1)[0], gp(x[:4] + 0.1)[0] + mean(x[:4] + 0.1).mT)
+
+
+@objectives
 def test_several_outputs_equal_separate_models(objective):
     x, y = data()
     both, settings = torch.stack([y, -2 * y + 1], -1), {"num_neighbors": 5, "objective": objective}
@@ -112,7 +127,9 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals(objective):
     loc, var = gp(new, num_neighbors=N)
     torch.testing.assert_close(loc.detach(), mean, rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var.detach(), cov.diagonal(), rtol=1e-8, atol=1e-9)
-    torch.testing.assert_close(gp.predict(new, N).variance.detach(), cov.diagonal() + 0.1, rtol=1e-8, atol=0)
+    torch.testing.assert_close(
+        gp.predict(new, num_neighbors=N).variance.detach(), cov.diagonal() + 0.1, rtol=1e-8, atol=0
+    )
     draws = gp.sample(new, 20_000, num_neighbors=N + 3)
     assert ((draws.mean(0) - mean) / (cov.diagonal() / 20_000).sqrt()).abs().max() < 6
     spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 20_000**0.5

@@ -75,7 +75,10 @@ def test_full_neighbors_give_the_dense_elbo_and_predictions(guide_neighbors):
     torch.testing.assert_close(loc.detach(), mean @ weights + gp.mean.value.detach(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var.detach(), want_var, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(
-        gp.predict(new, N).variance.detach(), want_var + gp.likelihood.variance.detach(), rtol=1e-8, atol=0
+        gp.predict(new, num_neighbors=N).variance.detach(),
+        want_var + gp.likelihood.variance.detach(),
+        rtol=1e-8,
+        atol=0,
     )
 
 

@@ -87,7 +87,8 @@ shallow = classifier()
 chains = run(shallow, 3, init_to_sample)
 shallow_nll, shallow_error = scores(shallow, chains.get_samples())
 print(f"one layer: test NLL {shallow_nll:.3f}, error {shallow_error:.3f}")
-print("temperatures, 1 in an exact chain:", [round(c["configurational temperature"], 2) for c in chains._diagnostics])
+temperatures = chains.diagnostics()["configurational temperature"]
+print("temperatures, 1 in an exact chain:", [round(value, 2) for value in temperatures.values()])
 
 # %% [markdown]
 # ## Have the chains met?

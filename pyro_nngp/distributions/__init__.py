@@ -1,8 +1,9 @@
 """Distributions over the values of a function at many points, and the Kullback-Leibler divergence between them."""
 
+from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.reparam import NNGPReparam
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "NNGPReparam", "PolyaGamma", "SparseCholeskyNormal"]
+__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SparseCholeskyNormal"]

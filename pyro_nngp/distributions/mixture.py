@@ -50,14 +50,38 @@ class Mixture(TorchDistribution):
         log_probs = torch.stack([c.log_prob(value) for c in self.components])
         return log_probs.logsumexp(0) - math.log(len(self.components))
 
+    def cdf(self, value: Tensor) -> Tensor:
+        """Cumulative distribution function, the mean of those of the components.
+
+        Raises:
+            NotImplementedError: if that of a component is not known.
+        """
+        if self._validate_args:
+            self._validate_sample(value)
+        return torch.stack([c.cdf(value) for c in self.components]).mean(0)
+
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        """Draw a component for each index of the batch, and from it."""
-        draw = self.components[0].sample(sample_shape)
-        shape = (*sample_shape, *self.batch_shape, *[1] * len(self.event_shape))
-        chosen = torch.randint(len(self.components), shape, device=draw.device)
-        for s, component in enumerate(self.components[1:], 1):
-            draw = torch.where(chosen == s, component.sample(sample_shape), draw)
-        return draw
+        """Draw a component for each index of the batch, and from it.
+
+        Cost: from each component as many draws as one index of the batch wants of it at most; for many draws that is
+        little more than one per draw of the mixture.
+        """
+        num, size = math.prod(sample_shape), math.prod(self.batch_shape)
+        like = self.components[0].sample()  # has the dtype and the device
+        draws = like.new_empty(num, size, *self.event_shape)
+        if draws.numel() == 0:
+            return draws.reshape(*sample_shape, *self.batch_shape, *self.event_shape)
+        chosen, places = torch.randint(len(self.components), (num, size), device=like.device).sort(dim=0)
+        counts = chosen.new_zeros(len(self.components), size, dtype=torch.int32)
+        counts.scatter_add_(0, chosen, torch.ones_like(chosen, dtype=torch.int32))
+        done = torch.zeros_like(counts[0])
+        for component, count, most in zip(self.components, counts, counts.amax(1).tolist(), strict=True):
+            if most:
+                drawn = component.sample((most,)).reshape(most, size, *self.event_shape)
+                which, index = (torch.arange(most, device=like.device)[:, None] < count).nonzero(as_tuple=True)
+                draws[places[done[index] + which, index], index] = drawn[which, index]
+                done += count
+        return draws.reshape(*sample_shape, *self.batch_shape, *self.event_shape)
 
     @property
     def mean(self) -> Tensor:

@@ -189,8 +189,8 @@ class NNGP(TorchDistribution):
             f: values at ``graph.x``, one draw per leading index.
             num_neighbors: neighbors per new point; None takes the graph's.
             seed: of the order of the new points alone; draws follow the global random state, as those of a site do.
-            neighbors: what ``graph.extend(x_new, num_neighbors, seed)`` returned, for a search done once and for all
-                where this is called for every draw, as in ``Predictive``; None searches.
+            neighbors: the second value of ``graph.extend(x_new, num_neighbors, seed)``, for a search done once and for
+                all where this is called for every draw, as in ``Predictive``; None searches.
 
         Returns:
             Values at the new points, same leading shape as `f`.

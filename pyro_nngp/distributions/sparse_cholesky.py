@@ -27,6 +27,9 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.levels import dependency_levels
+from pyro_nngp.memory import in_blocks
+
+_INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
 
 
 class SparseCholeskyNormal(TorchDistribution):
@@ -148,11 +151,18 @@ class SparseCholeskyNormal(TorchDistribution):
         Returns:
             Variances, shape batch_shape + (B,).
 
-        Cost: O(B L) for a diagonal factor; else O(B L K log(L K)), and as much memory.
+        Cost: O(B L) for a diagonal factor; else O(B L K log(L K)), and memory O(L K) times a block of rows, or times
+        all of them where gradients are recorded.
         """
-        own = coefficients * self.scale[..., positions]
         if self.is_diagonal:
-            return own.square().sum(-1)
+            return (coefficients * self.scale[..., positions]).square().sum(-1)
+        entries = positions.shape[1] * (1 + self.pattern.shape[1]) * (_INDICES + 2 * self.batch_shape.numel())
+        return in_blocks(
+            lambda part: (self._combined_block(coefficients[part], positions[part]),), len(positions), entries, -1
+        )[0]
+
+    def _combined_block(self, coefficients: Tensor, positions: Tensor) -> Tensor:
+        own = coefficients * self.scale[..., positions]
         off = coefficients[..., None] * self.weights[..., positions, :]
         entries = torch.cat([own[..., None], off], -1).flatten(-2)
         columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)

@@ -12,7 +12,7 @@ Differs from ``pyro.contrib.gp.kernels``: batch dimensions, distances from diffe
 Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
-from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Product, Sum, bind, check_covariance
+from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Product, Sum, bind, bind_double, check_covariance
 from pyro_nngp.kernels.elementary import Constant, Linear, VerticalScaling
 from pyro_nngp.kernels.stationary import (
     RBF,
@@ -42,6 +42,7 @@ __all__ = [
     "Sum",
     "VerticalScaling",
     "bind",
+    "bind_double",
     "check_covariance",
     "neighbor_lengthscale",
 ]

@@ -5,11 +5,14 @@ Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive
@@ -70,6 +73,33 @@ def bind(kernel: KernelLike) -> Covariance:
         return block(point, point)[..., 0, 0]
 
     return Covariance(block, diag)
+
+
+def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
+    """:func:`bind` for blocks in float64 of points in float64, whatever the dtype of the weights that a kernel holds.
+
+    Modules such as deep kernels are evaluated in float64, by copies of their weights. Callables that cannot be looked
+    into take points of their own `dtype`, and are no more exact than that.
+
+    Args:
+        kernel: as of :func:`bind`.
+        dtype: that of the data, and of the weights.
+    """
+    if isinstance(kernel, nn.Module) and not isinstance(kernel, Kernel):
+        parts = list(kernel.named_modules())
+        if all(isinstance(part, Kernel) or not isinstance(part, PyroModule) for _, part in parts):
+            weights = {
+                name: value.double()
+                for prefix, part in parts
+                if not isinstance(part, PyroModule)  # kernels go by the dtype of the points anyway
+                for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
+                if value.is_floating_point()
+            }
+            return bind(lambda x, z: functional_call(kernel, weights, (x, z)))
+    cov = bind(kernel)
+    if isinstance(kernel, Kernel | Covariance):
+        return cov
+    return Covariance(lambda x, z: cov(x.to(dtype), z.to(dtype)).double(), lambda x: cov.diag(x.to(dtype)).double())
 
 
 class Kernel(GPModule):
