@@ -28,7 +28,7 @@ lint: $(INSTALLED)
 	MYPYPATH=build/types $(BIN)/mypy
 
 # torch first and pinned: left to itself, pip takes the newest build.
-$(INSTALLED): pyproject.toml setup.py pyro_nngp/native/conditional.cpp constraints.txt
+$(INSTALLED): pyproject.toml setup.py $(wildcard pyro_nngp/native/*.cpp pyro_nngp/native/*.h) constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'

@@ -25,10 +25,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from pyro_nngp import memory, native
+from pyro_nngp import memory
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.radial import Radial, block, squared_distance
-from pyro_nngp.native import Gradients, Problem
+from pyro_nngp.native import conditional as compiled
+from pyro_nngp.native.conditional import Gradients, Problem
 from pyro_nngp.nn_systems import block_conditional, chunks, each_member, solve, solve_gradient
 
 
@@ -47,7 +48,7 @@ def radial_conditional(
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
-    engine, noise = _NATIVE if native.supported(problem) else _TORCH, problem.noise
+    engine, noise = _NATIVE if compiled.supported(problem) else _TORCH, problem.noise
     w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
     if failed is not None and failed.any():  # torch finds out what they need on their diagonals
         rows = failed.nonzero()[:, 0]
@@ -199,4 +200,4 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[part]
 
 
-_TORCH, _NATIVE = _Engine(_forward, _backward), _Engine(native.forward, native.backward)
+_TORCH, _NATIVE = _Engine(_forward, _backward), _Engine(compiled.forward, compiled.backward)

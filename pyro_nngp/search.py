@@ -7,7 +7,8 @@ tree or FAISS index. How answers are proven: `pyro_nngp.search_proof`; by what: 
 Predecessors are searched block by block, among the prefix of the points that reaches one quarter beyond the first row
 of the block. At least four fifths of it are predecessors, so under a random ordering a quarter more candidates nearly
 always suffice. Under other orderings a row whose surroundings come later needs many candidates, but few rows can be
-like that (the first to enter a neighborhood), so that doubling keeps the total near O(N k log N).
+like that (the first to enter a neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
+leaves out later points itself, so its prefixes double and no ordering is hard.
 
 Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by brute force and flat FAISS; memory O(N (k + D)).
 
@@ -22,10 +23,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_nngp import memory
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp.native import search as compiled
 from pyro_nngp.search_backends import (
-    Backend,
     BruteForce,
+    CandidateBackend,
+    CompiledTree,
     FlatFaiss,
     Floats,
     Ints,
@@ -35,7 +39,7 @@ from pyro_nngp.search_backends import (
     find_faiss,
     has_gpu_faiss,
 )
-from pyro_nngp.search_proof import Source, earlier_copies
+from pyro_nngp.search_proof import Queries, Source, earlier_copies
 
 BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
 SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
@@ -123,9 +127,10 @@ class SearchIndex:
 
     Args:
         points: finite points, (P, D). Distances are taken in float64 whatever their dtype.
-        backend: "kdtree" (CPU), "torch" (brute force on the device of the points), "faiss" (flat, float32 candidates),
-            all exact and identical; "ivf" (FAISS inverted file, approximate); "auto" picks an exact one by dimension,
-            size, device and what is installed.
+        backend: "kdtree" (CPU; compiled where the installation could, else SciPy's), "torch" (brute force on the device
+            of the points), "faiss" (flat, float32 candidates), all exact and identical; "ivf" (FAISS inverted file,
+            approximate); "auto" picks an exact one by dimension, size, device and what is installed: on a CPU the
+            compiled tree up to 40 dimensions, then FAISS, or without compiled code SciPy's up to 8.
         metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity is
             for pairs that shall never be neighbors. By brute force only.
         nprobe: inverted lists searched per query by "ivf".
@@ -178,9 +183,9 @@ class SearchIndex:
             self._sources[copies].prefix(size)
         places = queries.detach().cpu().double().numpy()
         with self._bar(len(queries)) as bar:
-            limit = np.full(len(queries), size)
-            index, value, _ = self._sources[copies].answer(places, k, limit, without, k + SPARE, bar)
-        return self._tensors(index, value)
+            limit, found = np.full(len(queries), size), _empty(len(queries), k)
+            self._sources[copies].answer(Queries(places, limit, without, *found), k + SPARE, bar)
+        return self._tensors(*found)
 
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
         """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
@@ -191,16 +196,17 @@ class SearchIndex:
         source = self._build(k + 1)
         growth = source.backend.growth
         fetch = k + SPARE + (0 if source.backend.filters else int(k * growth))
-        index, value = np.empty((size - start, k), np.int64), np.empty((size - start, k))
+        index, value = _empty(size - start, k)
         with self._bar(size - start) as bar:
             row = start
             while row < size:
                 stop = min(size, row + max(256, int(row * growth)))
-                # Of a row with few predecessors, a tree would have to return nearly all that it holds.
-                source.prefix(stop, brute_only=row < 16 * k)
+                # Of a row with few predecessors, a tree that does not filter would return nearly all that it holds.
+                source.prefix(stop, brute_only=row < 16 * k and not source.backend.filters)
                 block, rows = slice(row - start, stop - start), np.arange(row, stop)
                 none = np.full(len(rows), -1)
-                index[block], value[block], hard = source.answer(self._points[row:stop], k, rows, none, fetch, bar)
+                queries = Queries(self._points[row:stop], rows, none, index[block], value[block])
+                hard = source.answer(queries, fetch, bar)
                 if hard > 1 / 3 and fetch < 2 * k:
                     fetch += fetch // 2  # a regular ordering, in which half of the surroundings come later
                 row = stop
@@ -211,9 +217,9 @@ class SearchIndex:
         kept = np.flatnonzero(self._copies < copies)
         points, on_gpu = self._points[kept], self._tensor.is_cuda and has_gpu_faiss()
         brute = BruteForce(points, self._tensor.device, self._tensor.dtype, self._metric)
-        backend: Backend = brute
+        backend: CandidateBackend | CompiledTree = brute
         if self.backend == "kdtree":
-            backend = KDTree(points)
+            backend = CompiledTree(points) if compiled.supported(len(points)) else KDTree(points)
         elif self.backend == "faiss":
             backend = FlatFaiss(points, on_gpu)
         elif self.backend == "ivf":
@@ -226,6 +232,12 @@ class SearchIndex:
 
     def _bar(self, total: int) -> tqdm:
         return tqdm(total=total, desc="nearest neighbors", unit="point", delay=3, disable=not self._progress)
+
+
+def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
+    """Memory for numbers and distances of neighbors."""
+    shape = num_queries, k
+    return memory.empty(shape, torch.int64).numpy(), memory.empty(shape, torch.float64).numpy()
 
 
 def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
@@ -249,10 +261,13 @@ def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
         if dim <= 3 and size > 500_000:
             return "kdtree"
         return "faiss" if has_gpu_faiss() else "torch"
-    if dim <= 8:
+    has_tree = compiled.supported(size)
+    if dim <= (40 if has_tree else 8):
         return "kdtree"
     # FAISS and torch bring an OpenMP runtime each, and two of them in one process crash on macOS.
-    return "faiss" if sys.platform != "darwin" and find_faiss() is not None else "torch"
+    if sys.platform != "darwin" and find_faiss() is not None:
+        return "faiss"
+    return "kdtree" if has_tree else "torch"
 
 
 def _check_places(arg: str, places: Tensor) -> None:

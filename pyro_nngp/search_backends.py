@@ -1,8 +1,9 @@
-"""Where candidates for nearest points come from: k-d tree, brute force, flat FAISS, inverted-file FAISS.
+"""Where nearest points come from: k-d trees, compiled and SciPy's, brute force, flat FAISS, inverted-file FAISS.
 
-Every backend answers one question: given queries and a number `fetch`, it returns for each query about that many of its
-nearest points with their exact distances, and a *floor*: no point left out has a distance below it. An answer is taken
-only where the floor proves it (`pyro_nngp.search_proof`), so backends that round differently find identical neighbors.
+The compiled tree (`pyro_nngp.native.search`) gives exact answers. All others give candidates: for queries and a number
+`fetch` they return for each query about that many of its nearest points with their exact distances, and a *floor*: no
+point left out has a distance below it. An answer is taken only where the floor proves it (`pyro_nngp.search_proof`), so
+backends that round differently find identical neighbors.
 
 "Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order (or the value
 of the user's metric). The floor is what the backend reports for its last candidate less a bound on its rounding.
@@ -25,6 +26,7 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp.native import search as compiled
 
 CPU_BLOCK, GPU_BLOCK = 2**21, 2**27  # distances that brute force holds at a time
 
@@ -48,11 +50,11 @@ class Candidates(NamedTuple):
 
 
 class Backend(ABC):
-    """A source of candidates over a growing prefix of fixed points.
+    """A growing prefix of fixed points that can be searched.
 
     Attributes:
         growth: by which fraction the prefix may grow before it is worth building anew.
-        filters: whether `candidates` itself leaves out excluded points and points at or beyond `limit`.
+        filters: whether it leaves out excluded points and points at or beyond `limit` itself.
     """
 
     growth: float
@@ -62,6 +64,18 @@ class Backend(ABC):
     def prefix(self, stop: int) -> None:
         """Search among points 0..stop-1 from now on."""
 
+    def threads(self) -> int:
+        """How many threads may search at a time; 1 for what is parallel inside."""
+        return 1
+
+    def visiting_order(self, queries: Floats) -> Ints:
+        """Order in which the queries are answered fastest."""
+        return np.arange(len(queries))
+
+
+class CandidateBackend(Backend):
+    """A backend that proposes candidates, of which the nearest have yet to be found and proven."""
+
     @abstractmethod
     def max_fetch(self, k: int) -> int:
         """Beyond this many candidates brute force is the better choice."""
@@ -69,14 +83,6 @@ class Backend(ABC):
     @abstractmethod
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
         """Candidates with floors; F may be smaller than `fetch` when there are fewer points."""
-
-    def threads(self) -> int:
-        """How many threads may call `candidates` at a time; 1 for what is parallel inside."""
-        return 1
-
-    def visiting_order(self, queries: Floats) -> Ints:
-        """Order in which the queries are answered fastest."""
-        return np.arange(len(queries))
 
 
 def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
@@ -90,8 +96,8 @@ def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
     return total
 
 
-class KDTree(Backend):
-    """SciPy's k-d tree, on as many threads as torch uses: the choice in low dimension."""
+class KDTree(CandidateBackend):
+    """SciPy's k-d tree, on as many threads as torch uses: the choice in low dimension where nothing is compiled."""
 
     growth = 0.25
 
@@ -119,7 +125,30 @@ class KDTree(Backend):
         return Candidates(index, squared_distances(queries, self._points, index), floor)
 
 
-class BruteForce(Backend):
+class CompiledTree(Backend):
+    """The compiled k-d tree, on as many threads as torch uses: exact answers, and the choice on CPUs that have it."""
+
+    growth = 1.0
+    filters = True
+
+    def __init__(self, points: Floats) -> None:
+        self._points = points
+
+    def prefix(self, stop: int) -> None:
+        self._tree = compiled.Tree(self._points[:stop])
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def visiting_order(self, queries: Floats) -> Ints:
+        return compiled.spatial_order(queries)
+
+    def answer(self, rows: Ints, queries: Floats, limit: Ints, exclude: Ints, index: Ints, value: Floats) -> None:
+        """Write the nearest neighbors of some rows of `queries` into those rows of `index` and `value`, (Q, k)."""
+        self._tree.nearest(rows, queries, limit, exclude, index, value)
+
+
+class BruteForce(CandidateBackend):
     """All distances, block by block, on the device of the points; takes any metric and never fails."""
 
     growth = 1 / 16
@@ -193,7 +222,7 @@ class BruteForce(Backend):
         return value.clone()  # masked in place by the caller
 
 
-class FlatFaiss(Backend):
+class FlatFaiss(CandidateBackend):
     """Brute force by FAISS in float32: the choice in high dimension, and on a GPU if FAISS is built for one."""
 
     growth = 1 / 16
@@ -227,7 +256,7 @@ class FlatFaiss(Backend):
         return Candidates(index, value, np.where(as_bounded, distance[:, -1] - bound, -np.inf))
 
 
-class InvertedFile(Backend):
+class InvertedFile(CandidateBackend):
     """FAISS's inverted file: approximate, for sizes where exact search is out of reach; `recall` measures it."""
 
     growth = 0.25

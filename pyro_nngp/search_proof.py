@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm.auto import tqdm
 
-from pyro_nngp.search_backends import Backend, BruteForce, Candidates, Floats, Ints
+from pyro_nngp.search_backends import BruteForce, CandidateBackend, Candidates, CompiledTree, Floats, Ints
 
 BLOCK = 2**19  # candidates handled at a time, a few MB per array
 
@@ -30,27 +30,35 @@ class Queries:
 
     Attributes:
         places: where to search from, (Q, D).
-        k: number of neighbors wanted.
         limit: only points with a smaller number are wanted, (Q,).
         exclude: the number of one point that is not wanted, (Q,), -1 for none.
-        index, value: numbers and exact distances of the neighbors, (Q, k); -1 and infinity where there is none.
+        index, value: numbers and exact distances of the neighbors, (Q, k), to be written; -1 and infinity where there
+            is none.
         proven: whether they are known to be right, (Q,).
     """
 
     places: Floats
-    k: int
     limit: Ints
     exclude: Ints
-    index: Ints = field(init=False)
-    value: Floats = field(init=False)
+    index: Ints
+    value: Floats
     proven: NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
-        size = len(self.places)
-        self.index, self.value = np.empty((size, self.k), np.int64), np.empty((size, self.k))
-        self.proven = np.zeros(size, bool)
+        self.proven = np.zeros(len(self.places), bool)
 
-    def ask(self, backend: Backend, fetch: int, final: bool, rows: Ints) -> int:
+    @property
+    def k(self) -> int:
+        """Number of neighbors wanted."""
+        return self.index.shape[1]
+
+    def settle(self, tree: CompiledTree, rows: Ints) -> int:
+        """Have some queries answered by what needs no proof; returns for how many the answer is known."""
+        tree.answer(rows, self.places, self.limit, self.exclude, self.index, self.value)
+        self.proven[rows] = True
+        return len(rows)
+
+    def ask(self, backend: CandidateBackend, fetch: int, final: bool, rows: Ints) -> int:
         """Put some queries to a backend, whose word is taken if `final`; returns for how many the answer is known."""
         limit, exclude = self.limit[rows], self.exclude[rows]
         found = backend.candidates(self.places[rows], fetch, limit, exclude)
@@ -62,43 +70,45 @@ class Queries:
 class Source:
     """A backend, brute force behind it, and the numbers of the points that both hold (all but surplus duplicates)."""
 
-    def __init__(self, backend: Backend, brute: BruteForce, kept: Ints) -> None:
+    def __init__(self, backend: CandidateBackend | CompiledTree, brute: BruteForce, kept: Ints) -> None:
         self.backend, self._brute, self._kept = backend, brute, kept
 
     def prefix(self, stop: int, brute_only: bool = False) -> None:
         """Search among points 0..stop-1 from now on."""
         inside = int(np.searchsorted(self._kept, stop))
         self._brute.prefix(inside)
-        self._first: Backend = self._brute
+        self._first: CandidateBackend | CompiledTree = self._brute
         if not brute_only:
             self._first = self.backend
             self.backend.prefix(inside)
 
-    def answer(
-        self, places: Floats, k: int, limit: Ints, exclude: Ints, fetch: int, bar: tqdm
-    ) -> tuple[Ints, Floats, float]:
-        """Numbers and distances, (Q, k) each, of the k nearest points below `limit` other than `exclude`.
-
-        The third result is the share of the queries that `fetch` candidates were not enough for.
-        """
-        place = np.minimum(np.searchsorted(self._kept, exclude), len(self._kept) - 1)
-        exclude = np.where(self._kept[place] == exclude, place, -1)
-        queries = Queries(places, k, np.searchsorted(self._kept, limit), exclude)
+    def answer(self, queries: Queries, fetch: int, bar: tqdm) -> float:
+        """Answer all queries; returns the share of them that `fetch` candidates were not enough for."""
+        all_kept = self._kept[-1] == len(self._kept) - 1
+        if not all_kept:
+            place = np.minimum(np.searchsorted(self._kept, queries.exclude), len(self._kept) - 1)
+            queries.exclude = np.where(self._kept[place] == queries.exclude, place, -1)
+            queries.limit = np.searchsorted(self._kept, queries.limit)
         backend, hard = self._first, 0.0
-        todo = backend.visiting_order(places)
+        todo = backend.visiting_order(queries.places)
         while todo.size:
-            if fetch > backend.max_fetch(k):
-                backend = self._brute
+            if isinstance(backend, CompiledTree):
+                work = partial(queries.settle, backend)
+            else:
+                if fetch > backend.max_fetch(queries.k):
+                    backend = self._brute
+                work = partial(queries.ask, backend, fetch, backend is self._brute and fetch >= len(self._kept))
             threads = backend.threads()
             size = max(1, min(BLOCK // fetch, max(256, -(-len(todo) // threads))))
             chunks = [todo[i : i + size] for i in range(0, len(todo), size)]
-            final = backend is self._brute and fetch >= len(self._kept)
-            for count in _map(partial(queries.ask, backend, fetch, final), chunks, threads):
+            for count in _map(work, chunks, threads):
                 bar.update(count)
             todo = todo[~queries.proven[todo]]
-            hard = hard or len(todo) / len(places)
+            hard = hard or len(todo) / len(queries.places)
             fetch *= 2
-        return np.where(queries.index < 0, -1, self._kept[queries.index]), queries.value, hard
+        if not all_kept:
+            queries.index[...] = np.where(queries.index < 0, -1, self._kept[queries.index])
+        return hard
 
 
 def earlier_copies(points: Floats) -> Ints:

@@ -6,6 +6,7 @@ import torch
 from pyro_nngp import native, radial_conditional
 from pyro_nngp.conditional import NotPositiveDefiniteError, graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadratic
+from pyro_nngp.native import conditional as compiled
 
 F64 = torch.float64
 FLAGS = ("kernel", "noise", "inputs")
@@ -14,7 +15,7 @@ needs_library = pytest.mark.skipif(native.library() is None, reason="this instal
 
 
 def levels():
-    return range(native.library().nn_conditional_levels() if native.library() else 0)
+    return range(native.library().nn_levels() if native.library() else 0)
 
 
 class Case:
@@ -46,7 +47,7 @@ class Case:
     def problem(self, dtype=F64, jitter=1e-3):
         rows = self.neighbors.clamp(min=0)
         tensors = [self.x, self.points, self.lengthscale, self.variance, self.noise[rows]]
-        return native.Problem(*(t.to(dtype) for t in tensors), self.neighbors, self.kernel.profile, jitter)
+        return compiled.Problem(*(t.to(dtype) for t in tensors), self.neighbors, self.kernel.profile, jitter)
 
     def run(self, jitter=1e-3, kernel=None):
         """w, v and the gradients of x, points, lengthscale, variance, noise."""
@@ -91,8 +92,8 @@ def test_every_instruction_set_and_size(level, k):
     case = Case(Matern32, b=19, k=k, n=150, d=2)
     problem, kept, every = case.problem(), (torch.zeros(19, dtype=torch.bool),), dict.fromkeys(FLAGS, True)
     want = case.run(kernel=general)
-    w, v, failed, _ = native.forward(problem, level=level)
-    found = native.backward(problem, kept, case.grad_w, case.grad_v, **every, level=level)
+    w, v, failed, _ = compiled.forward(problem, level=level)
+    found = compiled.backward(problem, kept, case.grad_w, case.grad_v, **every, level=level)
     grad_points = torch.zeros_like(case.points)
     grad_points.index_add_(0, case.neighbors.clamp(min=0).flatten(), found.z.flatten(0, 1))
     grad_noise = torch.zeros_like(case.noise)
@@ -108,24 +109,24 @@ def test_every_instruction_set_and_size(level, k):
 def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     case = Case(Matern32, b=37, k=k, n=60)
     problem, every = case.problem(dtype), dict.fromkeys(FLAGS, True)
-    w, v, _, (failed,) = native.forward(problem, recording=True, level=level)
+    w, v, _, (failed,) = compiled.forward(problem, recording=True, level=level)
     grads = case.grad_w.to(dtype), case.grad_v.to(dtype)
-    want = native.backward(problem, (failed,), *grads, **every, level=level)
-    monkeypatch.setattr(native, "_FACTORS_FROM", 1)
-    assert len(native.forward(problem, recording=False, level=level)[3]) == 1
-    w2, v2, _, kept = native.forward(problem, recording=True, level=level)
+    want = compiled.backward(problem, (failed,), *grads, **every, level=level)
+    monkeypatch.setattr(compiled, "_FACTORS_FROM", 1)
+    assert len(compiled.forward(problem, recording=False, level=level)[3]) == 1
+    w2, v2, _, kept = compiled.forward(problem, recording=True, level=level)
     assert torch.equal(w2, w)
     assert torch.equal(v2, v)
     factors = kept[1].clone()
     for _ in range(2):  # the backward pass may be repeated
-        found = native.backward(problem, kept, *grads, **every, level=level)
+        found = compiled.backward(problem, kept, *grads, **every, level=level)
         assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
         assert torch.equal(kept[1], factors)
     nothing = torch.zeros_like(factors)  # it does read them
-    found = native.backward(problem, (failed, nothing), *grads, **every, level=level)
+    found = compiled.backward(problem, (failed, nothing), *grads, **every, level=level)
     assert not torch.equal(found.log_variance, want.log_variance)
-    monkeypatch.setattr(native, "_FACTORS_BYTES", len(factors) - 1)
-    assert len(native.forward(problem, recording=True, level=level)[3]) == 1
+    monkeypatch.setattr(compiled, "_FACTORS_BYTES", len(factors) - 1)
+    assert len(compiled.forward(problem, recording=True, level=level)[3]) == 1
 
 
 @needs_library
@@ -134,10 +135,10 @@ def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
 def test_single_precision(level, kernel):
     case = Case(kernel, b=35, k=18, n=60)
     single, every = case.problem(torch.float32), dict.fromkeys(FLAGS, True)
-    want = native.backward(case.problem(), native.forward(case.problem())[3], case.grad_w, case.grad_v, **every)
-    w, v, _, kept = native.forward(single, level=level)
-    got = native.backward(single, kept, case.grad_w.float(), case.grad_v.float(), **every, level=level)
-    torch.testing.assert_close((w.double(), v.double()), native.forward(case.problem())[:2], rtol=1e-4, atol=1e-5)
+    want = compiled.backward(case.problem(), compiled.forward(case.problem())[3], case.grad_w, case.grad_v, **every)
+    w, v, _, kept = compiled.forward(single, level=level)
+    got = compiled.backward(single, kept, case.grad_w.float(), case.grad_v.float(), **every, level=level)
+    torch.testing.assert_close((w.double(), v.double()), compiled.forward(case.problem())[:2], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close([t.double() for t in got], list(want), rtol=1e-3, atol=1e-3)
 
 
@@ -149,7 +150,7 @@ def test_exponential_is_accurate_to_a_few_units_in_the_last_place(level, dtype, 
     x, ones = torch.zeros_like(q), torch.ones((), dtype=dtype)
     points, scale = q.sqrt(), torch.ones(1, dtype=dtype) / RBF.profile.stretch
     rows = torch.arange(len(q))[:, None]
-    w = native.forward(native.Problem(x, points, scale, ones, None, rows, RBF.profile, 0.0), level=level)[0]
+    w = compiled.forward(compiled.Problem(x, points, scale, ones, None, rows, RBF.profile, 0.0), level=level)[0]
     distance = (points - x) / (scale * RBF.profile.stretch)
     want = torch.exp(-distance.double().square())
     rounding = (4 + 2 * distance.double().square()) * torch.finfo(dtype).eps  # of the squared distance, and ours
@@ -159,12 +160,12 @@ def test_exponential_is_accurate_to_a_few_units_in_the_last_place(level, dtype, 
 @needs_library
 def test_only_what_is_asked_for_and_the_same():
     problem, case = Case(Matern52).problem(), Case(Matern52)
-    kept = native.forward(problem)[3]
-    whole = native.backward(problem, kept, case.grad_w, case.grad_v, kernel=True, noise=True, inputs=True)
+    kept = compiled.forward(problem)[3]
+    whole = compiled.backward(problem, kept, case.grad_w, case.grad_v, kernel=True, noise=True, inputs=True)
     owners = {"log_lengthscale": "kernel", "log_variance": "kernel", "noise": "noise", "x": "inputs", "z": "inputs"}
     for flag in FLAGS:
         flags = {name: name == flag for name in FLAGS}
-        part = native.backward(problem, kept, case.grad_w, case.grad_v, **flags)
+        part = compiled.backward(problem, kept, case.grad_w, case.grad_v, **flags)
         for name, owner in owners.items():
             value = getattr(part, name)
             assert (value is None) == (owner != flag)
@@ -210,7 +211,7 @@ def test_second_derivatives(way, monkeypatch):
 @needs_library
 @pytest.mark.parametrize("factors_from", [1, 1000])
 def test_indefinite_members_take_the_way_that_adds_jitter(factors_from, monkeypatch):
-    monkeypatch.setattr(native, "_FACTORS_FROM", factors_from)
+    monkeypatch.setattr(compiled, "_FACTORS_FROM", factors_from)
     case = Case(RBF, b=20, k=6)
     case.neighbors[5, :3] = 7  # one point three times, with less than no noise
     case.noise[7] = -3e-5
@@ -239,11 +240,11 @@ def test_any_layout_of_memory():
 
 @needs_library
 def test_the_switch_and_what_is_not_supported(monkeypatch):
-    calls, forward = [], native.forward
+    calls, forward = [], compiled.forward
     engine = radial_conditional._NATIVE._replace(forward=lambda *args: calls.append(1) or forward(*args))
     monkeypatch.setattr(radial_conditional, "_NATIVE", engine)
     x, z = torch.randn(4, 2), torch.randn(4, 3, 2)
-    for kernel, switch, compiled in [
+    for kernel, switch, taken in [
         (Matern52(2), "1", True),
         (Matern52(2), "0", False),
         (RationalQuadratic(2), "1", False),
@@ -252,8 +253,8 @@ def test_the_switch_and_what_is_not_supported(monkeypatch):
         calls.clear()
         monkeypatch.setenv("PYRO_NNGP_NATIVE", switch)
         nn_conditional(kernel, x, z)
-        assert bool(calls) == compiled, (kernel, switch)
-    monkeypatch.setattr(native, "MAX_NEIGHBORS", 2)
+        assert bool(calls) == taken, (kernel, switch)
+    monkeypatch.setattr(compiled, "MAX_NEIGHBORS", 2)
     calls.clear()
     nn_conditional(Matern52(2), x, z)
     assert not calls
@@ -287,4 +288,4 @@ def test_lack_of_memory_is_an_error(monkeypatch):
     problem = Case(RBF).problem()
     monkeypatch.setattr(native.library(), "nn_conditional_run", lambda *_: 1)
     with pytest.raises(MemoryError, match="no memory for blocks of points with 7 neighbors"):
-        native.forward(problem)
+        compiled.forward(problem)

@@ -197,7 +197,8 @@ def test_translation_and_scaling_do_not_matter():
 def test_threads_do_not_matter(monkeypatch):
     x = grid(40, 50)
     one = NeighborGraph(x, K)
-    monkeypatch.setattr(search_backends.KDTree, "threads", lambda self: 3)
+    for tree in (search_backends.KDTree, search_backends.CompiledTree):
+        monkeypatch.setattr(tree, "threads", lambda self: 3)
     assert torch.equal(NeighborGraph(x, K).neighbors, one.neighbors)
 
 

@@ -15,7 +15,7 @@ from pyro_nngp import search, search_backends, search_proof
 from pyro_nngp.search import SearchIndex, nearest, nearest_predecessors, recall
 
 F64 = torch.float64
-EXACT = ("kdtree", "torch", "faiss")
+EXACT = ("kdtree", "scipy", "torch", "faiss")  # "kdtree" is the compiled one where it is there
 
 
 def oracle(queries, points, k, limit=None, exclude=None):
@@ -31,6 +31,17 @@ def oracle(queries, points, k, limit=None, exclude=None):
     index = np.argsort(d2, kind="stable")[:, :k]
     index[np.isinf(np.take_along_axis(d2, index, -1))] = -1
     return torch.from_numpy(np.pad(index, ((0, 0), (0, k - index.shape[1])), constant_values=-1))
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Name of a backend, SciPy's tree among them."""
+
+    def switch(backend):
+        monkeypatch.setenv("PYRO_NNGP_NATIVE", "0" if backend == "scipy" else "1")
+        return "kdtree" if backend == "scipy" else backend
+
+    return switch
 
 
 def uniform(n, dim, seed=0):
@@ -70,31 +81,34 @@ def _optional_library(request):
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_all_backends_find_the_same_predecessors(name):
+def test_all_backends_find_the_same_predecessors(name, use):
     points = POINTS[name]
     expected = oracle(points, points, 20, limit=range(N))
     for backend in EXACT:
         for k in (1, 7, 20):
-            assert torch.equal(nearest_predecessors(points, k, backend=backend), expected[:, :k])
-    assert torch.equal(nearest_predecessors(points, 7, start=N - 3), expected[-3:, :7])
-    assert torch.equal(nearest_predecessors(points, 7, start=300), expected[300:, :7])
+            assert torch.equal(nearest_predecessors(points, k, backend=use(backend)), expected[:, :k])
+    for backend in ("kdtree", "scipy"):
+        for start in (300, N - 3):
+            found = nearest_predecessors(points, 7, start=start, backend=use(backend))
+            assert torch.equal(found, expected[start:, :7])
 
 
 @pytest.mark.parametrize("name", POINTS)
-def test_all_backends_find_the_same_points(name):
+def test_all_backends_find_the_same_points(name, use):
     points = POINTS[name]
     rows = torch.arange(0, N, 5)
     elsewhere = points[rows] + 0.5
     at, beside = oracle(points[rows], points, 40, exclude=rows), oracle(elsewhere, points, 40)
     for backend in EXACT:
-        index = SearchIndex(points, backend=backend)
+        index = SearchIndex(points, backend=use(backend))
         for k in (1, 12, 40):
             assert torch.equal(index.nearest(points[rows], k, rows)[0], at[:, :k])
             assert torch.equal(index.nearest(elsewhere, k)[0], beside[:, :k])
 
 
 @pytest.mark.parametrize("backend", EXACT)
-def test_every_point_can_be_asked_for(backend):
+def test_every_point_can_be_asked_for(backend, use):
+    backend = use(backend)
     points = POINTS["shuffled grid"][:60]
     assert torch.equal(nearest(points, points, 60, backend=backend), oracle(points, points, 60))
     rows = torch.arange(60)
@@ -119,12 +133,13 @@ def test_float32_points_are_compared_in_float64():
     assert nearest_predecessors(points, 1)[2].item() == 1
 
 
-def test_small_blocks_and_threads_change_nothing(monkeypatch):
+def test_small_blocks_and_threads_change_nothing(monkeypatch, use):
     points = POINTS["shuffled grid"]
     expected = oracle(points, points, 12, limit=range(N))
     monkeypatch.setattr(search_proof, "BLOCK", 500)
-    monkeypatch.setattr(search_backends.KDTree, "threads", lambda self: 3)
-    assert torch.equal(nearest_predecessors(points, 12, backend="kdtree"), expected)
+    for name, tree in (("scipy", search_backends.KDTree), ("kdtree", search_backends.CompiledTree)):
+        monkeypatch.setattr(tree, "threads", lambda self: 3)
+        assert torch.equal(nearest_predecessors(points, 12, backend=use(name)), expected)
     monkeypatch.setattr(search_backends, "CPU_BLOCK", 4000)
     assert torch.equal(nearest_predecessors(points, 12, backend="torch"), expected)
     constant = nearest_predecessors(points, 12, metric=lambda a, b: a.new_zeros(len(a), len(b)))
@@ -209,7 +224,8 @@ def without_faiss(monkeypatch):
 
 
 @pytest.mark.parametrize("dim", [2, 20])
-def test_without_the_optional_library_search_is_exact(without_faiss, dim):
+def test_without_the_optional_library_search_is_exact(without_faiss, dim, use):
+    use("scipy")
     points = POINTS[f"uniform in {dim}-d"]
     assert torch.equal(nearest_predecessors(points, 6), oracle(points, points, 6, limit=range(N)))
     assert SearchIndex(points).backend == ("kdtree" if dim == 2 else "torch")
@@ -220,7 +236,8 @@ def test_without_the_optional_library_search_is_exact(without_faiss, dim):
             SearchIndex(points, backend=backend)
 
 
-def test_a_library_that_does_not_import_counts_as_absent(monkeypatch):
+def test_a_library_that_does_not_import_counts_as_absent(monkeypatch, use):
+    use("scipy")
     original = builtins.__import__
 
     def broken(name, *args, **kwargs):
@@ -232,7 +249,8 @@ def test_a_library_that_does_not_import_counts_as_absent(monkeypatch):
     assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
 
 
-def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypatch):
+def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypatch, use):
+    use("scipy")
     assert SearchIndex(POINTS["uniform in 8-d"]).backend == "kdtree"
     assert SearchIndex(POINTS["uniform in 20-d"]).backend == "faiss"
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -340,10 +358,12 @@ def test_different_points_with_one_hash_are_no_copies():
 
 def test_places_that_many_points_share_are_searched_once(monkeypatch):
     sizes = []
-    build = search_backends.KDTree.__init__
-    monkeypatch.setattr(search_backends.KDTree, "__init__", lambda s, p: (sizes.append(len(p)), build(s, p))[1])
+    build = search_backends.BruteForce.__init__
+    monkeypatch.setattr(
+        search_backends.BruteForce, "__init__", lambda s, p, *args: (sizes.append(len(p)), build(s, p, *args))[1]
+    )
     points = POINTS["few places"]
-    index = SearchIndex(points)
+    index = SearchIndex(points, backend="torch")
     for k in (3, 12, 3):
         index.nearest(points[:5], k)
     assert sizes == [25 * 4, 25 * 13]

@@ -1,126 +1,32 @@
-"""The compiled nearest-neighbor conditional for CPUs: `conditional.cpp`, where the installation could build it.
+"""The compiled part of the package, where the installation could build it: one library for conditionals and searches.
 
-The library has a plain C interface and knows nothing of torch or Python; it is loaded at the first use and called on
-the memory of contiguous tensors. Without it everything works, more slowly. The environment variable
-``PYRO_NNGP_NATIVE=0``, read at every call, leaves it aside.
-
-Cost: O(B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
-AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
-pass; beyond 256 MB, and for small K, it factorises again.
+It has a plain C interface and knows nothing of torch or Python; it is loaded at the first use and called on the memory
+of tensors and arrays. Without it everything works, more slowly. The environment variable ``PYRO_NNGP_NATIVE=0`` leaves
+it aside; it is read at every call of a conditional, and whenever a search index is built.
 """
 
 import ctypes
 import functools
 import os
 from pathlib import Path
-from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from pyro_nngp import memory
-from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
-
-MAX_NEIGHBORS = 1024
-"""Beyond it a block of points would take more than 34 MB per thread."""
-
-_FILE = "libconditional.so.2"  # the number rises when the interface changes
-_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
-_NO_MEMORY, _NO_SUCH_POINT = 1, 2
-_FACTORS_FROM, _FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
-_WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, for which starting a thread is worthwhile
+_FILE = "libnative.so.3"  # the number rises when the interface changes
+_INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_FUNCTIONS = {
+    "nn_levels": (),
+    "nn_conditional_width": (_INTEGER, _INTEGER),
+    "nn_conditional_factors": (_INTEGER, _INTEGER, _INTEGER, _INTEGER),
+    "nn_conditional_run": (_POINTER, _INTEGER, _INTEGER),
+    "nn_search_bytes": (_INTEGER, _INTEGER),
+    "nn_search_build": (_POINTER, _INTEGER, _INTEGER, _POINTER),
+    "nn_search_order": (_POINTER, _INTEGER, _INTEGER, _POINTER),
+    "nn_search_run": (_POINTER, _POINTER, _INTEGER),
+}
 
 
-class Problem(NamedTuple):
-    """The arguments of a nearest-neighbor conditional with one stationary kernel; tensors first."""
-
-    x: Tensor  # (B, D)
-    points: Tensor  # (N, D)
-    lengthscale: Tensor  # (D,)
-    variance: Tensor  # ()
-    noise: Tensor | None  # (B, K)
-    neighbors: Tensor  # (B, K), rows of points, -1 for none
-    profile: Profile
-    jitter: float
-
-
-class Gradients(NamedTuple):
-    """Its gradients; noise and inputs only if asked for."""
-
-    log_lengthscale: Tensor | None  # (D,)
-    log_variance: Tensor | None  # ()
-    noise: Tensor | None  # (B, K)
-    x: Tensor | None  # (B, D)
-    z: Tensor | None  # (B, K, D), of each neighbor of each target
-
-
-def supported(problem: Problem) -> bool:
-    """Whether the compiled code is there, wanted, and made for this kernel, device, dtype and number of neighbors."""
-    x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
-    return (
-        problem.profile in _KERNELS
-        and x.device.type == "cpu"
-        and x.dtype in (torch.float32, torch.float64)
-        and problem.points.dtype == x.dtype
-        and num_targets > 0
-        and 0 < num_neighbors <= MAX_NEIGHBORS
-        and os.environ.get("PYRO_NNGP_NATIVE", "1") != "0"
-        and library() is not None
-    )
-
-
-def forward(
-    problem: Problem, recording: bool = False, level: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Weights (B, K), variances (B,), which targets (B,) have an indefinite covariance and no result, what to keep.
-
-    ``recording`` says whether there will be a backward pass;
-    ``level`` selects an instruction set below ``library().nn_conditional_levels()``; None is the widest.
-    """
-    shape = problem.neighbors.shape
-    w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
-    failed = torch.empty(shape[0], dtype=torch.bool)
-    size = _library().nn_conditional_factors(*shape, _best(level), _is_double(problem))
-    keeps = recording and shape[1] >= _FACTORS_FROM and size <= _FACTORS_BYTES
-    factors = memory.empty((size,), torch.uint8) if keeps else None
-    _run(problem, level, failed=failed, factors=factors, w=w, v=var)
-    return w, var, failed, (failed,) if factors is None else (failed, factors)
-
-
-def backward(
-    problem: Problem,
-    kept: tuple[Tensor, ...],
-    grad_w: Tensor,
-    grad_var: Tensor,
-    *,
-    kernel: bool,
-    noise: bool,
-    inputs: bool,
-    level: int | None = None,
-) -> Gradients:
-    """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0."""
-    (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
-    level = _best(level)
-    width = _library().nn_conditional_width(level, _is_double(problem))
-    sums = torch.empty(-(-b // width), d + 1, dtype=torch.float64) if kernel else None
-    grad_noise = new(b, k) if noise else None
-    grad_x, grad_z = (new(b, d), new(b, k, d)) if inputs else (None, None)
-    _run(
-        problem,
-        level,
-        failed=kept[0],
-        factors=kept[1] if len(kept) > 1 else None,
-        grad_w=grad_w.contiguous(),
-        grad_v=grad_var.contiguous(),
-        grad_noise=grad_noise,
-        grad_x=grad_x,
-        grad_z=grad_z,
-        sums=sums,
-    )
-    if sums is None:
-        return Gradients(None, None, grad_noise, grad_x, grad_z)
-    total = sums.sum(0).to(problem.x.dtype)
-    return Gradients(total[:-1], total[-1], grad_noise, grad_x, grad_z)
+def wanted() -> bool:
+    """Whether the library is there and not switched off."""
+    return os.environ.get("PYRO_NNGP_NATIVE", "1") != "0" and library() is not None
 
 
 @functools.cache
@@ -131,70 +37,19 @@ def library() -> ctypes.CDLL | None:
         found = ctypes.CDLL(str(path))
     except OSError:  # not there, or built for another system
         return None
-    for name in ("levels", "width", "factors", "run"):
-        getattr(found, f"nn_conditional_{name}").restype = ctypes.c_int64
-    found.nn_conditional_width.argtypes = [ctypes.c_int64] * 2
-    found.nn_conditional_factors.argtypes = [ctypes.c_int64] * 4
-    found.nn_conditional_run.argtypes = [ctypes.POINTER(_Arguments), ctypes.c_int64, ctypes.c_int64]
+    for name, arguments in _FUNCTIONS.items():
+        function = getattr(found, name)
+        function.restype, function.argtypes = _INTEGER, arguments
     return found
 
 
-def _library() -> ctypes.CDLL:
+def loaded() -> ctypes.CDLL:
+    """The library, for callers that have asked `wanted`."""
     found = library()
-    assert found is not None, "callers ask supported() first"
+    assert found is not None, "callers ask wanted() first"
     return found
 
 
-_INTEGERS = ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel", "num_threads")
-_POINTERS = ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")
-_GRADIENTS = ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")
-
-
-class _Arguments(ctypes.Structure):
-    """`struct Arguments` of conditional.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _INTEGERS),
-        ("variance", ctypes.c_double),
-        ("jitter", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS + _GRADIENTS),
-    ]
-
-
-def _best(level: int | None) -> int:
-    return _library().nn_conditional_levels() - 1 if level is None else level
-
-
-def _is_double(problem: Problem) -> bool:
-    return problem.x.dtype == torch.float64
-
-
-def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
-    (b, k), d = problem.neighbors.shape, problem.x.shape[1]
-    work = b * k * k * (k + 20 * d + 50)
-    threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
-    tensors = dict(
-        buffers,
-        x=problem.x.contiguous(),
-        points=problem.points.contiguous(),
-        neighbors=problem.neighbors.to(torch.int64).contiguous(),
-        scale=problem.lengthscale * problem.profile.stretch,
-        noise=None if problem.noise is None else problem.noise.contiguous(),
-    )
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    arguments = _Arguments(
-        num_targets=b,
-        num_neighbors=k,
-        num_dims=d,
-        num_points=len(problem.points),
-        kernel=_KERNELS[problem.profile],
-        num_threads=threads,
-        variance=float(problem.variance),
-        jitter=problem.jitter,
-        **pointers,
-    )
-    status = _library().nn_conditional_run(arguments, _best(level), _is_double(problem))
-    if status == _NO_MEMORY:
-        raise MemoryError(f"nn_conditional: no memory for blocks of points with {k} neighbors")
-    if status == _NO_SUCH_POINT:
-        raise IndexError(f"nn_conditional: expected neighbors below the number of points, {len(problem.points)}")
+def best_level(level: int | None = None) -> int:
+    """The widest instruction set of this processor, or the one given: 0..nn_levels()-1."""
+    return loaded().nn_levels() - 1 if level is None else level

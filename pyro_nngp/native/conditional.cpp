@@ -19,13 +19,13 @@
 #include <thread>
 #include <vector>
 
-#define INLINE inline __attribute__((always_inline))
+#include "vectors.h"
 
 extern "C" {
 
 enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 
-// Mirrored by _Arguments in __init__.py. Pointers may be null where that is said.
+// Mirrored by _Arguments in conditional.py. Pointers may be null where that is said.
 struct Arguments {
     int64_t num_targets, num_neighbors, num_dims, num_points;
     int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
@@ -49,11 +49,6 @@ struct Arguments {
 namespace {
 
 enum Kernel { RBF, MATERN12, MATERN32, MATERN52 };
-
-template <class T, int BYTES> struct Lanes {
-    static constexpr int W = BYTES / sizeof(T);
-    typedef T V __attribute__((vector_size(BYTES)));
-};
 
 template <class T> struct Real;
 template <> struct Real<float> {
@@ -553,8 +548,6 @@ struct Worker {
 WORKER(float_any, float, 16, 3, )
 WORKER(double_any, double, 16, 3, )
 #if defined(__x86_64__)
-#define AVX2 __attribute__((target("avx2,fma")))
-#define AVX512 __attribute__((target("avx512f,avx512vl,avx512dq,fma,prefer-vector-width=512")))
 WORKER(float_avx2, float, 32, 3, AVX2)
 WORKER(double_avx2, double, 32, 3, AVX2)
 WORKER(float_avx512, float, 64, 4, AVX512)
@@ -570,7 +563,7 @@ const Worker WORKERS[][2] = {{float_any, double_any}};
 extern "C" {
 
 // Instruction sets that this build and this processor share, the widest last: x86-64, AVX2, AVX-512; else one.
-int64_t nn_conditional_levels() {
+int64_t nn_levels() {
 #if defined(__x86_64__)
     if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 1;
     const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&

@@ -1,0 +1,166 @@
+"""The compiled nearest-neighbor conditional for CPUs: `conditional.cpp`.
+
+Cost: O(B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
+AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
+pass; beyond 256 MB, and for small K, it factorises again.
+"""
+
+import ctypes
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nngp import memory
+from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
+from pyro_nngp.native import best_level, loaded, wanted
+
+MAX_NEIGHBORS = 1024
+"""Beyond it a block of points would take more than 34 MB per thread."""
+
+_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
+_NO_MEMORY, _NO_SUCH_POINT = 1, 2
+_FACTORS_FROM, _FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
+_WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, for which starting a thread is worthwhile
+
+
+class Problem(NamedTuple):
+    """The arguments of a nearest-neighbor conditional with one stationary kernel; tensors first."""
+
+    x: Tensor  # (B, D)
+    points: Tensor  # (N, D)
+    lengthscale: Tensor  # (D,)
+    variance: Tensor  # ()
+    noise: Tensor | None  # (B, K)
+    neighbors: Tensor  # (B, K), rows of points, -1 for none
+    profile: Profile
+    jitter: float
+
+
+class Gradients(NamedTuple):
+    """Its gradients; noise and inputs only if asked for."""
+
+    log_lengthscale: Tensor | None  # (D,)
+    log_variance: Tensor | None  # ()
+    noise: Tensor | None  # (B, K)
+    x: Tensor | None  # (B, D)
+    z: Tensor | None  # (B, K, D), of each neighbor of each target
+
+
+def supported(problem: Problem) -> bool:
+    """Whether the compiled code is there, wanted, and made for this kernel, device, dtype and number of neighbors."""
+    x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
+    return (
+        problem.profile in _KERNELS
+        and x.device.type == "cpu"
+        and x.dtype in (torch.float32, torch.float64)
+        and problem.points.dtype == x.dtype
+        and num_targets > 0
+        and 0 < num_neighbors <= MAX_NEIGHBORS
+        and wanted()
+    )
+
+
+def forward(
+    problem: Problem, recording: bool = False, level: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+    """Weights (B, K), variances (B,), which targets (B,) have an indefinite covariance and no result, what to keep.
+
+    ``recording`` says whether there will be a backward pass;
+    ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
+    """
+    shape = problem.neighbors.shape
+    w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
+    failed = torch.empty(shape[0], dtype=torch.bool)
+    size = loaded().nn_conditional_factors(*shape, best_level(level), _is_double(problem))
+    keeps = recording and shape[1] >= _FACTORS_FROM and size <= _FACTORS_BYTES
+    factors = memory.empty((size,), torch.uint8) if keeps else None
+    _run(problem, level, failed=failed, factors=factors, w=w, v=var)
+    return w, var, failed, (failed,) if factors is None else (failed, factors)
+
+
+def backward(
+    problem: Problem,
+    kept: tuple[Tensor, ...],
+    grad_w: Tensor,
+    grad_var: Tensor,
+    *,
+    kernel: bool,
+    noise: bool,
+    inputs: bool,
+    level: int | None = None,
+) -> Gradients:
+    """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0."""
+    (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
+    level = best_level(level)
+    width = loaded().nn_conditional_width(level, _is_double(problem))
+    sums = torch.empty(-(-b // width), d + 1, dtype=torch.float64) if kernel else None
+    grad_noise = new(b, k) if noise else None
+    grad_x, grad_z = (new(b, d), new(b, k, d)) if inputs else (None, None)
+    _run(
+        problem,
+        level,
+        failed=kept[0],
+        factors=kept[1] if len(kept) > 1 else None,
+        grad_w=grad_w.contiguous(),
+        grad_v=grad_var.contiguous(),
+        grad_noise=grad_noise,
+        grad_x=grad_x,
+        grad_z=grad_z,
+        sums=sums,
+    )
+    if sums is None:
+        return Gradients(None, None, grad_noise, grad_x, grad_z)
+    total = sums.sum(0).to(problem.x.dtype)
+    return Gradients(total[:-1], total[-1], grad_noise, grad_x, grad_z)
+
+
+_INTEGERS = ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel", "num_threads")
+_POINTERS = ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")
+_GRADIENTS = ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")
+
+
+class _Arguments(ctypes.Structure):
+    """`struct Arguments` of conditional.cpp."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in _INTEGERS),
+        ("variance", ctypes.c_double),
+        ("jitter", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in _POINTERS + _GRADIENTS),
+    ]
+
+
+def _is_double(problem: Problem) -> bool:
+    return problem.x.dtype == torch.float64
+
+
+def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
+    (b, k), d = problem.neighbors.shape, problem.x.shape[1]
+    work = b * k * k * (k + 20 * d + 50)
+    threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
+    tensors = dict(
+        buffers,
+        x=problem.x.contiguous(),
+        points=problem.points.contiguous(),
+        neighbors=problem.neighbors.to(torch.int64).contiguous(),
+        scale=problem.lengthscale * problem.profile.stretch,
+        noise=None if problem.noise is None else problem.noise.contiguous(),
+    )
+    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
+    arguments = _Arguments(
+        num_targets=b,
+        num_neighbors=k,
+        num_dims=d,
+        num_points=len(problem.points),
+        kernel=_KERNELS[problem.profile],
+        num_threads=threads,
+        variance=float(problem.variance),
+        jitter=problem.jitter,
+        **pointers,
+    )
+    status = loaded().nn_conditional_run(ctypes.byref(arguments), best_level(level), _is_double(problem))
+    if status == _NO_MEMORY:
+        raise MemoryError(f"nn_conditional: no memory for blocks of points with {k} neighbors")
+    if status == _NO_SUCH_POINT:
+        raise IndexError(f"nn_conditional: expected neighbors below the number of points, {len(problem.points)}")
