@@ -13,15 +13,15 @@ rest is optimized), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: 
 before their first draw, and a Gaussian guide of u with full covariance). "u theta" with the objective vfe is MCMC-SVGP,
 but for SGHMC in place of HMC and z that is optimized while it burns in. "exact" is scikit-learn's dense GP with the
 same kernel, one for each target, at the best of four maxima of its marginal likelihood: what the split itself allows.
-Several chains are independent runs, each from its own k-means and its own guide; R-hat is rank-normalized, of the mean
-of y given a draw, at 1000 test points.
+Several chains are independent runs, each from its own k-means and its own guide (`--starts one`: all from one); R-hat
+is rank-normalized, of the mean of y given a draw, at 1000 test points.
 
 Each run is a row of a CSV file, which is not run again: the command can be stopped and repeated. The table is made of
 the rows that the command asks for. Seconds are processor time of building and training.
 
 Usage: python benchmarks/bsgp.py boston yacht [--layers 1 2] [--objectives fitc vfe] [--priors normal strauss]
            [--sampled all u] [--folds 4] [--svi 1000] [--burn-in 3000] [--samples 256] [--thin 6] [--step-size 0.05]
-           [--first-step 0.2] [--validate] [--chains 4] [--csv benchmarks/results/bsgp.csv] [--out FILE]
+           [--first-step 0.2] [--validate] [--chains 4] [--starts one] [--csv benchmarks/results/bsgp.csv] [--out FILE]
 `--validate` scores on a fifth of the training rows instead of the test rows, to choose a schedule by.
 The data come from `pyro_nngp.datasets`, or from the folder that PYRO_NNGP_DATA names.
 """
@@ -66,7 +66,7 @@ PRIORS = {  # beside the names that BSGP knows, whose interactions have a flat b
     "determinantal*normal": lambda kernel, z: Determinantal(kernel, normal(z)),
     "strauss*normal": lambda kernel, z: Strauss(normal(z)),
 }
-RUN = ("data", "layers", "objective", "prior", "sampled", "chains", "part", "inducing", "batch_size")
+RUN = ("data", "layers", "objective", "prior", "sampled", "chains", "starts", "part", "inducing", "batch_size")
 RUN += ("svi", "burn_in", "samples", "thin", "first_step", "step_size")
 FIELDS = (*RUN, "fold", "nll", "nll_by_target", "rmse", "coverage", "noise", "error", "auc")
 FIELDS += ("temperature", "noise_share", "rhat_median", "rhat_95", "rhat_max", "rhat_up_to_1.1", "seconds")
@@ -122,7 +122,7 @@ def build(x, y, binary, case, seed):
     )
 
 
-def sample(gp, case, progress):
+def sample(gp, case, seed, progress):
     """Posterior draws of all sites, and the diagnostics of the chain."""
     gaussian, kind = case["sampled"] == "gaussian", AutoNormal
     steps, recipe = case["svi"], {"lr": 0.02, "elbo": Trace_ELBO(), "num_data": gp.num_data, "progress": False}
@@ -134,6 +134,8 @@ def sample(gp, case, progress):
         with torch.no_grad():
             draws = [guide(torch.arange(2)) for _ in range(case["samples"])]
         return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}, {}
+    if case["starts"] == "one":
+        pyro.set_rng_seed(seed)
     median = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
     first, last, settled = case["first_step"], case["step_size"], case["burn_in"] / 2
 
@@ -179,10 +181,11 @@ def run(case, fold, progress=False):
     chains, facts, seconds, probes = [], [], 0.0, []
     for chain in range(case["chains"]):
         pyro.clear_param_store()  # where Pyro's own guides keep their parameters by name
-        pyro.set_rng_seed(fold + 1000 * chain)
-        start = time.process_time()
-        gp = build(*train, binary, case, fold + 1000 * chain)
-        samples, found = sample(gp, case, progress)
+        seed = fold + 1000 * chain
+        start, first = time.process_time(), seed if case["starts"] == "own" else fold
+        pyro.set_rng_seed(first)
+        gp = build(*train, binary, case, first)
+        samples, found = sample(gp, case, seed, progress)
         seconds += time.process_time() - start
         facts.append(found)
         # The mixture keeps what the parameters of this chain are.
@@ -263,6 +266,7 @@ def main():
     parser.add_argument("--priors", nargs="+", default=["normal"])
     parser.add_argument("--sampled", nargs="+", default=["all"], choices=["all", "u theta", "u", "gaussian", "exact"])
     parser.add_argument("--chains", type=int, default=1)
+    parser.add_argument("--starts", choices=["own", "one"], default="own", help="of several chains")
     parser.add_argument("--folds", type=int, default=2)
     parser.add_argument("--inducing", type=int, default=100)
     parser.add_argument("--batch-size", type=int, default=1000)

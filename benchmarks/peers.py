@@ -13,6 +13,7 @@ Usage: python benchmarks/peers.py [--neighbors 32 64 128 256] [--threads 2] [--o
 
 import argparse
 import ctypes
+import importlib
 import itertools
 import os
 import statistics
@@ -139,6 +140,7 @@ def serve(args):
     clock = getattr(time, args.clock)
     torch.set_num_threads(args.threads)
     x, y, x_new = data(args)
+    importlib.import_module({"Ours": "pyro_nngp.models", "GPyTorch": "gpytorch.variational"}[args.serve])
     start = clock()
     system = globals()[args.serve](x, y, args.neighbors[0])
     print("setup", clock() - start, flush=True)
