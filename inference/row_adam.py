@@ -71,7 +71,13 @@ class RowAdam(torch.optim.Optimizer):
 def coalesced(grad: Tensor) -> Tensor:
     """A gradient that is sparse in the rows, each row once: as it is if its rows are ascending, as a batch's are."""
     if not grad.is_sparse:
-        fail("RowAdam.step", "gradients", "sparse in the rows", "a dense one", "Use torch.optim.Adam for such tables.")
+        fail(
+            "RowAdam.step",
+            "gradients",
+            "to be sparse in the rows",
+            "a dense one",
+            "Use torch.optim.Adam for such tables.",
+        )
     if grad.is_coalesced():
         return grad
     indices = grad._indices()

@@ -96,5 +96,7 @@ def test_ascending_rows_are_taken_as_they_are():
 def test_a_gradient_of_the_whole_table_is_refused():
     param = tables()[0]
     (param**2).sum().backward()
-    with pytest.raises(ValueError, match=r"RowAdam.step: expected gradients sparse in the rows.* torch.optim.Adam"):
+    with pytest.raises(
+        ValueError, match=r"RowAdam.step: expected gradients to be sparse in the rows.* torch.optim.Adam"
+    ):
         RowAdam([param], lr=0.1).step()
