@@ -37,6 +37,7 @@ from pyro_nngp.low_rank import local_cholesky, local_conditional
 from pyro_nngp.memory import in_blocks
 from pyro_nngp.method import Plates
 from pyro_nngp.module import pyro_entry
+from pyro_nngp.neighbor_table import distinct_rows
 from pyro_nngp.prediction import Draw, PredictiveMethod
 
 _LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
@@ -189,7 +190,7 @@ class SWSGP(PredictiveMethod):
 
     def _local(self, neighbors: Int[Tensor, "B H"]) -> Distribution:
         """q(u_w) for each row of neighbors, batch shape (*L, B), event shape (H,)."""
-        rows, positions = neighbors.unique(return_inverse=True)
+        rows, positions = distinct_rows(neighbors)
         if self.mean_field:
             q = self.local.distribution(rows)
             return dist.Normal(q.loc[..., positions], q.scale[..., positions]).to_event(1)

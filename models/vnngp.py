@@ -33,7 +33,7 @@ from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.method import Plates
 from pyro_nngp.module import pyro_entry
-from pyro_nngp.neighbor_table import Batch
+from pyro_nngp.neighbor_table import Batch, distinct_rows
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.prediction import Draw, PredictiveMethod
 
@@ -239,7 +239,7 @@ class VNNGP(PredictiveMethod):
         if draw is not None:
             loc = mean + (w * self._drawn_u(draw)[..., plan]).sum(-1)
             return loc, var.expand(loc.shape)
-        rows, positions = plan.unique(return_inverse=True)
+        rows, positions = distinct_rows(plan)
         return self._through(self.local.distribution(rows), w, var, positions, mean)
 
     def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:

@@ -25,6 +25,7 @@ from pyro_nngp.encoders import Neighborhood, Row
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.module import GPModule, pyro_entry
+from pyro_nngp.neighbor_table import distinct_rows
 from pyro_nngp.neighbors import NeighborGraph
 
 _ROUGH = 0.1  # variance of f at the rough value, for the likelihood's sites
@@ -112,7 +113,7 @@ class AmortizedGaussian(GPModule):
         parents = graph.neighbors[rows]
         nodes = torch.cat([rows[:, None], parents, self.context[rows]], -1)
         mask, nodes = nodes >= 0, nodes.clamp(min=0)
-        touched, places = nodes.unique(return_inverse=True)
+        touched, places = distinct_rows(nodes)
         response = self.response[..., touched]
         y = self.y[touched].movedim(0, -1)
         spread = torch.full_like(response, _ROUGH)

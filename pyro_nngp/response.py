@@ -22,7 +22,7 @@ from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.module import pyro_entry
-from pyro_nngp.neighbor_table import NeighborTable
+from pyro_nngp.neighbor_table import NeighborTable, distinct_rows
 from pyro_nngp.prediction import Draw, PredictiveMethod
 
 
@@ -52,7 +52,7 @@ class ResponseMethod(PredictiveMethod):
 
     def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
-        rows, positions = plan.unique(return_inverse=True)
+        rows, positions = distinct_rows(plan)
         observations = self._observations(self._bound(), rows, draw)
         loc, var = self._given_neighbors(x_new, rows, positions, *observations)
         return loc, var.expand(loc.shape)

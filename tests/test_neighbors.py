@@ -545,3 +545,11 @@ def test_a_metric_of_ones_own_takes_no_lengthscales():
     graph = NeighborGraph(points(20), 3, metric=manhattan)
     with pytest.raises(ValueError, match=r"expected lengthscale to be None with a metric of one's own"):
         graph.refresh(torch.ones(2, dtype=F64))
+
+
+def test_distinct_rows():
+    rows = torch.tensor([[2**31 - 1, 3], [-1, 3], [0, 5]])
+    found, places = neighbor_table.distinct_rows(rows)
+    assert found.tolist() == [-1, 0, 3, 5, 2**31 - 1]
+    assert found.dtype == places.dtype == torch.int64
+    assert torch.equal(found[places], rows)

@@ -28,6 +28,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.levels import dependency_levels
 from pyro_nngp.memory import in_blocks
+from pyro_nngp.neighbor_table import distinct_rows
 
 _INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
 
@@ -120,7 +121,7 @@ class SparseCholeskyNormal(TorchDistribution):
             if self.rows is None:
                 every = self._white(shape + self.event_shape)
             else:
-                touched, columns = columns.unique(return_inverse=True)
+                touched, columns = distinct_rows(columns)
                 every = self._white(shape + touched.shape)
             white = every[..., columns[:, 0]]
             value = self.loc + self.scale * white + (self.weights * every[..., columns[:, 1:]]).sum(-1)
