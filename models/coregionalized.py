@@ -11,7 +11,7 @@ Cost per step: O(B (K T)^3) time and, for the gradients, O(B (K T)^2) memory, in
 Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pyro
@@ -23,12 +23,11 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
-from pyro_nngp.distributions import Mixture
 from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.low_rank import cholesky
 from pyro_nngp.memory import in_blocks
-from pyro_nngp.module import ConstantMean, place_draws, pyro_entry, release
+from pyro_nngp.module import ConstantMean, pyro_entry, release
 from pyro_nngp.nearest_others import NearestOthers
 from pyro_nngp.prediction import Draw, PredictiveMethod
 
@@ -49,7 +48,8 @@ class CoregionalizedLOO(PredictiveMethod):
     ``y``, of event shape (T,), and one for each hyperparameter that has a prior.
 
     Predictions of f are of the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points: moments
-    (T, P), joint draws (S, T, P).
+    (T, P), joint draws (S, T, P). The predictive distribution of y is joint over the outputs of a point: batch shape
+    (P,), event shape (T,). Either costs O(P (K T)^3) per posterior draw.
 
     Args:
         x: inputs (N, D).
@@ -124,41 +124,6 @@ class CoregionalizedLOO(PredictiveMethod):
         self._start_guide(idx)
 
     @pyro_entry
-    def predict(
-        self,
-        x_new: Float[Tensor, "P D"],
-        *,
-        num_neighbors: int | None = None,
-        samples: Mapping[str, Tensor] | None = None,
-    ) -> Distribution:
-        """Joint predictive distribution of the T outputs at new points, batch shape (P,), event shape (T,).
-
-        Args:
-            x_new: new inputs.
-            num_neighbors: neighbors per new point, up to N; None takes K.
-            samples: posterior draws of the hyperparameters; with them the result is the mixture over the draws. None
-                takes the medians of their guide.
-
-        Raises:
-            ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
-
-        Cost: O(P (K T)^3) per posterior draw, and one neighbor query per point; memory O(P K T^2) under
-        ``torch.no_grad()``, O(P (K T)^2) where gradients are recorded.
-        """
-        self._check_new("predict", x_new)
-        near = self._plan(x_new, num_neighbors)
-
-        def law() -> Distribution:
-            loc, tril = self._given_neighbors(x_new, near, noisy=True)
-            return dist.MultivariateNormal(loc, scale_tril=tril)
-
-        if samples is None:
-            self._place_medians()
-            return law()
-        with torch.no_grad():
-            return Mixture([law() for _ in place_draws(f"{type(self).__name__}.predict", self, samples)])
-
-    @pyro_entry
     @torch.no_grad()
     def refresh(self) -> None:
         """Find the neighbors again under the present lengthscales of all kernels.
@@ -180,6 +145,11 @@ class CoregionalizedLOO(PredictiveMethod):
         """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
         loc, tril = self._given_neighbors(x_new, plan, noisy=False)
         return loc.mT, tril.square().sum(-1).mT
+
+    def _law_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
+        """The same."""
+        loc, tril = self._given_neighbors(x_new, plan, noisy=True)
+        return dist.MultivariateNormal(loc, scale_tril=tril)
 
     def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """An order of the new points, and the nearest training points and earlier new points."""

@@ -62,7 +62,7 @@ class PredictiveMethod(GPMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
-        pairs = self._at_draws("forward", x_new, num_neighbors, samples, lambda loc, var: (loc, var))
+        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self._moments)
         if samples is None:
             return pairs[0]
         loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
@@ -92,7 +92,7 @@ class PredictiveMethod(GPMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        found = self._at_draws("predict", x_new, num_neighbors, samples, self._law_of_y)
+        found = self._at_draws("predict", x_new, num_neighbors, samples, self._law_at)
         return found[0] if samples is None else Mixture(found)
 
     @pyro_entry
@@ -138,17 +138,17 @@ class PredictiveMethod(GPMethod):
         x_new: Tensor,
         num_neighbors: int | None,
         samples: Mapping[str, Tensor] | None,
-        result: Callable[[Tensor, Tensor], Result],
+        result: Callable[[Tensor, Any, Draw | None], Result],
     ) -> list[Result]:
-        """`result` of the moments at new points: under the guide, or at one posterior draw after the other."""
+        """`result` of new points and their plan: under the guide, or at one posterior draw after the other."""
         self._check_new(method, x_new)
         plan = self._plan(x_new, num_neighbors)
         if samples is None:
             self._place_medians()
-            return [result(*self._moments(x_new, plan, None))]
+            return [result(x_new, plan, None)]
         with torch.no_grad():
             draws = place_draws(f"{type(self).__name__}.{method}", self, samples)
-            return [result(*self._moments(x_new, plan, draw)) for draw, _ in draws]
+            return [result(x_new, plan, draw) for draw, _ in draws]
 
     def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
         """What moments at new points need that no hyperparameter changes, such as their neighbors."""
@@ -157,6 +157,10 @@ class PredictiveMethod(GPMethod):
     def _moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
         raise NotImplementedError
+
+    def _law_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
+        """The law of y: under the guide, or given a posterior draw."""
+        return self._law_of_y(*self._moments(x_new, plan, draw))
 
     def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """The same for joint draws; the seed is that of the order of the new points."""
