@@ -151,7 +151,8 @@ def sample(gp, case, seed, progress):
 
 
 def exact(x, y, x_test, seed):
-    """Predictive distribution of y, outputs first, by a dense GP per output, and the noise of the last one."""
+    """Predictive distribution of y, outputs first, by a dense GP per output; the noise of the last one, and seconds."""
+    start = time.process_time()
     kernel = ConstantKernel(1.0, (1e-3, 1e4)) * DenseRBF([2.0] * x.shape[1], (1e-2, 1e4))
     kernel = kernel + WhiteKernel(1e-2, (1e-8, 1.0))
     moments = []
@@ -160,24 +161,12 @@ def exact(x, y, x_test, seed):
         moments.append(torch.as_tensor(np.stack(gp.predict(x_test, return_std=True))))
     loc, deviation = torch.stack(moments, 1)
     shape = (*y.shape[1:], len(x_test))
-    return dist.Normal(loc.reshape(shape), deviation.reshape(shape)), gp.kernel_.k2.noise_level**0.5
+    row = {"noise": gp.kernel_.k2.noise_level**0.5, "seconds": time.process_time() - start}
+    return dist.Normal(loc.reshape(shape), deviation.reshape(shape)), row
 
 
-def run_exact(case, fold):
-    """One row of the exact GP."""
-    (x, y), (x_test, y_test), scale, _ = split(case["data"], fold, case["part"] == "validation")
-    start = time.process_time()
-    predictive, noise = exact(x, y, x_test, fold)
-    sizes = {"num_train": len(x), "num_test": len(x_test), "torch": torch.__version__}
-    row = scores(predictive, y_test, scale, False) | {"noise": noise, "seconds": time.process_time() - start}
-    return case | {"fold": fold} | row | sizes
-
-
-def run(case, fold, progress=False):
-    """One row."""
-    if case["sampled"] == "exact":
-        return run_exact(case, fold)
-    train, (x_test, y_test), scale, binary = split(case["data"], fold, case["part"] == "validation")
+def by_chains(train, binary, case, x_test, fold, progress):
+    """Predictive distribution of y, averaged over chains; their diagnostics, and seconds."""
     chains, facts, seconds, probes = [], [], 0.0, []
     for chain in range(case["chains"]):
         pyro.clear_param_store()  # where Pyro's own guides keep their parameters by name
@@ -197,12 +186,20 @@ def run(case, fold, progress=False):
         rhat = torch.as_tensor(az.rhat(az.convert_to_dataset({"y": torch.stack(probes).numpy()}))["y"].values)
         row |= {"rhat_median": rhat.median(), "rhat_95": rhat.quantile(0.95), "rhat_max": rhat.max()}
         row["rhat_up_to_1.1"] = (rhat <= 1.1).double().mean()
-    predictive = Mixture([component for chain in chains for component in chain.components])
-    row |= scores(predictive, y_test, scale, binary)
     if not binary:
         row["noise"] = gp.likelihood.variance.detach().sqrt()
+    return Mixture([component for chain in chains for component in chain.components]), row | {"seconds": seconds}
+
+
+def run(case, fold, progress=False):
+    """One row."""
+    train, (x_test, y_test), scale, binary = split(case["data"], fold, case["part"] == "validation")
+    if case["sampled"] == "exact":
+        predictive, row = exact(*train, x_test, fold)
+    else:
+        predictive, row = by_chains(train, binary, case, x_test, fold, progress)
     sizes = {"num_train": len(train[0]), "num_test": len(x_test), "torch": torch.__version__}
-    return case | {"fold": fold} | row | sizes | {"seconds": seconds}
+    return case | {"fold": fold} | row | scores(predictive, y_test, scale, binary) | sizes
 
 
 @torch.no_grad()
