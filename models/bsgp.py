@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
-from pyro_nngp.distributions.mixture import Mixture
+from pyro_nngp.distributions.mixture import Mixture, mixture_moments
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.inducing_priors import InducingPrior
 from pyro_nngp.likelihoods import Likelihood
@@ -212,7 +212,7 @@ class BSGP(GPMethod):
 
         Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points after the other; memory O(S P).
         """
-        return _merged(*self.moments(x_new, samples))
+        return mixture_moments(*self.moments(x_new, samples))
 
     @pyro_entry
     @torch.no_grad()
@@ -231,7 +231,7 @@ class BSGP(GPMethod):
 
         Cost: as in the call.
         """
-        pairs = [_merged(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
+        pairs = [mixture_moments(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
         loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
         return loc, var
 
@@ -294,8 +294,3 @@ class BSGP(GPMethod):
             parts = [self._propagate(part) for part in x_new.split(block)]
             loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
             yield self.likelihood.bind(), loc, var
-
-
-def _merged(loc: Tensor, var: Tensor) -> Moments:
-    """Moments of the equally weighted mixture over the first dimension."""
-    return loc.mean(0), var.mean(0) + loc.var(0, correction=0)

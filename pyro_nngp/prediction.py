@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.distributions.mixture import Mixture
+from pyro_nngp.distributions.mixture import Mixture, mixture_moments
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.method import GPMethod
 from pyro_nngp.module import check_same_sites, place_draws, pyro_entry
@@ -65,8 +65,7 @@ class PredictiveMethod(GPMethod):
         pairs = self._at_draws("forward", x_new, num_neighbors, samples, self._moments)
         if samples is None:
             return pairs[0]
-        loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
-        return loc.mean(0), var.mean(0) + loc.var(0, correction=0)
+        return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
 
     @pyro_entry
     def predict(

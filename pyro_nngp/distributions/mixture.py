@@ -90,6 +90,10 @@ class Mixture(TorchDistribution):
     @property
     def variance(self) -> Tensor:
         """That within components plus that between them."""
-        means = torch.stack([c.mean for c in self.components])
-        within = torch.stack([c.variance for c in self.components]).mean(0)
-        return within + (means - means.mean(0)).square().mean(0)
+        means, variances = (torch.stack([getattr(c, name) for c in self.components]) for name in ("mean", "variance"))
+        return mixture_moments(means, variances)[1]
+
+
+def mixture_moments(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of an equally weighted mixture, from those of its components along the first dimension."""
+    return means.mean(0), variances.mean(0) + means.var(0, correction=0)
