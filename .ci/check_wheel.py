@@ -20,7 +20,7 @@ modules = [module.name for module in pkgutil.walk_packages(pyro_nngp.__path__, "
 for name in modules:
     path = Path(str(importlib.import_module(name).__file__))
     assert site in path.parents, f"{name} comes from {path}, not from {site}"
-assert {"pyro_nngp.models.vnngp", "pyro_nngp.inference.svi"} <= set(modules), modules
+assert {"pyro_nngp.models.vnngp", "pyro_nngp.inference.svi.loop"} <= set(modules), modules
 assert importlib.resources.files(pyro_nngp).joinpath("py.typed").is_file(), "py.typed is not installed"
 for generic in ("models", "inference", "tests"):
     assert importlib.util.find_spec(generic) is None, f"the wheel installs a top-level package {generic}"

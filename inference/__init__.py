@@ -1,7 +1,8 @@
 """Engines that know no method: variational inference, stochastic-gradient MCMC, export and diagnostics."""
 
-from pyro_nngp.inference.arviz import to_arviz
-from pyro_nngp.inference.calibration import (
+from pyro_nngp.inference.arviz.export import to_arviz
+from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.diagnostics.calibration import (
     Reliability,
     coverage_curve,
     pit,
@@ -11,19 +12,18 @@ from pyro_nngp.inference.calibration import (
     symmetry,
     uniformity,
 )
-from pyro_nngp.inference.calibration_plots import plot_coverage, plot_pit, plot_reliability
-from pyro_nngp.inference.chains import SGMCMC, step_size_refinement
-from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.diagnostics.nn_versus_exact import NNReport, nn_versus_exact
+from pyro_nngp.inference.diagnostics.plots import plot_coverage, plot_pit, plot_reliability
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
-from pyro_nngp.inference.gibbs import PolyaGammaGibbs
-from pyro_nngp.inference.nn_report import NNReport, nn_versus_exact
-from pyro_nngp.inference.potential import Minibatch
-from pyro_nngp.inference.row_adam import RowAdam
-from pyro_nngp.inference.schedules import Cyclical, PolynomialDecay
-from pyro_nngp.inference.sghmc import SGHMC
-from pyro_nngp.inference.sgld import SGLD
-from pyro_nngp.inference.sgnht import SGNHT
-from pyro_nngp.inference.svi import DivergenceError, FitResult, fit
+from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
+from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
+from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
+from pyro_nngp.inference.mcmc.sghmc import SGHMC
+from pyro_nngp.inference.mcmc.sgld import SGLD
+from pyro_nngp.inference.mcmc.sgnht import SGNHT
+from pyro_nngp.inference.svi.loop import DivergenceError, FitResult, fit
+from pyro_nngp.inference.svi.row_adam import RowAdam
 
 __all__ = [
     "SGHMC",

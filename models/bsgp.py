@@ -14,7 +14,7 @@ Differs from the paper: several hidden draws, by their log-mean-exp. The paper c
 from one draw unbiased; by Jensen's inequality it is a lower bound in expectation, which more draws tighten.
 
 Cost per step: O(M^3 + S B M^2) per layer, S = 1 for one layer; independent of N.
-Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod:`pyro_nngp.method`.
+Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod:`pyro_nngp.models.base.method`.
 """
 
 import copy
@@ -31,15 +31,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
-from pyro_nngp.distributions.mixture import Mixture, mixture_moments
-from pyro_nngp.inducing import inducing_points
-from pyro_nngp.inducing_priors import InducingPrior
+from pyro_nngp._random import seeded
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.distributions.mixture import mixture_moments
+from pyro_nngp.hyperparameters import place_draws, pyro_entry, release
+from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import GPMethod
-from pyro_nngp.module import place_draws, pyro_entry, release
-from pyro_nngp.randomness import seeded
-from pyro_nngp.sparse_layer import leading_axes, stacked_layers
-from pyro_nngp.sparse_objectives import OBJECTIVES, marginals
+from pyro_nngp.likelihoods.integrated import OBJECTIVES, marginals
+from pyro_nngp.models.base import GPMethod
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
@@ -104,7 +103,7 @@ class BSGP(GPMethod):
         inducing: M for k-means centers, or the points where z starts (M, D).
         objective: "fitc" or "vfe".
         inducing_prior: "normal", "uniform", "determinantal" or "strauss"; a distribution over (M, D); a function of
-            kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing_priors`.
+            kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing.priors`.
         num_layers: L.
         hidden_dim: H; None is D.
         hidden_mean: "linear" adds h W to hidden layers, "zero" does not.

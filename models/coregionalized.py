@@ -23,13 +23,13 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.low_rank import cholesky
-from pyro_nngp.memory import in_blocks
-from pyro_nngp.module import ConstantMean, pyro_entry, release
-from pyro_nngp.nearest_others import NearestOthers
-from pyro_nngp.prediction import Draw, PredictiveMethod
+from pyro_nngp.linalg import cholesky, in_blocks
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models.base import Draw, PredictiveMethod
+from pyro_nngp.neighbors import NearestOthers
 
 _COPIES = 6  # of the neighbors' covariance, while its Cholesky factor is computed
 

@@ -15,14 +15,14 @@ integrated out already, so nothing pays for moving :math:`q(\omega_n)` away from
 8\omega}`, the part of the joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or
 leaves out (the root, eq. 24). With both, the divergence is that from the posterior :math:`p(\omega_n \mid y_n,
 y_{n(n)}, \omega_{n(n)})`, and each term is below the log density of :math:`y_n`, so there is no run-away
-(``objective="posterior"``, :mod:`pyro_nngp.augmentation`). Here q(omega) goes to that posterior by coordinate ascent,
-without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq. 12 then trains kernel and mean
-alone. ``fit(..., solve_every=0)`` with ``objective="prior"`` is the paper's way. Both sums have one factor (the paper
-prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises with the second,
-which says nothing about predictions; divergences are computed by quadrature instead of from one draw, with the
-Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw. Of classes
-the odds of the one-against-all probabilities are divided by their sum; the paper divides the probabilities (eq. 33,
-``coupling="probabilities"``), which leaves C - 1 times the doubt of a single binary label.
+(``objective="posterior"``, :mod:`pyro_nngp.likelihoods.augmentation`). Here q(omega) goes to that posterior by
+coordinate ascent, without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq. 12 then trains
+kernel and mean alone. ``fit(..., solve_every=0)`` with ``objective="prior"`` is the paper's way. Both sums have one
+factor (the paper prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises
+with the second, which says nothing about predictions; divergences are computed by quadrature instead of from one draw,
+with the Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw. Of
+classes the odds of the one-against-all probabilities are divided by their sum; the paper divides the probabilities (eq.
+33, ``coupling="probabilities"``), which leaves C - 1 times the doubt of a single binary label.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -38,7 +38,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor, fail
-from pyro_nngp.augmentation import (
+from pyro_nngp._random import seeded
+from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
+from pyro_nngp.likelihoods.augmentation import (
     AugmentedMarginal,
     Coupling,
     auxiliary_prior,
@@ -48,15 +51,10 @@ from pyro_nngp.augmentation import (
     predictive,
     squared_latent,
 )
-from pyro_nngp.auxiliary_guides import LocalConjugate, LocalLogNormal
-from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
-from pyro_nngp.method import Plates
-from pyro_nngp.module import ConstantMean, pyro_entry
-from pyro_nngp.nearest_others import NearestOthers
-from pyro_nngp.neighbor_table import Batch
-from pyro_nngp.prediction import Draw
-from pyro_nngp.randomness import seeded
-from pyro_nngp.response import ResponseMethod
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models.base import Draw, Plates, ResponseMethod
+from pyro_nngp.neighbors import Batch, NearestOthers
+from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
 
 class LOO(ResponseMethod):

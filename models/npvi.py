@@ -26,16 +26,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp.amortized import AmortizedGaussian
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.vnngp import VNNGP
-from pyro_nngp.symmetric_graph import SymmetricGraph
+from pyro_nngp.neighbors import SymmetricGraph
+from pyro_nngp.variational import AmortizedGaussian
 
 
 class NPVI(VNNGP):
     r"""Non-parametric variational inference; with an encoder, NPVI-NN.
 
-    Generative model, with parents :math:`\alpha(i)` from a :class:`~pyro_nngp.symmetric_graph.SymmetricGraph`:
+    Generative model, with parents :math:`\alpha(i)` from a :class:`~pyro_nngp.neighbors.symmetric.SymmetricGraph`:
 
     .. math::
         u_i \mid u_{\alpha(i)} &\sim N(w_i^\top u_{\alpha(i)}, v_i), \quad f_i = \mu(x_i) + u_i, \\
@@ -54,9 +54,11 @@ class NPVI(VNNGP):
         likelihood: p(y | f); None makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide.
         encoder: None for parameters of each point (NPVI);
-            :class:`~pyro_nngp.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
-            :class:`~pyro_nngp.encoders.ConditionalEncoder` for one of ours that learns in a fraction of the time,
-            :class:`~pyro_nngp.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all of them.
+            :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
+            :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one of ours that learns in a fraction of the
+            time,
+            :class:`~pyro_nngp.variational.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all
+            of them.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.

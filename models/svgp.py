@@ -31,17 +31,16 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
-from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.conjugate import natural_gradient
+from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.guides import DenseGaussian, combined_variance, factor, neighbor_variance
+from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import bind, bind_double, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
-from pyro_nngp.low_rank import cholesky, whitened_conditional
-from pyro_nngp.module import pyro_entry
+from pyro_nngp.linalg import cholesky
+from pyro_nngp.models.base import Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.prediction import Draw, PredictiveMethod
+from pyro_nngp.variational import DenseGaussian, combined_variance, factor, natural_gradient, neighbor_variance
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
 

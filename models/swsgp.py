@@ -28,17 +28,15 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.guides import DenseGaussian, LocalGaussian, combined_variance
+from pyro_nngp.conditionals import graph_conditional, local_conditional
+from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.low_rank import local_cholesky, local_conditional
-from pyro_nngp.memory import in_blocks
-from pyro_nngp.method import Plates
-from pyro_nngp.module import pyro_entry
-from pyro_nngp.neighbor_table import distinct_rows
-from pyro_nngp.prediction import Draw, PredictiveMethod
+from pyro_nngp.linalg import in_blocks, local_cholesky
+from pyro_nngp.models.base import Draw, Plates, PredictiveMethod
+from pyro_nngp.neighbors import distinct_rows
+from pyro_nngp.variational import DenseGaussian, LocalGaussian, combined_variance
 
 _LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 

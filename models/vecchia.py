@@ -28,16 +28,13 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_nngp._checks import check_choice, fail
-from pyro_nngp.augmentation import gaussian_observations
+from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.low_rank import cholesky
-from pyro_nngp.module import pyro_entry
-from pyro_nngp.nearest_others import NearestOthers
-from pyro_nngp.neighbor_table import NeighborTable
-from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.prediction import Draw
-from pyro_nngp.response import ResponseMethod
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.linalg import cholesky
+from pyro_nngp.models.base import Draw, ResponseMethod
+from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable
 
 
 class Vecchia(ResponseMethod):

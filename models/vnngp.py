@@ -8,7 +8,7 @@ Nearest-neighbor prior over M inducing values, each data point tied to its K nea
 Differs from the paper: the minibatch estimate is unbiased for every batch, padded first points included; the expressive
 family (appendix B) is a sparse Cholesky factor with the divergence of :mod:`pyro_nngp.distributions.sparse_cholesky`,
 since equations 32 and 37-40 are misprinted; neighbors follow the learned lengthscales when refreshed; a mean function;
-q(u) may come from a network (:mod:`pyro_nngp.amortized`), which the paper names as future work.
+q(u) may come from a network (:mod:`pyro_nngp.variational.amortized`), which the paper names as future work.
 
 Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
@@ -23,19 +23,15 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.amortized import AmortizedGaussian
-from pyro_nngp.conditional import graph_conditional
-from pyro_nngp.conjugate import variational_optimum
+from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
-from pyro_nngp.guides import LocalGaussian
+from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.method import Plates
-from pyro_nngp.module import pyro_entry
-from pyro_nngp.neighbor_table import Batch, distinct_rows
-from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.prediction import Draw, PredictiveMethod
+from pyro_nngp.models.base import Draw, Plates, PredictiveMethod
+from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
+from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, variational_optimum
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 
@@ -64,8 +60,9 @@ class VNNGP(PredictiveMethod):
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
         guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
-        encoder: a network of :mod:`pyro_nngp.encoders` that computes q(u) from the data around each point, in place of
-            one set of parameters per point; needs a likelihood and inducing points at the data, and no `loc`.
+        encoder: a network of :mod:`pyro_nngp.variational.encoders` that computes q(u) from the data around each point,
+            in place of one set of parameters per point; needs a likelihood and inducing points at the data, and no
+            `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.

@@ -25,14 +25,13 @@ import torch
 from pyro.infer.autoguide import init_to_sample
 from sklearn.datasets import make_moons
 
+from pyro_nngp.data import Standardizer, error_rate, nll
 from pyro_nngp.hyperparameters import lognormal_priors
-from pyro_nngp.inducing_priors import Determinantal, Strauss
+from pyro_nngp.inducing import Determinantal, Strauss
 from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli
-from pyro_nngp.metrics import error_rate, nll
 from pyro_nngp.models import BSGP
-from pyro_nngp.preprocessing import Standardizer
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

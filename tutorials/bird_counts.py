@@ -29,12 +29,12 @@ from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.optim import Adagrad
 from torch.nn.functional import softplus
 
-from pyro_nngp.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
+from pyro_nngp.data import nll
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Poisson
-from pyro_nngp.metrics import nll
 from pyro_nngp.models import NPVI
+from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -14,16 +14,12 @@ import matplotlib as mpl
 import torch
 from torch.distributions import Normal
 
-from pyro_nngp.datasets import terrain
-from pyro_nngp.inference import fit
-from pyro_nngp.inference.arviz import to_arviz
-from pyro_nngp.inference.calibration import coverage_curve, pit
+from pyro_nngp.data import Standardizer, block_split, coverage, crps_gaussian, gaussian_interval, nll, rmse, terrain
+from pyro_nngp.inference import coverage_curve, fit, pit, to_arviz
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.metrics import coverage, crps_gaussian, gaussian_interval, nll, rmse
 from pyro_nngp.models import VNNGP
-from pyro_nngp.preprocessing import Standardizer, block_split
-from pyro_nngp.search import nearest
+from pyro_nngp.neighbors import nearest
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

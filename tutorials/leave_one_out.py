@@ -21,13 +21,11 @@ from pathlib import Path
 import matplotlib as mpl
 import torch
 
-from pyro_nngp.datasets import bathymetry
+from pyro_nngp.data import Standardizer, bathymetry, coverage, error_rate, gaussian_interval, nll, rmse
 from pyro_nngp.inference import fit, pit, plot_coverage, plot_pit, plot_reliability, reliability
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
-from pyro_nngp.metrics import coverage, error_rate, gaussian_interval, nll, rmse
 from pyro_nngp.models import LOO, Vecchia
-from pyro_nngp.preprocessing import Standardizer
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -31,12 +31,12 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from pyro.optim import ClippedAdam
 from torch.distributions import constraints
 
-from pyro_nngp.datasets import bathymetry
+from pyro_nngp.data import bathymetry
 from pyro_nngp.distributions import NNGP, NNGPReparam, SparseCholeskyNormal
-from pyro_nngp.guides import LocalGaussian
 from pyro_nngp.inference import to_arviz
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational import LocalGaussian
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -22,14 +22,12 @@ import torch
 from pyro.infer import SVI
 from pyro.optim import ClippedAdam
 
-from pyro_nngp.datasets import terrain
+from pyro_nngp.data import Standardizer, block_split, brier, coverage, error_rate, gaussian_interval, nll, rmse, terrain
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.metrics import brier, coverage, error_rate, gaussian_interval, nll, rmse
 from pyro_nngp.models import VNNGP
-from pyro_nngp.preprocessing import Standardizer, block_split
-from pyro_nngp.search import nearest
+from pyro_nngp.neighbors import nearest
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

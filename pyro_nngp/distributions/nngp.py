@@ -4,8 +4,8 @@ For an ordering of the points and :math:`n(j) \subset \{1..j-1\}` the at most K 
 
 .. math:: p(u) = \prod_j N(u_j \mid w_j^\top u_{n(j)}, v_j),
 
-with weights and variances from :mod:`pyro_nngp.conditional` (Vecchia 1988; Datta et al. 2016, eq. 5). With K = N-1
-it is the exact Gaussian process.
+with weights and variances from :mod:`pyro_nngp.conditionals.nearest_neighbor` (Vecchia 1988; Datta et al. 2016, eq. 5).
+With K = N-1 it is the exact Gaussian process.
 
 Cost: O(N K^3) for the conditionals, computed once per instance; then O(N K) per log density and per draw. A draw takes
 one vectorised step per dependency level of the graph (a few hundred for 10^5 randomly ordered points).
@@ -22,11 +22,10 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
-from pyro_nngp.conditional import graph_conditional
+from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import Kernel, bind, check_covariance
-from pyro_nngp.levels import dependency_levels
-from pyro_nngp.neighbor_table import Batch
-from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.neighbors import Batch, NeighborGraph
 
 _DENSE_UP_TO = 500  # points
 
@@ -222,7 +221,7 @@ def draw_appended(
     Args:
         w: weights of the new points' conditionals.
         var: their variances.
-        neighbors: from :meth:`~pyro_nngp.neighbors.NeighborGraph.extend`.
+        neighbors: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
         loc: what the old points' values contribute to the conditional means, one draw per leading index.
         num_old: N.
 

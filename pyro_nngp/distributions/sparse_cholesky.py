@@ -26,9 +26,8 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
-from pyro_nngp.levels import dependency_levels
-from pyro_nngp.memory import in_blocks
-from pyro_nngp.neighbor_table import distinct_rows
+from pyro_nngp.linalg import dependency_levels, in_blocks
+from pyro_nngp.neighbors import distinct_rows
 
 _INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
 

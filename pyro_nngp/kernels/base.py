@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import fail
-from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.hyperparameters import GPModule, Hyperparameter, positive, pyro_entry
 from pyro_nngp.kernels.radial import Radial
-from pyro_nngp.module import GPModule, pyro_entry
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
 """Anything that maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m)."""
@@ -103,7 +102,7 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
 
 
 class Kernel(GPModule):
-    """Base class; a subclass defines :meth:`bind`, decorated with :func:`~pyro_nngp.module.pyro_entry`.
+    """Base class; a subclass defines :meth:`bind`, decorated with :func:`~pyro_nngp.hyperparameters.module.pyro_entry`.
 
     Args:
         input_dim: number D of input columns that the kernel acts on.

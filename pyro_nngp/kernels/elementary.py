@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.hyperparameters import Hyperparameter
+from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
-from pyro_nngp.module import pyro_entry
 
 
 class Constant(Kernel):

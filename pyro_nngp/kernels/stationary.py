@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.hyperparameters import Hyperparameter
+from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike
-from pyro_nngp.module import pyro_entry
 
 
 def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " D"] | None:

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
-from pyro_nngp.module import GPModule, pyro_entry
 
 
 class Likelihood(GPModule):

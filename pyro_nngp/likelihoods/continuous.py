@@ -16,9 +16,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, bounded
-from pyro_nngp.module import pyro_entry
 
 _NODES = 64  # components of the mixtures of normals
 _RANGE = 8.0  # of the standardized log noise variance, in standard deviations

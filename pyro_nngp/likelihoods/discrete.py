@@ -21,9 +21,8 @@ from torch.nn.functional import logsigmoid, softplus
 from torch.special import log_ndtr
 
 from pyro_nngp._checks import check_choice, fail
-from pyro_nngp.hyperparameters import Hyperparameter, positive
+from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
-from pyro_nngp.module import pyro_entry
 
 _INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 

@@ -21,9 +21,9 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import log_cosh
+from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial
-from pyro_nngp.module import pyro_entry
 
 
 class PolyaGammaBound(Likelihood):

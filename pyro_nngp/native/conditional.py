@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nngp import memory
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
+from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
 
 MAX_NEIGHBORS = 1024

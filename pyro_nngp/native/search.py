@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_nngp import memory
+from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
 
 MAX_POINTS = 2**31 - 2**10

@@ -1,0 +1,189 @@
+"""Arrays of an ArviZ export with named dimensions, filled run by run of a model."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyro
+import torch
+import xarray as xr
+from pyro.poutine import Trace
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference._traces import (
+    check_all_rows,
+    is_data,
+    is_variable,
+    log_prob,
+    plate_dims,
+    plate_rows,
+    sample_sites,
+    total_log_prob,
+)
+
+Place = tuple[int, int]  # chain and draw
+Variable = tuple[tuple[str, ...], np.ndarray]  # names of the dimensions, and the array
+
+
+class Arrays:
+    """The arrays of each group, {group: {name: (dims, array)}}, allocated at the first draw.
+
+    Args:
+        where: name of the caller, for messages.
+        shape: numbers of chains and draws.
+        var_names, dims, coords: as in :func:`~pyro_nngp.inference.arviz.export.to_arviz`.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        shape: tuple[int, int],
+        var_names: Collection[str],
+        dims: Mapping[str, Any],
+        coords: Mapping[str, Any],
+    ) -> None:
+        self.groups: defaultdict[str, dict[str, Variable]] = defaultdict(dict)
+        self._where, self._shape, self._dims, self._coords = where, shape, dims, coords
+        self._left_out = {name[1:] for name in var_names if name.startswith("~")}
+        self._wanted = {name for name in var_names if not name.startswith("~")}
+        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
+        self._variables: set[str] = set()
+
+    def add(
+        self, place: Place, trace: Trace, values: Mapping[str, Tensor], rows: Tensor | None, log_likelihood: bool
+    ) -> None:
+        """Take a run conditioned on the data; with `rows`, of those rows of all that the values are for.
+
+        Raises:
+            ValueError: if a plate took other rows than at the first draw.
+        """
+        self._add_plates(trace, rows)
+        for name, site in sample_sites(trace).items():
+            if is_data(site):
+                dims = self._name_dims(name, site["value"], site)
+                if place == (0, 0):
+                    self._put("observed_data", name, site["value"], dims, (), rows)
+                if log_likelihood:
+                    pointwise = log_prob(site, torch.nan)
+                    self._put("log_likelihood", name, pointwise, dims[: pointwise.dim()], place, rows)
+            elif is_variable(site):
+                self._variables.add(name)
+                if name not in self._left_out and (not self._wanted or name in self._wanted):
+                    value = values.get(name, site["value"])
+                    self._put("posterior", name, value, self._name_dims(name, value, site), place, rows)
+
+    def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
+        """Take the data of a run that drew them anew."""
+        for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
+            value = again.nodes[name]["value"]
+            self._put("posterior_predictive", name, value, self._name_dims(name, value, again.nodes[name]), place, rows)
+
+    def add_densities(self, place: Place, log_p: Trace, log_q: Trace | None) -> None:
+        """Take the log density of a run, and of the guide's if there is one.
+
+        Raises:
+            ValueError: if a plate took some of its rows only.
+        """
+        check_all_rows(self._where, log_p)
+        for name, trace in (("log_p", log_p), ("log_q", log_q)):
+            if trace is not None:
+                self._put("sample_stats", name, total_log_prob(trace), (), place)
+
+    def add_constants(self, trace: Trace, x: Any, given: Mapping[str, Any]) -> None:
+        """Take the parameters of a run, inputs and further arrays."""
+        for name, site in trace.nodes.items():
+            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # else it is a part of one
+                self._put("params", name, site["value"], self._name_dims(name, site["value"]))
+        if isinstance(x, Tensor) and x.dim() == 2:
+            self._put_whole("x", _array(x), ("data", "input_dim"))
+        for name, value in given.items():
+            self._put_whole(name, _array(value), self._name_dims(name, _array(value)))
+
+    def check_names(self) -> None:
+        """Check the names and labels that the user gave; to be called after the first draw.
+
+        Raises:
+            ValueError: if one of them fits nothing.
+        """
+        sizes = _sizes(variable for variables in self.groups.values() for variable in variables.values())
+        for arg, given, known in (
+            ("var_names", self._left_out | self._wanted, self._variables),
+            ("dims", set(self._dims), self._variables.union(*self.groups.values())),
+            ("coords", set(self._coords), set(sizes)),
+        ):
+            if given - known:
+                fail(self._where, arg, f"among {sorted(known)}", sorted(given - known), "Check the spelling.")
+        for dim, size in sizes.items():
+            self._labels(dim, size)
+
+    def datasets(self, num_draws: int) -> dict[str, xr.Dataset]:
+        """Every group that holds anything, with its first draws."""
+        attrs = {"inference_library": "pyro", "inference_library_version": pyro.__version__}
+        made = {}
+        for group, variables in ((group, held) for group, held in self.groups.items() if held):
+            kept = {n: (dims, a[:, :num_draws] if "draw" in dims else a) for n, (dims, a) in variables.items()}
+            labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
+            made[group] = xr.Dataset(kept, labels, attrs)
+        return made
+
+    def _add_plates(self, trace: Trace, rows: Tensor | None) -> None:
+        for name, (taken, size) in plate_rows(trace).items():
+            now = np.arange(size) if rows is not None else _array(taken)
+            before, _ = self._plates.setdefault(name, (now, size))
+            if not np.array_equal(before, now):
+                cure = "Pass the row numbers as an argument of the model, or run it on all rows."
+                fail(self._where, f"plate {name!r}", "to take the same rows at each draw", "others", cure)
+
+    def _put(
+        self,
+        group: str,
+        name: str,
+        value: Any,
+        dims: tuple[str, ...],
+        place: Place | tuple[()] = (),
+        rows: Tensor | None = None,
+    ) -> None:
+        """Write a value to its place; one of some rows, to those rows of the plates that it is shorter than."""
+        value, group_of = _array(value), self.groups[group]
+        plates = {dim: len(taken) for dim, (taken, _) in self._plates.items()}
+        lengths = [plates.get(dim, n) for dim, n in zip(dims, value.shape, strict=True)]
+        if name not in group_of:
+            lead, shape = (("chain", "draw"), self._shape) if place else ((), ())
+            group_of[name] = ((*lead, *dims), np.empty((*shape, *lengths), value.dtype))
+        part = [slice(None) if n == length else _array(rows) for n, length in zip(value.shape, lengths, strict=True)]
+        group_of[name][1][(*place, ...)][tuple(part)] = value
+
+    def _put_whole(self, name: str, value: np.ndarray, dims: tuple[str, ...]) -> None:
+        """Keep the rows that plates took of a constant that is given for all rows."""
+        for axis, dim in enumerate(dims):
+            if dim in self._plates and value.shape[axis] == self._plates[dim][1]:
+                value = value.take(self._plates[dim][0], axis)
+        self._put("constant_data", name, value, dims)
+
+    def _name_dims(self, name: str, value: Any, site: Any = None) -> tuple[str, ...]:
+        plates = [None] * value.ndim if site is None else plate_dims(site, value)
+        given = self._dims.get(name)
+        if given is None:
+            return tuple(plate or f"{name}_dim_{k}" for k, plate in enumerate(plates))
+        if len(given) != plates.count(None):
+            expectation = f"to name the {plates.count(None)} dimensions of {name!r} that are no plates"
+            fail(self._where, "dims", expectation, list(given), f"Its shape is {tuple(value.shape)}.")
+        names = iter(given)
+        return tuple(plate or next(names) for plate in plates)
+
+    def _labels(self, dim: str, size: int) -> np.ndarray:
+        taken, full = self._plates.get(dim, (np.arange(size), size))
+        labels = np.asarray(self._coords.get(dim, np.arange(full)))
+        if len(labels) != full:
+            fail(self._where, f"coords[{dim!r}]", f"to have {full} labels", len(labels), "Give one for each row.")
+        return labels[taken]
+
+
+def _array(value: Any) -> np.ndarray:
+    return value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+
+
+def _sizes(variables: Iterable[Variable]) -> dict[str, int]:
+    return {dim: n for dims, array in variables for dim, n in zip(dims, array.shape, strict=True)}

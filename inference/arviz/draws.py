@@ -1,0 +1,105 @@
+"""Draws of latent sites from MCMC runs and from guides, one at a time."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from pyro import poutine
+from pyro.infer import MCMC
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference._traces import latent_values
+from pyro_nngp.inference.mcmc.potential import Minibatch
+
+Statistics = dict[str, tuple[tuple[str, ...], np.ndarray]]  # names of dimensions, and an array
+Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the trace of a guide
+
+
+class MCMCDraws:
+    """Draws of a finished run, chain by chain.
+
+    Args:
+        where: name of the caller, for messages.
+        mcmc: the run.
+        num_samples: draws to take of each chain, evenly spaced; None is all.
+
+    Raises:
+        ValueError: if there are no draws, fewer than asked for, or no model.
+    """
+
+    def __init__(self, where: str, mcmc: MCMC, num_samples: int | None) -> None:
+        if mcmc._samples is None:
+            fail(where, "the MCMC object", "to hold draws", "none", "Call its run(...) first.")
+        self.model: Any = getattr(mcmc.kernel, "model", None)
+        if self.model is None:
+            fail(where, "the MCMC kernel", "to have a model", "a potential only", "Build the kernel from a model.")
+        self._mcmc, self._samples = mcmc, mcmc.get_samples(group_by_chain=True)
+        self.num_chains, self._total = next(iter(self._samples.values())).shape[:2]
+        self.num_samples = self._total if num_samples is None else num_samples
+        if self.num_samples > self._total:
+            fail(where, "num_samples", f"<= {self._total}, the draws of a chain", num_samples, "Run longer chains.")
+        self._kept = np.linspace(0, self._total - 1, self.num_samples).round().astype(int)
+
+    def arguments(self) -> tuple[tuple, dict[str, Any]]:
+        """Arguments of the run, with all rows in place of each minibatch."""
+        every = {name: _all_rows(a) for name, a in self._mcmc._kwargs.items()}
+        return tuple(_all_rows(a) for a in self._mcmc._args), every
+
+    def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
+        """Values at one of the draws taken."""
+        return {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}, None
+
+    def statistics(self) -> Statistics:
+        """What the kernel tells, as {name: (dims, array)}: divergences draw by draw, numbers chain by chain."""
+        chains: Any = self._mcmc._diagnostics
+        found: Statistics = {}
+        for name in chains[0]:
+            values = [chain[name] for chain in chains]
+            if name == "divergences":
+                diverging = np.zeros((self.num_chains, self._total), dtype=bool)
+                for row, places in zip(diverging, values, strict=True):
+                    row[places] = True
+                found["diverging"] = (("chain", "draw"), diverging[:, self._kept])
+            elif all(isinstance(value, (int, float)) for value in values):
+                found[name.replace(" ", "_")] = (("chain",), np.asarray(values))
+        return found
+
+
+class GuideDraws:
+    """Independent draws from a guide, as one chain."""
+
+    num_chains = 1
+
+    def __init__(self, model: Callable, guide: Callable, num_samples: int) -> None:
+        self.model, self._guide, self.num_samples = model, guide, num_samples
+
+    def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
+        """A new draw."""
+        trace = poutine.trace(self._guide).get_trace(*args, **kwargs)
+        return latent_values(trace), trace
+
+    def statistics(self) -> Statistics:
+        """Nothing: independent draws have no diagnostics."""
+        return {}
+
+
+def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | GuideDraws:
+    """Draws from an MCMC run, from a pair (model, guide), or from an object that has both; 500 of a guide by default.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if isinstance(source, MCMC):
+        return MCMCDraws(where, source, num_samples)
+    if hasattr(source, "model") and hasattr(source, "guide"):
+        source = (source.model, source.guide)
+    if not (isinstance(source, tuple) and len(source) == 2 and all(callable(part) for part in source)):
+        expectation = "to be an MCMC object, a pair (model, guide), or an object with both"
+        fail(where, "source", expectation, type(source).__name__, "Pass one of them.", TypeError)
+    return GuideDraws(*source, 500 if num_samples is None else num_samples)
+
+
+def _all_rows(argument: Any) -> Any:
+    return torch.arange(argument.size, device=argument.device) if isinstance(argument, Minibatch) else argument

@@ -1,0 +1,140 @@
+"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods that have a model and a guide.
+
+At each draw the model is run conditioned on the data, and once more with the data drawn anew. Arrays are allocated once
+and filled draw by draw, in main memory wherever the model runs.
+
+Cost: two runs of the model per draw, and one of the guide; memory for the draws that are kept.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import xarray as xr
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference._interrupt import deferred_interrupt
+from pyro_nngp.inference._traces import run_at
+from pyro_nngp.inference.arviz.arrays import Arrays
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of
+
+_WHERE = "to_arviz"
+
+
+def to_arviz(
+    source: Any,
+    *args: Any,
+    model_kwargs: Mapping[str, Any] | None = None,
+    num_samples: int | None = None,
+    var_names: Collection[str] | None = None,
+    posterior_predictive: bool = True,
+    log_likelihood: bool = True,
+    log_density: bool = False,
+    batch_size: int | None = None,
+    num_data: int | None = None,
+    losses: Any = None,
+    constant_data: Mapping[str, Any] | None = None,
+    coords: Mapping[str, Any] | None = None,
+    dims: Mapping[str, Sequence[str]] | None = None,
+    progress: bool = True,
+) -> Any:
+    """Export a posterior to ArviZ.
+
+    Groups of the result:
+
+    - ``posterior``: latent sites, and deterministic ones;
+    - ``posterior_predictive``: observed sites, drawn anew;
+    - ``log_likelihood``: log density of each observation, without the scales of plates and ``poutine.scale``, and NaN
+      where it is masked;
+    - ``sample_stats``: of MCMC, ``diverging`` and what the kernel tells of each chain (step size, temperatures, ...);
+      with `log_density`, ``log_p`` and, for guides, ``log_q``;
+    - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the parameters of the
+      model, which are point estimates; ``svi``, the trace of the loss.
+
+    A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, or
+    ``<site>_dim_<k>``.
+
+    Args:
+        source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
+        *args: arguments of model and guide. None given to an MCMC run takes its own, with all rows in place of a
+            :class:`~pyro_nngp.inference.mcmc.potential.Minibatch`.
+        model_kwargs: keyword arguments of model and guide.
+        num_samples: draws per chain. None is all draws of an MCMC run (fewer are taken evenly spaced), 500 of a guide.
+        var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
+        posterior_predictive: draw the data anew.
+        log_likelihood: keep the pointwise log likelihood.
+        log_density: keep the log joint density ``log_p`` of latent sites and data, and the guide's, ``log_q``, both
+            without scales.
+        batch_size: run the model on so many rows at a time, as ``model(idx)``, at values drawn for all rows at once.
+        num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
+        losses: the loss at each step, such as ``fit(...).losses``.
+        constant_data: further arrays to keep, {name: array}.
+        coords: labels, {dimension: labels}; of a plate one for each of its rows, taken or not.
+        dims: names, {site or constant: names of its dimensions that are no plates}.
+        progress: show a progress bar if the export takes more than a second.
+
+    Returns:
+        ``arviz.InferenceData`` with ArviZ 0.x, ``xarray.DataTree`` with 1.x. Ctrl-C ends the export with the draws
+        so far.
+
+    Raises:
+        TypeError: for a source of another kind.
+        ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that
+            do not fit, arguments out of range.
+
+    Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's. `log_density` adds the
+    densities of the latent sites: O(N K^3) for a nearest-neighbor prior.
+    """
+    for arg, number in (("num_samples", num_samples), ("batch_size", batch_size)):
+        if number is not None and number < 1:
+            fail(_WHERE, arg, ">= 1, or None", number, "Ask for at least one.")
+    draws, kwargs = draws_of(_WHERE, source, num_samples), dict(model_kwargs or {})
+    if isinstance(draws, MCMCDraws) and not args and not kwargs and batch_size is None:
+        args, kwargs = draws.arguments()
+    num_data = getattr(source, "num_data", None) if num_data is None else num_data
+    blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs, log_density)
+    arrays = Arrays(_WHERE, (draws.num_chains, draws.num_samples), var_names or (), dims or {}, coords or {})
+    with torch.no_grad(), deferred_interrupt() as pressed:
+        for s in tqdm(range(draws.num_samples), disable=not progress, delay=1, desc=_WHERE, unit="draw"):
+            for place in ((c, s) for c in range(draws.num_chains)):
+                values, guide_trace = draws.at(*place, args, kwargs)
+                for rows in blocks:
+                    run = partial(run_at, _WHERE, draws.model, args, kwargs, values, rows)
+                    trace = run()
+                    arrays.add(place, trace, values, rows, log_likelihood)
+                    if posterior_predictive:
+                        arrays.add_replicates(place, trace, run(resample=True), rows)
+                if log_density:
+                    arrays.add_densities(place, log_p=trace, log_q=guide_trace)
+            if s == 0:
+                arrays.add_constants(trace, getattr(source, "x", None), constant_data or {})
+                arrays.check_names()
+            if pressed:
+                break
+    arrays.groups["sample_stats"].update(draws.statistics())
+    if losses is not None:
+        arrays.groups["svi"]["loss"] = (("step",), torch.as_tensor(losses).detach().cpu().numpy())
+    return _container(arrays.datasets(num_draws=s + 1))
+
+
+def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any], log_density: bool) -> list[Tensor]:
+    if not isinstance(num_data, int):
+        fail(_WHERE, "num_data", "to be the number of rows, with batch_size", num_data, "Pass num_data=.")
+    if args or kwargs:
+        cure = "With batch_size the model is called as model(idx)."
+        fail(_WHERE, "model arguments", "to be none with batch_size", f"{len(args) + len(kwargs)}", cure)
+    if log_density:
+        fail(_WHERE, "log_density", "to be False with batch_size", True, "Run the model on all rows for it.")
+    return list(torch.arange(num_data).split(batch_size))
+
+
+def _container(datasets: Mapping[str, Any]) -> Any:
+    """The container of the installed ArviZ. It is imported here because that takes long, and 0.x warns of 1.x."""
+    import arviz
+
+    if arviz.__version__.startswith("0."):
+        return arviz.InferenceData(**datasets)
+    return xr.DataTree.from_dict(datasets)

@@ -1,0 +1,258 @@
+r"""Is a posterior right, and are its predictions calibrated? Statistics that are uniform if so, and tests of them.
+
+- :func:`psis_khat`: how heavy the tail of the importance weights p/q of a guide is (Yao, Vehtari, Simpson and Gelman
+  2018, section 2).
+- :func:`sbc_ranks`: simulation-based calibration of any posterior (Talts, Betancourt, Simpson, Vehtari and Gelman 2018,
+  algorithm 1); of a guide it is variational simulation-based calibration (Yao et al., section 3).
+- :func:`pit`: probability integral transforms of observations, from which :func:`coverage_curve` follows.
+- :func:`reliability`: predicted probabilities of labels against their frequencies.
+
+Differs from the papers: ranks are spread at random within their cell, :math:`(r + v) / (S + 1)` with v uniform, so that
+they are exactly uniform for any number of draws S and with ties, and one test serves ranks and transforms alike. The
+asymmetry that reveals bias is tested by Wilcoxon's signed ranks, which hold their level; Yao et al. compare p and 1 - p
+as if they were two samples.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Shaped
+from pyro import poutine
+from pyro.ops.stats import fit_generalized_pareto
+from scipy import stats
+from torch import Tensor
+from torch.distributions import Distribution
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp.inference._interrupt import deferred_interrupt
+from pyro_nngp.inference._traces import check_all_rows, latent_values, run_at, total_log_prob
+
+Sites = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def psis_khat(
+    model: Callable, guide: Callable, *args: Any, num_samples: int = 1000, progress: bool = True, **kwargs: Any
+) -> float:
+    r"""Pareto shape :math:`\hat k` of the importance weights :math:`p(\theta, y) / q(\theta)` of a guide.
+
+    Below 0.5 the guide is close to the posterior, above 0.7 it is not. It judges the joint distribution of all latent
+    sites, so it is far above 0.7 for almost any guide of thousands of them, however good its marginals.
+
+    Args:
+        model: a Pyro model; scales of ``poutine.scale`` do not count.
+        guide: its guide.
+        *args: arguments of both, for all rows of the data.
+        num_samples: draws from the guide, S.
+        progress: show a progress bar if it takes more than a second.
+        **kwargs: keyword arguments of both.
+
+    Returns:
+        The shape; -inf if all weights are equal, inf if four of them or fewer outweigh all others beyond measure.
+
+    Raises:
+        ValueError: for fewer than 25 draws, latent sites without draws, or plates that took some of their rows only.
+
+    Cost: S runs of model and guide.
+
+    Reference: Yao, Vehtari, Simpson, Gelman (2018), "Yes, but did it work? Evaluating variational inference", ICML.
+    """
+    if num_samples < 25:
+        fail("psis_khat", "num_samples", ">= 25", num_samples, "A tail of five weights needs as many draws.")
+    weights = []
+    for _ in tqdm(range(num_samples), disable=not progress, delay=1, desc="psis_khat", unit="draw"):
+        q = poutine.trace(guide).get_trace(*args, **kwargs)
+        p = run_at("psis_khat", model, args, kwargs, latent_values(q))
+        check_all_rows("psis_khat", p)
+        weights.append(float(total_log_prob(p) - total_log_prob(q)))
+    return _tail_shape(torch.tensor(weights, dtype=torch.float64))
+
+
+def sbc_ranks(
+    simulate: Callable[[], tuple[Sites, Any]],
+    infer: Callable[[Any], Sites],
+    num_simulations: int,
+    *,
+    progress: bool = True,
+) -> dict[str, Float[Tensor, "R ..."]]:
+    """Ranks of true values among posterior draws, scaled to (0, 1): uniform if the inference is right.
+
+    Ranks of too narrow a posterior pile up at 0 and 1, of too wide a one in the middle, of a biased one on one side.
+
+    Args:
+        simulate: draws latent values from the prior and data given them; returns ({site: value}, data).
+        infer: returns independent (or thinned) posterior draws {site: (S, *shape)} for such data.
+        num_simulations: R.
+        progress: show a progress bar. Ctrl-C returns the simulations so far.
+
+    Returns:
+        {site: ranks of shape (R, *shape)}. Each entry is uniform; different entries of one simulation are dependent.
+
+    Raises:
+        ValueError: if `infer` leaves out a site, or gives another shape.
+
+    Cost: R times an inference.
+
+    Reference: Talts, Betancourt, Simpson, Vehtari, Gelman (2018), "Validating Bayesian inference algorithms with
+    simulation-based calibration".
+    """
+    ranks: dict[str, list[Tensor]] = {}
+    with deferred_interrupt() as pressed:
+        for _ in tqdm(range(num_simulations), disable=not progress, desc="sbc", unit="fit"):
+            truth, data = simulate()
+            draws = infer(data)
+            missing = sorted(truth.keys() - draws.keys())
+            if missing:
+                fail(
+                    "sbc_ranks",
+                    "infer(data)",
+                    f"to draw {sorted(truth)}",
+                    f"none of {missing}",
+                    "Draw each true value.",
+                )
+            for name, value in truth.items():
+                ranks.setdefault(name, []).append(pit(draws[name], value))
+            if pressed:
+                break
+    return {name: torch.stack(values) for name, values in ranks.items()}
+
+
+def pit(
+    predictive: Distribution | Shaped[Tensor, "S *N"], y: Shaped[Tensor, "*N"], num_draws: int = 1000
+) -> Float[Tensor, "*N"]:
+    r"""Randomised probability integral transform: where in its predictive distribution does an observation lie?
+
+    A distribution that is continuous and knows its cumulative function gives :math:`F(y)`. Anything else gives the rank
+    of y among draws :math:`x_s`, :math:`(\#\{x_s < y\} + v\,(1 + \#\{x_s = y\})) / (S + 1)` with v uniform: counts and
+    other discrete data need no further care.
+
+    Args:
+        predictive: a distribution over y, or independent draws from it along the first dimension.
+        y: observations.
+        num_draws: S, where a distribution has to be drawn from.
+
+    Returns:
+        Values in [0, 1], uniform if the predictions are calibrated.
+
+    Raises:
+        ValueError: if shapes differ, or there are no draws.
+    """
+    check_tensor("pit", "y", y)
+    if isinstance(predictive, Distribution):
+        if not getattr(predictive.support, "is_discrete", False):
+            try:
+                return predictive.cdf(y)
+            except NotImplementedError:
+                pass
+        predictive = predictive.sample((num_draws,))
+    check_tensor("pit", "predictive", predictive)
+    if predictive.dim() == 0 or len(predictive) < 1 or predictive.shape[1:] != y.shape:
+        expectation = f"of shape (S, *{tuple(y.shape)}) with S >= 1"
+        fail("pit", "draws", expectation, tuple(predictive.shape), "Draws come first; nothing is broadcast.")
+    below, ties = (predictive < y).sum(0), (predictive == y).sum(0)
+    return (below + (1 + ties) * torch.rand(y.shape, device=y.device)) / (len(predictive) + 1)
+
+
+def uniformity(values: Float[Tensor, "..."], num_bins: int = 20) -> float:
+    """P-value of the chi-squared test that independent values are uniform on (0, 1).
+
+    Args:
+        values: transforms of :func:`pit`, or ranks of one entry of a site of :func:`sbc_ranks`.
+        num_bins: bins of equal width.
+
+    Raises:
+        ValueError: for fewer than five values per bin.
+    """
+    if values.numel() < 5 * num_bins:
+        fail("uniformity", "values", f"to be >= {5 * num_bins} for {num_bins} bins", values.numel(), "Use fewer bins.")
+    counts = torch.histc(values.detach().cpu().double(), num_bins, 0, 1)
+    return float(stats.chisquare(counts.numpy()).pvalue)
+
+
+def symmetry(values: Float[Tensor, "..."]) -> float:
+    """P-value of Wilcoxon's signed-rank test that independent values are symmetric about 1/2.
+
+    It sees bias, and is blind to a width that is wrong on both sides alike.
+
+    Args:
+        values: as in :func:`uniformity`.
+    """
+    return float(stats.wilcoxon((values.detach().cpu().double() - 0.5).flatten().numpy()).pvalue)
+
+
+def coverage_curve(values: Float[Tensor, "..."], levels: Float[Tensor, " L"]) -> Float[Tensor, " L"]:
+    """Share of observations in the central prediction intervals of some levels.
+
+    Args:
+        values: transforms of :func:`pit`.
+        levels: probabilities of the intervals, in [0, 1].
+
+    Returns:
+        The share for each level; equal to it, up to sampling error, if the predictions are calibrated.
+    """
+    return (2 * (values - 0.5).abs().flatten() <= levels[:, None]).to(levels.dtype).mean(-1)
+
+
+class Reliability(NamedTuple):
+    """Predicted probabilities against frequencies, in the bins that hold any.
+
+    Attributes:
+        predicted: mean predicted probability.
+        observed: frequency of what was predicted.
+        number: how many predictions.
+    """
+
+    predicted: Float[Tensor, " J"]
+    observed: Float[Tensor, " J"]
+    number: Float[Tensor, " J"]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error: the mean over predictions of |observed - predicted|."""
+        return float((self.number * (self.observed - self.predicted).abs()).sum() / self.number.sum())
+
+
+def reliability(
+    prob: Float[Tensor, " N"] | Float[Tensor, "N C"], y: Shaped[Tensor, " N"], num_bins: int = 10
+) -> Reliability:
+    """Compare predicted probabilities with frequencies, in bins of equal width.
+
+    Args:
+        prob: probabilities of label 1, or of each of C classes; of these only the largest counts.
+        y: labels: 0 or 1, or 0..C-1.
+        num_bins: number of bins.
+
+    Raises:
+        ValueError: if shapes differ, a probability is outside [0, 1], or a label outside its range.
+    """
+    check_tensor("reliability", "prob", prob)
+    check_tensor("reliability", "y", y)
+    if prob.dim() not in (1, 2) or y.shape != prob.shape[:1] or not len(y):
+        shapes = (tuple(prob.shape), tuple(y.shape))
+        fail("reliability", "prob, y", "of shapes (N,), (N,) or (N, C), (N,)", shapes, "One label per row of prob.")
+    if not bool(((prob >= 0) & (prob <= 1)).all()):
+        fail("reliability", "prob", "in [0, 1]", f"{float(prob.min())}..{float(prob.max())}", "Pass probabilities.")
+    num_labels = 2 if prob.dim() == 1 else prob.shape[1]
+    if not bool(((y >= 0) & (y < num_labels) & (y == y.long())).all()):
+        fail("reliability", "y", f"to hold labels in 0..{num_labels - 1}", sorted(set(y.tolist()))[:5], "Recode them.")
+    label = torch.ones_like(y) if prob.dim() == 1 else prob.argmax(-1)
+    prob = prob if prob.dim() == 1 else prob.amax(-1)
+    bins = (prob * num_bins).long().clamp(max=num_bins - 1)
+    sums = prob.new_zeros(3, num_bins)
+    sums.index_add_(1, bins, torch.stack([prob, (label == y).to(prob.dtype), torch.ones_like(prob)]))
+    predicted, observed, number = sums[:, sums[2] > 0]
+    return Reliability(predicted / number, observed / number, number)
+
+
+def _tail_shape(log_weights: Float[Tensor, " S"]) -> float:
+    """Pareto shape of the largest weights, as many as Vehtari, Simpson, Gelman, Yao and Gabry (2024) take."""
+    ordered = (log_weights - log_weights.max()).sort().values
+    if ordered[0] == 0:
+        return -math.inf
+    size = math.ceil(min(len(ordered) / 5, 3 * math.sqrt(len(ordered))))
+    cutoff = ordered[-size - 1].clamp(min=math.log(torch.finfo(ordered.dtype).tiny))
+    tail = ordered[ordered > cutoff]
+    return float(fit_generalized_pareto(tail.exp() - cutoff.exp())[0]) if len(tail) > 4 else math.inf

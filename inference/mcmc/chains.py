@@ -1,0 +1,234 @@
+r"""Chains of a stochastic-gradient sampler side by side in one process, with checkpoints; a test of their step size.
+
+:class:`SGMCMC` is Pyro's ``MCMC`` with another way of running: all chains are rows of one tensor, moved by one
+:func:`torch.func.vmap` of the model, each with minibatches and noise of its own; draws survive Ctrl-C and errors; a run
+that died continues from its checkpoint with the same bits.
+
+Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimised.
+
+Cost: that of the sampler for C chains; a checkpoint writes all draws so far.
+"""
+
+import os
+from typing import Any
+
+import pyro
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from pyro.infer import MCMC
+from pyro.ops.stats import effective_sample_size
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference._interrupt import deferred_interrupt
+from pyro_nngp.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
+
+
+class SGMCMC(MCMC):
+    """Pyro's ``MCMC`` with chains side by side and checkpoints.
+
+    Results are read as from ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``.
+
+    Example::
+
+        mcmc = SGMCMC(SGHMC(model, num_steps=50), num_samples=256, warmup_steps=10_000, num_chains=4, checkpoint="a.pt")
+        mcmc.run(Minibatch(len(y), 1_000))
+
+    Args:
+        kernel: one of the stochastic-gradient kernels.
+        num_samples: draws per chain.
+        warmup_steps: updates of burn-in; None is `num_samples`.
+        num_chains: C.
+        vectorize: move the chains by one :func:`torch.func.vmap`; False moves one after the other, for models that vmap
+            cannot follow (those that look at values: ``if``, ``.item()``, hand-written gradients without vmap rules).
+        initial_params: unconstrained starting values, {site: (C, ...)}; None lets the kernel draw them.
+        checkpoint: file to keep the run in. If it exists the run continues from it; delete it to start anew. A finished
+            run continues if `num_samples` has grown.
+        checkpoint_every: updates of burn-in, and draws, between two writes. Ctrl-C writes as well.
+        disable_progbar: show no progress bar.
+
+    Raises:
+        TypeError, ValueError: if an argument is not of its kind or range.
+    """
+
+    def __init__(
+        self,
+        kernel: StochasticGradientKernel,
+        num_samples: int,
+        warmup_steps: int | None = None,
+        num_chains: int = 1,
+        *,
+        vectorize: bool = True,
+        initial_params: dict[str, Tensor] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        checkpoint_every: int = 100,
+        disable_progbar: bool = False,
+    ) -> None:
+        if not isinstance(kernel, StochasticGradientKernel):
+            cure = "Use pyro.infer.MCMC for other kernels."
+            fail("SGMCMC", "kernel", "to be SGHMC, SGLD or SGNHT", type(kernel).__name__, cure, TypeError)
+        counts = {"num_samples": num_samples, "num_chains": num_chains, "checkpoint_every": checkpoint_every}
+        for arg, value in counts.items():
+            if value < 1:
+                fail("SGMCMC", arg, "to be >= 1", value, "Ask for at least one.")
+        super().__init__(kernel, num_samples, warmup_steps, disable_progbar=disable_progbar)
+        self._samples: dict[str, Tensor] | None = None
+        self.num_chains, self.vectorize, self.checkpoint = num_chains, vectorize, checkpoint
+        self._every, self._start, self._quiet = checkpoint_every, initial_params, disable_progbar
+        self._kind = {"num_chains": num_chains, "warmup_steps": self.warmup_steps}
+
+    @poutine.block
+    def run(self, *args: Any, **kwargs: Any) -> None:
+        """Run, or continue from the checkpoint, with the model's arguments.
+
+        Ctrl-C ends the run after the draw at hand; ``get_samples`` has the draws so far, also after an error.
+
+        Raises:
+            CheckpointError: if the checkpoint cannot be read or is of another kind of run.
+            DivergenceError: if a potential is not finite.
+        """
+        self._args, self._kwargs = args, kwargs
+        with pyro.validation_enabled(False):
+            done, draws = self._begin(args, kwargs)
+            self._samples = None  # of an earlier run
+            try:
+                self._loop(done, draws)
+            finally:
+                if draws:
+                    self._collect(draws)
+                self.kernel.cleanup()
+
+    def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> dict[str, Tensor]:
+        """As of ``MCMC``.
+
+        Raises:
+            RuntimeError: if the run has no draws, for it ended in burn-in or has not begun.
+        """
+        self._check_draws("get_samples")
+        return super().get_samples(num_samples, group_by_chain)
+
+    def diagnostics(self) -> dict[str, Any]:
+        """As of ``MCMC``, with those of the kernel for each chain; raises as :meth:`get_samples`."""
+        self._check_draws("diagnostics")
+        return super().diagnostics()
+
+    def summary(self, prob: float = 0.9) -> None:
+        """As of ``MCMC``; raises as :meth:`get_samples`."""
+        self._check_draws("summary")
+        super().summary(prob)
+
+    def _check_draws(self, method: str) -> None:
+        if self._samples is None:
+            cure = "Call run(...), which continues a run that has a checkpoint, and let it go beyond burn-in."
+            fail(f"SGMCMC.{method}", "the run", "to have draws", "none", cure, RuntimeError)
+
+    def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
+        """Set the kernel up; returns how many of its calls are done and the draws they gave."""
+        saved = load_checkpoint(self.checkpoint) if self.checkpoint and os.path.exists(self.checkpoint) else None
+        if saved:
+            if saved.get("kind") != self._kind:
+                raise CheckpointError(
+                    f"SGMCMC: expected {self.checkpoint} to be of a run with {self._kind}, got {saved.get('kind')}. "
+                    "Delete it, or name another file."
+                )
+            self.kernel.load_state_dict(saved["kernel"])
+        elif self._start is not None:
+            self.kernel.initial_params = self._start
+        done = saved["done"] if saved else 0
+        left = max(self.warmup_steps - done, 0)
+        self.kernel.setup_chains((self.num_chains,), self.vectorize, left, args, kwargs)
+        return done, list(saved["draws"].to(self.kernel.potential.device)) if saved else []
+
+    def _loop(self, done: int, draws: list[Tensor]) -> None:
+        total = self.warmup_steps + self.num_samples
+        params = self.kernel.initial_params
+        with deferred_interrupt() as pressed, tqdm(total=total, initial=done, disable=self._quiet) as bar:
+            while done < total and not pressed:
+                bar.set_description("Warmup" if done < self.warmup_steps else "Sample", refresh=False)
+                params = self.kernel.sample(params)
+                done += 1
+                if done > self.warmup_steps:
+                    draws.append(self.kernel.potential.pack(params))
+                bar.set_postfix(self.kernel.logging(), refresh=False)
+                bar.update()
+                if self.checkpoint and (done % self._every == 0 or done == total or pressed):
+                    self._save(self.checkpoint, done, draws)
+
+    def _save(self, path: str | os.PathLike[str], done: int, draws: list[Tensor]) -> None:
+        stacked = torch.stack(draws) if draws else torch.empty(0)
+        state = {"kind": self._kind, "kernel": self.kernel.state_dict(), "done": done, "draws": stacked}
+        save_checkpoint(path, state)
+
+    def _collect(self, draws: list[Tensor]) -> None:
+        """Hand draws and diagnostics to the base class, chain by chain."""
+        values = self.kernel.potential.unpack(torch.stack(draws[: self.num_samples], 1))
+        self._samples = {name: self.kernel.transforms[name].inv(z) for name, z in values.items()}
+        found = self.kernel.diagnostics()
+        self._diagnostics = [
+            {name: value[c] if isinstance(value, list) else value for name, value in found.items()}
+            for c in range(self.num_chains)
+        ]
+
+
+def step_size_refinement(
+    kernel: StochasticGradientKernel,
+    *args: Any,
+    num_samples: int,
+    warmup_steps: int,
+    num_chains: int = 4,
+    vectorize: bool = True,
+    disable_progbar: bool = False,
+    **kwargs: Any,
+) -> dict[str, dict[str, Tensor]]:
+    """Run a kernel again with half its step size and twice its updates, and compare the posteriors.
+
+    The bias of these samplers falls with the step size. Shifts of many standard errors mean that it shows at the
+    kernel's own step size; small ones, that it is below what so many draws can see.
+
+    Args:
+        kernel: the kernel to test.
+        *args: arguments of the model.
+        num_samples: draws per chain.
+        warmup_steps: updates of burn-in at the kernel's own step size.
+        num_chains: chains.
+        vectorize: as in :class:`SGMCMC`.
+        disable_progbar: show no progress bar.
+        **kwargs: keyword arguments of the model.
+
+    Returns:
+        For each site, tensors of the site's shape: "mean shift", from the fine run to the kernel's, in posterior
+        standard deviations; "variance ratio", of the kernel's run to the fine one; and both differences in standard
+        errors (by effective sample sizes) as "mean z" and "variance z".
+
+    Cost: three times a run of the kernel.
+    """
+    options: dict[str, Any] = {"vectorize": vectorize, "disable_progbar": disable_progbar}
+    coarse = SGMCMC(kernel, num_samples, warmup_steps, num_chains, **options)
+    fine = SGMCMC(kernel.refined(), num_samples, 2 * warmup_steps, num_chains, **options)
+    for mcmc in (coarse, fine):
+        mcmc.run(*args, **kwargs)
+    pairs = [mcmc.get_samples(group_by_chain=True) for mcmc in (coarse, fine)]
+    return {name: _compare(pairs[0][name], pairs[1][name]) for name in pairs[0]}
+
+
+def _compare(coarse: Float[Tensor, "C S *shape"], fine: Float[Tensor, "C S *shape"]) -> dict[str, Tensor]:
+    means, variances = zip(*[_moments(draws) for draws in (coarse, fine)], strict=True)
+    return {
+        "mean shift": (means[0][0] - means[1][0]) / variances[1][0].sqrt(),
+        "mean z": _standardized_difference(*means),
+        "variance ratio": variances[0][0] / variances[1][0],
+        "variance z": _standardized_difference(*variances),
+    }
+
+
+def _moments(draws: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Mean and variance, each with the square of its standard error."""
+    deviations = (draws - draws.mean((0, 1))) ** 2
+    return [(x.mean((0, 1)), x.var((0, 1)) / effective_sample_size(x)) for x in (draws, deviations)]
+
+
+def _standardized_difference(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
+    return (a[0] - b[0]) / (a[1] + b[1]).sqrt()

@@ -1,0 +1,141 @@
+r"""Logistic observations of a latent vector f: which entry of f each logit is, and their Gaussian form given omega.
+
+.. math:: p(y \mid \psi)^s \propto e^{s \kappa \psi}\, E_{\omega \sim PG(s b, 0)}\, e^{-\omega \psi^2 / 2}, \qquad
+   \kappa = y - b / 2, \quad \psi_i = f_{r(i)} + o_i,
+
+with b = 1 (Bernoulli), n (binomial) or y + r (negative binomial) and the scale s of the observation (Polson, Scott and
+Windle 2013, theorem 1). Given omega, f has the precision :math:`\sum_i \omega_i` and the linear term
+:math:`\sum_i s \kappa_i - \omega_i o_i` at the rows r(i).
+
+Cost: three runs of the model and two derivatives to find the rows; O(observations) per draw.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import MaskedDistribution
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.distributions import Independent
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import PolyaGamma
+from pyro_nngp.inference._traces import base_law, log_prob, sample_sites
+from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
+
+_LOGISTIC = (dist.Bernoulli, dist.Binomial, dist.NegativeBinomial)
+
+
+class LogisticData:
+    """The observed sites of a model whose logits are entries of one latent vector plus offsets.
+
+    Args:
+        where: name of the caller, for messages.
+        run: maps values of the latent vector to a trace of the model at them, all else fixed.
+        latent: name of the latent site.
+        start: values of the latent vector.
+
+    Raises:
+        ValueError: if a site depends on the latent vector in another way, or none does.
+    """
+
+    def __init__(self, where: str, run: Callable[[Tensor], Trace], latent: str, start: Float[Tensor, " N"]) -> None:
+        self._where, self._latent = where, latent
+        with torch.enable_grad():
+            f = torch.randn_like(start).requires_grad_()
+            here, there = run(f), run(f.detach() + 1 + torch.rand_like(start))
+            self.rows: dict[str, Tensor] = {}
+            for name, site in sample_sites(here).items():
+                if name == latent:
+                    continue
+                if site["is_observed"] and isinstance(base_law(site["fn"]), _LOGISTIC):
+                    rows = self._find_rows(here, there, name, f)
+                    if rows is not None:
+                        self.rows[name] = rows
+                elif _pull(log_prob(site, 0.0).sum(), f, torch.ones(())) is not None:
+                    expectation = "to be observed Bernoulli, Binomial or NegativeBinomial, or not to depend on it"
+                    kind = "an observed" if site["is_observed"] else "a latent"
+                    actual = f"{kind} {type(base_law(site['fn'])).__name__}"
+                    fail(where, f"site {name!r} given {latent!r}", expectation, actual, "Use NUTS for such a model.")
+        if not self.rows:
+            actual = "no logistic one"
+            fail(where, "observed sites", f"that depend on {latent!r}", actual, "Use it as logits of a likelihood.")
+
+    def _find_rows(self, here: Trace, there: Trace, name: str, f: Tensor) -> Tensor | None:
+        """The entry of f that each logit is; None if none depends on f."""
+        logits = base_law(here.nodes[name]["fn"]).logits
+        back = torch.zeros_like(logits).requires_grad_()
+        pulled = _pull(logits, f, back)
+        if pulled is None:
+            return None
+        slope, place = (
+            torch.autograd.grad(pulled, back, direction, retain_graph=True, allow_unused=True)[0]
+            for direction in (torch.ones_like(f), torch.arange(len(f), dtype=f.dtype, device=f.device))
+        )
+        if slope is not None and bool(torch.isclose(slope, torch.ones_like(slope), atol=1e-3).all()):
+            rows = place.round().long().clamp(0, len(f) - 1)
+            before, after = (self._offsets(trace, name, rows) for trace in (here, there))
+            if torch.allclose(before, after, rtol=1e-3, atol=1e-3):
+                return rows
+        expectation = f"to be entries of {self._latent!r} plus offsets"
+        cure = "Scale the kernel rather than the values, use the logit link, or NUTS."
+        fail(self._where, f"the logits of {name!r}", expectation, "another function of it", cure)
+
+    def _offsets(self, trace: Trace, name: str, rows: Tensor) -> Tensor:
+        return (base_law(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()
+
+    def draw_terms(self, trace: Trace) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
+        """Draw every omega given the logits; return the linear term and the precision of f given them."""
+        f = trace.nodes[self._latent]["value"]
+        linear, precision = torch.zeros_like(f), torch.zeros_like(f)
+        for name, rows in self.rows.items():
+            site = trace.nodes[name]
+            law, y = base_law(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
+            times = _times(site, rows)
+            seen = times > 0
+            parts = (*polya_gamma_terms(law, y, f.dtype), times, rows, law.logits)
+            b, kappa, times, near, logits = (part.expand(rows.shape)[seen] for part in parts)
+            omega = PolyaGamma(times * b, logits, validate_args=False).sample()
+            linear.index_add_(0, near, times * kappa - omega * (logits - f[near]))
+            precision.index_add_(0, near, omega)
+        return linear, precision
+
+    def mean_offset(self, trace: Trace) -> Float[Tensor, " N"]:
+        """Mean over the logits of each row of f of their offsets; the mean of all logits for rows without one."""
+        f = trace.nodes[self._latent]["value"]
+        rows = torch.cat([rows.flatten() for rows in self.rows.values()])
+        offsets = torch.cat([self._offsets(trace, name, rows).flatten() for name, rows in self.rows.items()])
+        total = torch.zeros_like(f).index_add_(0, rows, offsets)
+        count = torch.zeros_like(f).index_add_(0, rows, torch.ones_like(offsets))
+        return torch.where(count > 0, total / count.clamp(min=1), offsets.mean())
+
+
+def _times(site: Any, like: Tensor) -> Tensor:
+    """How often each observation counts: the scale of its site, 0 where it is masked."""
+    event_dim = site["fn"].event_dim
+    factors = [(site["scale"], event_dim), (site["mask"], event_dim)]
+    law = site["fn"]
+    while isinstance(law, (Independent, MaskedDistribution)):
+        if isinstance(law, MaskedDistribution):
+            factors.append((law._mask, law.event_dim))
+        law = law.base_dist
+    times = law.logits.new_ones(like.shape)
+    for factor, inner in factors:
+        if factor is not None:
+            factor = torch.as_tensor(factor, dtype=times.dtype, device=times.device)
+            times = times * factor.reshape(factor.shape + (1,) * inner if factor.dim() else ())
+    return times
+
+
+def _pull(value: Tensor, f: Tensor, back: Tensor) -> Tensor | None:
+    """The derivative of sum(back * value) by f; None if it is zero."""
+    if not value.requires_grad:
+        return None
+    back = back.to(value)
+    (pulled,) = torch.autograd.grad(value, f, back, create_graph=True, retain_graph=True, allow_unused=True)
+    if pulled is None or (not back.requires_grad and not bool((pulled != 0).any())):
+        return None
+    return pulled

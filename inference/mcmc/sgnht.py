@@ -1,0 +1,90 @@
+r"""Stochastic-gradient Nose-Hoover thermostat (Ding, Fang, Babbush, Chen, Skeel and Neven 2014, algorithm 2).
+
+The friction :math:`\xi` is itself a variable: it grows while the momentum is hotter than T and falls while it is
+colder, and so settles at whatever friction the unknown noise of the gradient needs, with no estimate of it. With the
+velocity :math:`v = M^{-1} r`,
+
+.. math::
+   v &\leftarrow (1 - \varepsilon \xi) v - \varepsilon M^{-1} \nabla \tilde U(\psi)
+      + N(0,\; 2 A \varepsilon T M^{-1}), \qquad \psi \leftarrow \psi + \varepsilon v, \\
+   \xi &\leftarrow \xi + \varepsilon (\bar v^\top M \bar v / d - T).
+
+Differs from the paper: a mass M (1 there) and a temperature T; and the thermostat reads the mean :math:`\bar v` of the
+velocities before and after the step. The paper reads the velocity after it, which is hotter than the positions by
+:math:`1/(1 - \varepsilon\xi/2)`: holding it at T leaves them too cold to first order in epsilon.
+
+One thermostat serves all coordinates, so gradient noise
+that differs between coordinates by more than M makes up for is balanced on average only.
+
+Cost: one gradient and O(d) per update. Symbols: A diffusion, the rest as in the base module.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference.mcmc.adaptation import State, kinetic_temperature
+from pyro_nngp.inference.mcmc.schedules import Schedule
+from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
+
+
+class SGNHT(StochasticGradientKernel):
+    """Stochastic-gradient Nose-Hoover thermostat for any Pyro model.
+
+    Args:
+        model: any Pyro model with continuous latent sites.
+        step_size: epsilon, or a schedule. With ``adapt=False`` it must be well below twice the smallest posterior
+            standard deviation.
+        diffusion: A > 0, the noise injected per unit of time, and the friction where gradients are exact.
+        adapt: estimate M during burn-in; False keeps M = 1.
+        **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
+            temperature, gradient_noise (for the diagnostics alone), optim, init_strategy.
+
+    Raises:
+        TypeError, ValueError: if an argument is not of its kind or range.
+
+    Cost: one gradient of the model's log density per update.
+
+    Reference: N. Ding, Y. Fang, R. Babbush, C. Chen, R. Skeel, H. Neven (2014), "Bayesian sampling using stochastic
+        gradient thermostats".
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        step_size: float | Schedule,
+        *,
+        diffusion: float = 1.0,
+        adapt: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(model, step_size, adapt=adapt, **options)
+        if not diffusion > 0:
+            fail(self._where, "diffusion", "> 0", diffusion, "It is the noise injected per unit of time.")
+        self.diffusion = diffusion
+
+    def start(self, position: Float[Tensor, "*C d"]) -> State:
+        friction = torch.full_like(position[..., :1], self.diffusion)
+        return {"velocity": torch.zeros_like(position), "friction": friction}
+
+    def update(self, state: State, gradient: Float[Tensor, "*C d"], step_size: float, temperature: float) -> State:
+        velocity = (
+            (1 - step_size * state["friction"]) * state["velocity"]
+            - step_size * state["inverse_mass"] * gradient
+            + self.inject(state, step_size, temperature)
+        )
+        heat = kinetic_temperature(state, velocity)[..., None] - temperature
+        return {
+            "velocity": velocity,
+            "position": state["position"] + step_size * velocity,
+            "friction": state["friction"] + step_size * heat,
+        }
+
+    def noise_variance(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+        # The thermostat makes up for the noise of the gradient, so that A comes on top of it.
+        injected = 2 * self.diffusion * step_size * temperature * state["inverse_mass"]
+        return injected + self.gradient_part(state, step_size)

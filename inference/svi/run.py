@@ -1,0 +1,289 @@
+"""State of a training run: parameters, optimisers, minibatches, random numbers; all of it can be saved and restored."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer import ELBO
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
+from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.variational import LocalTables
+
+
+class DivergenceError(RuntimeError):
+    """The loss or a gradient stopped being finite."""
+
+
+class Minibatches:
+    """Rows of the data, without replacement within an epoch; a last batch that would be smaller is left out.
+
+    Args:
+        num_data: number of rows.
+        size: rows per batch; None, or as many as there are, gives None for "all rows".
+        seed: of the order.
+    """
+
+    def __init__(self, num_data: int, size: int | None, seed: int) -> None:
+        self.num_data = num_data
+        self.size = None if size is None or size >= num_data else size
+        self.generator = torch.Generator().manual_seed(seed)
+        self._epoch, self._position, self._order = self.generator.get_state(), num_data, torch.empty(0)
+
+    def next(self, device: torch.device) -> Tensor | None:
+        """The next batch of rows."""
+        if self.size is None:
+            return None
+        if self._position + self.size > self.num_data:
+            self._epoch, self._position = self.generator.get_state(), 0
+            self._order = torch.randperm(self.num_data, generator=self.generator)
+        batch = self._order[self._position : self._position + self.size]
+        self._position += self.size
+        return batch.to(device)
+
+    def state(self) -> dict[str, Any]:
+        """The random states now and at the start of the epoch, and how far the epoch is."""
+        return {"now": self.generator.get_state(), "epoch": self._epoch, "position": self._position}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self._epoch, self._position = state["epoch"], state["position"]
+        self.generator.set_state(self._epoch)
+        self._order = torch.randperm(self.num_data, generator=self.generator)
+        self.generator.set_state(state["now"])
+
+
+class Run:
+    """One training run of (model, guide); :meth:`advance` makes a step, :meth:`state` and :meth:`load` move it to disk.
+
+    Arguments are those of :func:`pyro_nngp.inference.fit`.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        num_steps: int,
+        batch_size: int | None,
+        lr: float,
+        local_lr: float,
+        milestones: tuple[float, ...],
+        decay: float,
+        elbo: ELBO,
+        num_data: int | None,
+        solving: bool,
+        device: torch.device | str | None,
+        seed: int,
+    ) -> None:
+        self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
+        owners = [getattr(part, "__self__", part) for part in (self.model, self.guide)]
+        self.modules = list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+        if device is not None:
+            for module in self.modules:
+                module.to(device)
+        num_data = getattr(method, "num_data", None) if num_data is None else num_data
+        if not isinstance(num_data, int) or num_data < 1:
+            fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
+        self.batches = Minibatches(num_data, batch_size, seed)
+        self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
+        self.elbo, self.num_data, self.step = elbo, num_data, 0
+        self.losses: list[float] = []
+        self.kind = {
+            "num_steps": num_steps,
+            "batch_size": self.batches.size,
+            "num_data": num_data,
+            "seed": seed,
+            "rates": [lr, local_lr, decay, *milestones],
+            "solving": solving,
+            "data": [_fingerprint(module) for module in self.modules],
+        }
+        self.params = self._find_parameters()
+        self.device = next(iter(self.params.values())).device
+        self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
+        self.optimisers = self._optimisers(lr, local_lr)
+        steps = [round(fraction * num_steps) for fraction in milestones]
+        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimisers]
+
+    def advance(self, clip_norm: float | None) -> float:
+        """One gradient step on the next minibatch; returns the loss per data point."""
+        args = self.batch_args(self.batches.next(self.device), self.batches.generator)
+        for param in self.params.values():
+            param.grad = None
+        try:
+            loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        except (NotPositiveDefiniteError, ValueError) as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            if isinstance(error, ValueError) and not bad:
+                raise  # an error of the model's own
+            why = f"not finite: {bad}" if bad else "parameters are finite"
+            raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+        loss.backward()
+        for param in self.params.values():
+            if id(param) in self.solved:
+                param.grad = None
+        value = float(loss.detach())
+        norms = self._gradient_norms()
+        total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
+        if not (torch.isfinite(total) and torch.isfinite(loss)):
+            bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
+            raise DivergenceError(
+                f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
+            )
+        if clip_norm is not None and total > clip_norm:
+            for param in self.params.values():
+                if param.grad is not None:
+                    param.grad.mul_(clip_norm / total)
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+            optimiser.step()
+            schedule.step()
+        self.step += 1
+        self.losses.append(value)
+        return value
+
+    def slow_down(self, factor: float) -> None:
+        """Multiply all learning rates, present and future."""
+        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+            schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
+            for group in optimiser.param_groups:
+                group["lr"] *= factor
+
+    def steps_per_epoch(self) -> int:
+        """Steps in which all rows pass by, but 20 at least."""
+        return max(20, self.num_data // (self.batches.size or self.num_data))
+
+    def snapshot(self) -> dict[str, Any]:
+        """Copies of all parameters and of the modules' buffers."""
+        return {
+            "params": {name: param.detach().clone() for name, param in self.params.items()},
+            "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
+        }
+
+    @torch.no_grad()
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Put a snapshot back, in place."""
+        for module, state in zip(self.modules, snapshot["modules"], strict=True):
+            module.load_state_dict(state)
+        for name, value in snapshot["params"].items():
+            self.params[name].copy_(value)
+
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on."""
+        return {
+            "kind": self.kind,
+            "values": self.snapshot(),
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
+            "step": self.step,
+            "losses": torch.tensor(self.losses, dtype=torch.float64),
+            "batches": self.batches.state(),
+            "random": torch.get_rng_state(),
+            "random_cuda": [torch.cuda.get_rng_state(d) for d in self.cuda_devices()],
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state; one of a shorter run goes on at the rates of the longer schedule.
+
+        Raises:
+            CheckpointError: if the state is of a run with other settings or another model.
+        """
+        known = {**state.get("kind", {})}
+        steps = known.pop("num_steps", 0)
+        longer = steps < self.kind["num_steps"]
+        if (
+            known != {name: value for name, value in self.kind.items() if name != "num_steps"}
+            or steps > self.kind["num_steps"]
+            or state["values"]["params"].keys() != self.params.keys()
+        ):
+            raise CheckpointError(
+                f"fit: expected a checkpoint of this run {self.kind} with parameters {sorted(self.params)}, got "
+                f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
+            )
+        self.restore(state["values"])
+        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
+            schedule.load_state_dict(saved)
+            if longer:
+                _set_rates(schedule)
+        self.step, self.losses = state["step"], state["losses"].tolist()
+        self.batches.load(state["batches"])
+        torch.set_rng_state(state["random"])
+        for device, random in zip(self.cuda_devices(), state["random_cuda"], strict=True):
+            torch.cuda.set_rng_state(random, device)
+
+    def cuda_devices(self) -> list[int]:
+        """Devices whose random state belongs to the run."""
+        return sorted({p.device.index for p in self.params.values() if p.device.type == "cuda"})
+
+    @contextmanager
+    def sparse_gradients(self) -> Iterator[None]:
+        """Let the modules that can do so give sparse gradients, and only meanwhile."""
+        switches = self._local_modules()
+        for module in switches:
+            module.sparse_grad = self.batches.size is not None
+        try:
+            yield
+        finally:
+            for module in switches:
+                module.sparse_grad = False
+
+    def _find_parameters(self) -> dict[str, Tensor]:
+        """Every parameter that model and guide touch, by its Pyro name."""
+        idx = None if self.batches.size is None else torch.arange(self.batches.size)
+        known = next((param for module in self.modules for param in module.parameters()), None)
+        if idx is not None and known is not None:  # an AutoGuide has no parameters before its first call
+            idx = idx.to(known.device)
+        args = self.batch_args(idx, torch.Generator().manual_seed(0))
+        cuda = [known.device.index] if known is not None and known.is_cuda else []
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), poutine.trace(param_only=True) as capture:
+            self.elbo.loss(self.model, self.guide, *args)
+        sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
+        params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
+        if not params:
+            fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
+        return params
+
+    def _optimisers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
+        local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
+        free = [p for p in self.params.values() if id(p) not in self.solved]
+        dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
+        made: list[torch.optim.Optimizer] = []
+        if dense:
+            made.append(torch.optim.Adam(dense, lr=lr))
+        if sparse:
+            made.append(RowAdam(sparse, lr=local_lr))
+        return made
+
+    def _local_modules(self) -> list[LocalTables]:
+        return [m for module in self.modules for m in module.modules() if isinstance(m, LocalTables)]
+
+    def _gradient_norms(self) -> dict[str, Tensor]:
+        norms = {}
+        for name, param in self.params.items():
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                param.grad = coalesced(param.grad)
+                norms[name] = param.grad.values().norm()
+            else:
+                norms[name] = param.grad.norm()
+        return norms
+
+
+def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
+    """Give the optimiser the rates that the schedule has at its present step."""
+    passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = rate * schedule.gamma**passed
+
+
+def _fingerprint(module: nn.Module) -> list[str]:
+    """Digests of the data that a module holds as x and y, to tell other data by."""
+    data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
+    arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
+    return [hashlib.blake2b(array.data, digest_size=16).hexdigest() for array in arrays]

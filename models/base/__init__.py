@@ -1,0 +1,13 @@
+"""What the methods share: data and sites, predictions, and conditioning on observed neighbors."""
+
+from pyro_nngp.models.base.method import GPMethod, Plates
+from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
+from pyro_nngp.models.base.response import ResponseMethod
+
+__all__ = [
+    "Draw",
+    "GPMethod",
+    "Plates",
+    "PredictiveMethod",
+    "ResponseMethod",
+]

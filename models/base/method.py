@@ -1,0 +1,255 @@
+"""What the methods have in common: data, likelihood and mean function, the sites f and y, prediction from moments.
+
+Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine.runtime import get_plates
+from torch import Tensor, nn
+
+from pyro_nngp._checks import (
+    check_batch,
+    check_finite,
+    check_inputs,
+    check_new_inputs,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
+from pyro_nngp._random import seeded
+from pyro_nngp.hyperparameters import (
+    GPModule,
+    HyperparameterGuide,
+    check_same_sites,
+    pyro_entry,
+    read_hyperparameters,
+    release,
+)
+from pyro_nngp.kernels import check_covariance
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.means import ConstantMean
+
+Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
+
+
+class GPMethod(GPModule):
+    """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
+
+    A subclass builds its own parts after ``super().__init__`` and calls :meth:`_finish` last. It defines ``model`` and
+    ``guide``, which begin with :meth:`_start_model` and :meth:`_start_guide` and name their sites by :meth:`_site`;
+    predictions are in :mod:`pyro_nngp.models.base.predictive`.
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
+            use in a larger program.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None where parts of the method
+            have kernels of their own.
+        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant. Parameters that it makes by
+            ``pyro.param`` are trained, but ``state_dict()`` does not hold them and ``to()`` does not move them: give
+            a module, or a ``PyroModule`` with ``PyroParam`` attributes, for that.
+        jitter: relative nugget; None takes 1e-6.
+
+    Attributes:
+        x, y: the data, as buffers.
+        latent_shape: () for one latent function, (L,) for several.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
+            of the likelihood, a kernel for other columns, a mean function that does not give one value per row.
+    """
+
+    x: Tensor
+    y: Tensor | None
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        kernel: Any,
+        likelihood: Likelihood | None,
+        mean: Callable | None = None,
+        jitter: float | None = None,
+    ) -> None:
+        super().__init__()
+        where = type(self).__name__
+        self.latent_shape = _check_data(where, x, y, likelihood)
+        if kernel is not None:
+            check_covariance(where, kernel, x)
+        if mean is not None and not callable(mean):
+            cure = "Pass a function (B, D) -> (B,) or a module."
+            fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
+        if jitter is not None and not jitter >= 0:
+            fail(where, "jitter", ">= 0", jitter, "It is a relative nugget; the default is 1e-6.")
+        self.kernel, self.likelihood = kernel, likelihood
+        self.jitter = DEFAULT_JITTER if jitter is None else jitter
+        self.mean = ConstantMean() if mean is None else mean
+        for part in (kernel, likelihood, self.mean):
+            if isinstance(part, nn.Module):
+                part.to(x)
+        self.register_buffer("x", x.clone())
+        self.register_buffer("y", None if y is None else y.clone())
+        self._try_mean(x[:2])
+
+    def _finish(self) -> None:
+        """Build the guide of whatever hyperparameters have priors by now."""
+        self.hyper_guide = HyperparameterGuide(self)
+        release(self)  # what was tried in the constructors
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def num_latents(self) -> int | None:
+        """L; None for one latent function, without a dimension of its own."""
+        return self.latent_shape[0] if self.latent_shape else None
+
+    def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
+        """Inducing points, as a parameter or as a buffer."""
+        self.learn_inducing = learn
+        if learn:
+            self.z = nn.Parameter(z.clone())
+        else:
+            self.register_buffer("z", z.clone())
+
+    def _start_model(self, idx: Tensor | None) -> None:
+        """What every model starts with: its rows checked, then the sites of the hyperparameters."""
+        self._check_start("model", idx)
+        read_hyperparameters(self)
+
+    def _start_guide(self, idx: Tensor | None) -> None:
+        """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
+        self._check_start("guide", idx)
+        check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
+        self.hyper_guide()
+
+    def _place_medians(self) -> None:
+        """Put the hyperparameters that have priors at the median of their guide within the present Pyro context."""
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
+        self.hyper_guide.median()
+
+    def _check_start(self, method: str, idx: Tensor | None) -> None:
+        where = f"{type(self).__name__}.{method}"
+        plates = [frame.name for frame in get_plates() if frame.vectorized]
+        if plates:
+            cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
+            fail(where, "to run", "outside vectorized plates", plates, cure)
+        if idx is not None and is_validation_enabled():
+            check_batch(where, "idx", idx, self.num_data)
+
+    def _site(self, name: str) -> str:
+        """Full name of a site or plate, with that of the method in front if it has one."""
+        return self._pyro_get_fullname(name)
+
+    @pyro_entry
+    def _mean_at(self, x: Tensor) -> Tensor:
+        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
+        mean, rows = self.mean(x), len(x)
+        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
+            where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
+            columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
+            cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
+            fail(where, "mean(x)", f"of shape ({rows},) or ({rows}, 1){columns}", actual, cure)
+        if mean.dim() == 1:
+            return mean
+        return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
+
+    @torch.no_grad()
+    def _try_mean(self, x: Tensor) -> None:
+        """Raise if the mean function cannot be evaluated at x, or gives other than a value per row."""
+        with poutine.block(), seeded(0, x):
+            try:
+                self._mean_at(x)
+            except (RuntimeError, TypeError, IndexError) as error:
+                where, expectation = type(self).__name__, f"to take inputs of shape {tuple(x.shape)}"
+                cure = "It is called with rows of x, (B, D)."
+                fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
+
+    def _check_new(self, method: str, x_new: Any) -> None:
+        """Raise unless `x_new` are inputs like those of the data."""
+        check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
+
+    def _inputs(self, idx: Tensor | None) -> Tensor:
+        return self.x if idx is None else self.x[idx]
+
+    def _targets(self, idx: Tensor | None) -> Tensor | None:
+        """y at the batch, outputs first."""
+        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
+
+    def _plates(self, idx: Tensor | None) -> Plates:
+        """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
+        data = pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1)
+        if not self.latent_shape:
+            return data, nullcontext()
+        return data, pyro.plate(self._site("latents"), *self.latent_shape, dim=-2)
+
+    def _sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f ~ N(loc, var) given the inducing values.
+
+        The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
+        ELBO reads.
+        """
+        infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
+        data, latents = plates
+        with latents, data:
+            return pyro.sample(self._site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+
+    def _record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f where it is a function of other sites; `marginal` as in :meth:`_sample_f`."""
+        data, latents = plates
+        with latents, data:
+            if marginal is None:
+                return pyro.deterministic(self._site("f"), f, event_dim=0)
+            infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
+            return pyro.sample(self._site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
+
+    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
+        """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
+        if self.likelihood is None:
+            return f
+        likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            infer = {"integrate": (self._site("f"), likelihood)}
+            return pyro.sample(self._site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
+
+
+def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
+    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
+    check_inputs(where, "x", x)
+    if y is not None:
+        check_tensor(where, "y", y)
+        if y.dim() not in (1, 2) or len(y) != len(x):
+            fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
+        if y.is_floating_point():
+            check_finite(where, "y", y)
+        check_same_kind(where, x=x, y=y)
+    if likelihood is None:
+        if y is not None:
+            cure = "Pass likelihood=Gaussian(), say; or y=None for a model that returns f, in a larger program."
+            fail(where, "a likelihood", "with y", None, cure)
+        return ()
+    if not isinstance(likelihood, Likelihood):
+        cure = "Pass an instance such as Gaussian(0.1), after the kernel."
+        fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
+    if y is None:
+        fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
+    likelihood.check(y)
+    outputs = tuple(y.shape[1:])
+    if likelihood.num_latents is None:
+        return outputs
+    if outputs:
+        fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
+    return (likelihood.num_latents,)

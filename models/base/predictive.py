@@ -1,0 +1,210 @@
+r"""Predictions of the methods: moments of f, the law of y, joint draws; from the guide or from posterior draws.
+
+Given posterior draws :math:`\theta_s` of hyperparameters and latent values, as NUTS on ``model`` gives them,
+
+.. math:: p(y \mid x, \text{data}) \approx \frac1S \sum_s p(y \mid x, \theta_s),
+
+and the moments of f are those of that mixture. Without them the method's own guide is integrated over, with
+hyperparameters that have priors at the median of theirs.
+
+Cost: that of the method's moments, once or for each posterior draw; neighbors are searched once. Symbols: P new points,
+L latent functions, T outputs, S draws.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias, TypeVar, cast
+
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._random import seeded
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.distributions.mixture import mixture_moments
+from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.method import GPMethod
+
+Draw: TypeAlias = Mapping[str, Tensor]
+"""Values of all sites in one posterior draw."""
+
+Result = TypeVar("Result")
+
+
+class PredictiveMethod(GPMethod):
+    """A method with predictions at new points.
+
+    A subclass defines :meth:`_plan` and :meth:`_moments`, :meth:`_joint_plan` and :meth:`_joint`. Both are called with
+    the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
+    """
+
+    def forward(
+        self,
+        x_new: Float[Tensor, "P D"],
+        *,
+        num_neighbors: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: neighbors per new point, among the points that the method conditions on; None is the method's
+                own choice. More than it trained with often helps.
+            samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
+                over. None integrates over the guide, with hyperparameters that have priors at the median of theirs.
+
+        Returns:
+            Mean and variance, (P,), or (L, P) for L latent functions.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
+        """
+        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self._moments)
+        if samples is None:
+            return pairs[0]
+        return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
+
+    @pyro_entry
+    def predict(
+        self,
+        x_new: Float[Tensor, "P D"],
+        *,
+        num_neighbors: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> Distribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: as in :meth:`forward`.
+            samples: likewise; with them the result is the mixture over the draws.
+
+        Returns:
+            The marginal of the likelihood, f integrated out.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`forward`, and if the model has no likelihood.
+        """
+        if self.likelihood is None:
+            where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
+            fail(where, "a likelihood", "in the model", None, cure)
+        found = self._at_draws("predict", x_new, num_neighbors, samples, self._law_at)
+        return found[0] if samples is None else Mixture(found)
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(
+        self,
+        x_new: Float[Tensor, "P D"],
+        num_samples: int,
+        *,
+        num_neighbors: int | None = None,
+        seed: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> Float[Tensor, "S *L P"]:
+        """Joint posterior draws of f at new points, correlated within a draw.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            num_neighbors: neighbors per new point, among the points that the method conditions on and the new ones;
+                None is the method's own choice.
+            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
+            samples: as in :meth:`forward`; draws are taken evenly spaced, some several times if there are fewer than S.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`forward`.
+
+        Cost: once for all draws, or per draw where hyperparameters differ between draws.
+        """
+        self._check_new("sample", x_new)
+        with seeded(seed, x_new):
+            plan = self._joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
+            if samples is None:
+                counts = self._hyperparameter_draws(num_samples, self._most_draws(len(x_new)))
+                draws = [self._joint(x_new, plan, count, None) for count in counts]
+            else:
+                given = place_draws(f"{type(self).__name__}.sample", self, samples, num_samples)
+                draws = [self._joint(x_new, plan, count, draw) for draw, count in given]
+        return torch.cat(draws)
+
+    def _at_draws(
+        self,
+        method: str,
+        x_new: Tensor,
+        num_neighbors: int | None,
+        samples: Mapping[str, Tensor] | None,
+        result: Callable[[Tensor, Any, Draw | None], Result],
+    ) -> list[Result]:
+        """`result` of new points and their plan: under the guide, or at one posterior draw after the other."""
+        self._check_new(method, x_new)
+        plan = self._plan(x_new, num_neighbors)
+        if samples is None:
+            self._place_medians()
+            return [result(x_new, plan, None)]
+        with torch.no_grad():
+            draws = place_draws(f"{type(self).__name__}.{method}", self, samples)
+            return [result(x_new, plan, draw) for draw, _ in draws]
+
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
+        """What moments at new points need that no hyperparameter changes, such as their neighbors."""
+        raise NotImplementedError
+
+    def _moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
+        raise NotImplementedError
+
+    def _law_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
+        """The law of y: under the guide, or given a posterior draw."""
+        return self._law_of_y(*self._moments(x_new, plan, draw))
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
+        """The same for joint draws; the seed is that of the order of the new points."""
+        raise NotImplementedError
+
+    def _joint(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
+        """Joint draws of f, (count, *L, P): under the guide, or given a posterior draw."""
+        raise NotImplementedError
+
+    def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
+        """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.
+
+        With priors that is one sample each; without, all at once, or `most` at a time.
+        """
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
+        block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
+        for start in range(0, max(1, num_samples), max(1, block)):
+            with poutine.block():
+                self.hyper_guide()
+            yield min(block, num_samples - start)
+
+    def _most_draws(self, num_new: int) -> int | None:
+        """How many joint draws are made at once; None is all of them."""
+        return None
+
+    def _law_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
+        """The law of y for moments of f at the present hyperparameters."""
+        return cast(Likelihood, self.likelihood).bind().marginal(loc, var)
+
+    def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
+        """The value of a latent site in a posterior draw."""
+        where, name = type(self).__name__, self._site(site)
+        if name not in draw:
+            cure = f"A site that was reparametrized comes from Predictive(model, samples, return_sites=[{name!r}])."
+            fail(where, "samples", f"to hold the site {name!r}", sorted(draw), cure)
+        value = draw[name]
+        while value.dim() > len(shape) and len(value) == 1:  # Predictive puts dimensions of one in front
+            value = value[0]
+        if value.shape != shape:
+            expectation = f"of shape (S, {', '.join(map(str, shape))})"
+            cure = "Pass draws of the model on all data, as get_samples() of the run returns them."
+            fail(where, f"samples[{name!r}]", expectation, ("S", *value.shape), cure)
+        return value
+
+    def _check_neighbors(self, num_neighbors: int | None, limit: int) -> None:
+        if num_neighbors is not None:
+            check_num_neighbors(type(self).__name__, num_neighbors, limit)

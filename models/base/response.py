@@ -1,0 +1,102 @@
+r"""What the methods share that condition on noisy observations of the neighbors: moments, joint draws, refreshing.
+
+The latent function is integrated out. With targets, or pseudo-observations, :math:`\tilde y` of noise :math:`\delta` at
+the training points (:mod:`pyro_nngp.likelihoods.augmentation`), mean function :math:`\mu`, and weights w and variance v
+from
+:mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`\delta` on the neighbors,
+
+.. math:: f(x) \mid \tilde y_n \sim N\big(\mu(x) + w^\top (\tilde y_n - \mu(x_n)),\; v\big).
+
+Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols: N data points, U rows of a batch and
+its neighbors, B points, K neighbors, P new points, L latent functions.
+"""
+
+from typing import cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions.nngp import draw_appended
+from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.kernels import neighbor_lengthscale
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
+from pyro_nngp.neighbors import NeighborTable, distinct_rows
+
+
+class ResponseMethod(PredictiveMethod):
+    """A method that predicts f from noisy observations of its neighbors, up to N of them per new point.
+
+    A subclass sets ``graph`` and, where targets are no Gaussian observations themselves, overrides
+    :meth:`_observations`; ``model`` and ``guide`` are its own.
+    """
+
+    graph: NeighborTable
+
+    @pyro_entry
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Find the neighbors again under the kernel's present lengthscales.
+
+        Kernels without one lengthscale per input keep the Euclidean metric.
+        """
+        self._place_medians()
+        self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
+
+    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+        """Rows of the nearest training points."""
+        self._check_neighbors(num_neighbors, self.num_data)
+        return self.graph.query(x_new, num_neighbors)
+
+    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(P K^3) for each latent function whose noise differs."""
+        rows, positions = distinct_rows(plan)
+        observations = self._observations(self._bound(), rows, draw)
+        loc, var = self._given_neighbors(x_new, rows, positions, *observations)
+        return loc, var.expand(loc.shape)
+
+    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+        """The nearest training points and earlier new points."""
+        self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
+        return self.graph.extend(x_new, num_neighbors, seed)[1]
+
+    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+        """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
+        n, (p, k), latents = self.num_data, plan.shape, self.latent_shape
+        points, every = torch.cat([self.x, x_new]), torch.arange(n, device=self.x.device)
+        obs, noise = self._observations(self._bound(), every, draw)
+        w, var = graph_conditional(self.kernel, x_new, points, plan, pad(noise, (0, p)), self.jitter)
+        residual = pad(obs - self._mean_at(self.x), (0, p))[..., plan.clamp(min=0)]  # 0 at new points
+        loc = (w * residual).sum(-1).expand(count, *latents, p).reshape(count, -1, p)
+        w, var = w.expand(*latents, p, k).reshape(-1, p, k), var.expand(*latents, p).reshape(-1, p)
+        each = [draw_appended(w[i], var[i], plan, loc[:, i], n) for i in range(len(w))]
+        return torch.stack(each, 1).reshape(count, *latents, p) + self._mean_at(x_new)
+
+    def _bound(self) -> Likelihood:
+        """The likelihood with its hyperparameters read."""
+        return cast(Likelihood, self.likelihood).bind()
+
+    def _values(self, rows: Tensor | None = None) -> Tensor:
+        """y at some rows (None: all), outputs first."""
+        return cast(Tensor, self._targets(rows))
+
+    def _observations(
+        self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None
+    ) -> tuple[Tensor, Tensor]:
+        """Gaussian observations of f at some rows, (*L, U), and their noise variances, (U,) or (L, U).
+
+        They are under the guide of what makes them Gaussian, or given a posterior draw.
+        """
+        raise NotImplementedError
+
+    def _given_neighbors(
+        self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`; `neighbors` are their places."""
+        near = self.x[rows]
+        w, var = graph_conditional(self.kernel, x, near, neighbors, noise, self.jitter)
+        residual = obs - self._mean_at(near)
+        return self._mean_at(x) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var

@@ -1,0 +1,139 @@
+"""The K x K systems of the nearest-neighbor conditional: assembled, factorised, solved, differentiated.
+
+Formulas are in :mod:`pyro_nngp.conditionals.nearest_neighbor`. A covariance that is not positive definite in floating
+point takes an extra nugget, its own and no one else's, and says so.
+
+Cost: O(B K^3) time, O(B K^2) memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.linalg import cholesky_ex, factorise
+
+_CHUNK_BYTES = 2**20
+
+
+def block_conditional(
+    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
+) -> tuple[Tensor, Tensor]:
+    """Any covariance function: its blocks are evaluated, and differentiated, chunk by chunk."""
+    rows, padded, parts = neighbors.clamp(min=0), bool((neighbors < 0).any()), []
+    for part in chunks(x, neighbors.shape[1]):
+        target, z = x[part], points[rows[part]]
+        mask = neighbors[part] >= 0 if padded else None
+        cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[:, 0], cov.diag(target)
+        if noise is None or noise.dim() == 2:
+            added = None if noise is None else noise[part]
+            parts.append(Conditional.apply(cov_nn, cov_nx, cov_xx, added, mask, jitter)[:2])
+        else:
+            each = [Conditional.apply(cov_nn, cov_nx, cov_xx, added[part], mask, jitter)[:2] for added in noise]
+            parts.append(tuple(torch.stack(values) for values in zip(*each, strict=True)))
+    if len(parts) == 1:
+        return parts[0]
+    weights, variances = zip(*parts, strict=True)
+    return torch.cat(weights, -2), torch.cat(variances, -1)
+
+
+class Conditional(torch.autograd.Function):
+    """(K_nn, k_n, k_xx, noise) -> (w, v, saved tensors), with the analytic gradient."""
+
+    @staticmethod
+    def forward(
+        cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
+    ) -> tuple[Tensor, Tensor, tuple[Tensor | None, ...]]:
+        w, var, *kept = solve(cov_nn.clone(), cov_nx, cov_xx, noise, mask, jitter)
+        return w, var, tuple(kept)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        (cov_nn, cov_nx, _, noise, mask, ctx.jitter), (w, _, (tril, extra, inside)) = inputs, output
+        ctx.save_for_backward(cov_nn, cov_nx, noise, mask, tril, w, extra, inside)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
+        """One member after the other, since what is done about an indefinite covariance depends on its values."""
+        w, var = each_member(lambda *member: Conditional.apply(*member)[:2], info.batch_size, in_dims, arguments)
+        return (w, var, ()), (0, 0, ())
+
+    @staticmethod
+    def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        cov_nn, cov_nx, noise, mask, tril, w, extra, inside = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative is wanted: redo the forward pass under autograd
+            system = _system(cov_nn.clone(), noise, mask, ctx.jitter)
+            if extra is not None:
+                system.diagonal(dim1=-2, dim2=-1).add_(extra[:, None])
+            tril = torch.linalg.cholesky(system)
+            w = torch.cholesky_solve((cov_nx if mask is None else cov_nx * mask)[..., None], tril)[..., 0]
+        left, vw = solve_gradient(grad_w, grad_var * inside, w, tril, mask)
+        grad_nn = left[..., None] * w[..., None, :]
+        grad_diag = left * w
+        grad_nn.diagonal(dim1=-2, dim2=-1).add_(grad_diag, alpha=ctx.jitter)
+        grad_noise = None if noise is None else grad_diag
+        return grad_nn, -left - vw, grad_var * inside * (1 + ctx.jitter), grad_noise, None, None
+
+
+def each_member(
+    function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple, arguments: tuple
+) -> tuple[Tensor, ...]:
+    """What a function gives for each of the members that :func:`torch.func.vmap` maps over, stacked in front."""
+    members = zip(in_dims, arguments, strict=True)
+    parts = [a.unbind(dim) if isinstance(dim, int) else (a,) * size for dim, a in members]
+    return tuple(torch.stack(values) for values in zip(*map(function, *parts), strict=True))
+
+
+def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
+    """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all."""
+    size = len(x)
+    if x.device.type == "cpu":
+        size = max(16, _CHUNK_BYTES // (num_neighbors**2 * x.element_size()))
+    return (slice(start, start + size) for start in range(0, len(x), size))
+
+
+def solve(
+    cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+    """w, v, the Cholesky factor, what it took beyond the nugget (None: nothing), and where v is above its floor.
+
+    K_nn is overwritten.
+    """
+    tril, extra = factorise(_system(cov_nn, noise, mask, jitter), cholesky_ex)
+    rhs = cov_nx if mask is None else cov_nx * mask
+    half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
+    w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
+    var, inside = variance_left(cov_xx, half[..., 0], jitter)
+    return w, var, tril, extra, inside
+
+
+def variance_left(cov_xx: Tensor, half: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """v = (1 + jitter) k_xx - |half|^2, half = L^-1 k, not below its floor; and where it is above."""
+    var = cov_xx * (1 + jitter) - half.square().sum(-1)
+    # In exact arithmetic v >= jitter * k_xx; rounding may not know it.
+    floor = (jitter * cov_xx).clamp(min=torch.finfo(var.dtype).tiny)
+    return torch.maximum(var, floor), var >= floor
+
+
+def solve_gradient(
+    grad_w: Tensor, grad_var: Tensor, w: Tensor, tril: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """grad_v w - a and grad_v w, of which every gradient is made, with a = K_nn^-1 grad_w."""
+    if mask is not None:
+        grad_w = grad_w * mask
+    vw = grad_var[:, None] * w
+    half = torch.linalg.solve_triangular(tril, grad_w[..., None], upper=False)
+    return vw - torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0], vw
+
+
+def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float) -> Tensor:
+    """Put nugget and noise on the diagonal of K_nn, and for masked neighbors rows and columns of the identity."""
+    own = cov_nn.diagonal(dim1=-2, dim2=-1)
+    added = own * jitter if noise is None else own * jitter + noise
+    if mask is not None:
+        added = torch.where(mask, added, 1.0)
+        cov_nn.mul_(mask[..., None] & mask[..., None, :])
+    cov_nn.diagonal(dim1=-2, dim2=-1).add_(added)
+    return cov_nn

@@ -1,0 +1,71 @@
+r"""The conditional on all of M inducing values at once, whitened: what SVGP, SWSGP with H = M and BSGP are made of.
+
+With :math:`K_{zz} = L L^\top` and :math:`u = L \nu`, :math:`\nu \sim N(0, I)` under the prior,
+
+.. math:: f(x) \mid \nu \sim N(a^\top \nu, v), \qquad a = L^{-1} k_z(x), \quad v = k_{xx} - a^\top a.
+
+Jitter is a relative nugget of the process, as in :mod:`pyro_nngp.conditionals.nearest_neighbor`.
+
+Cost: O(M^3 + B M^2) time, O(M^2 + B M) memory.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp.conditionals.general_kernel import variance_left
+from pyro_nngp.kernels import bind
+from pyro_nngp.linalg import DEFAULT_JITTER
+
+
+def whitened_conditional(
+    kernel: Any, x: Float[Tensor, "... B D"], z: Float[Tensor, "M D"], jitter: float = DEFAULT_JITTER
+) -> tuple[Float[Tensor, "... B M"], Float[Tensor, "... B"], Float[Tensor, "M M"]]:
+    r"""Whitened weights and variance of f at x given f at all inducing points, and the factor of their covariance.
+
+    Args:
+        kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        x: targets.
+        z: inducing points.
+        jitter: relative nugget.
+
+    Returns:
+        a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`.
+
+    Raises:
+        NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorised.
+    """
+    cov = bind(kernel)
+    tril = cholesky(cov(z, z), jitter)
+    a = torch.linalg.solve_triangular(tril, cov(z, x), upper=False).mT
+    return a, variance_left(cov.diag(x), a, jitter)[0], tril
+
+
+def local_conditional(
+    kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float = DEFAULT_JITTER
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, " B"], Float[Tensor, "B H H"]]:
+    r"""Weights and variance of f at x given f at H points of its own, and the factor of their covariance.
+
+    :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional` is quicker where the factor is not needed.
+
+    Args:
+        kernel: as in :func:`whitened_conditional`.
+        x: targets.
+        z: the points that each target is conditioned on.
+        jitter: relative nugget.
+
+    Returns:
+        w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target.
+
+    Raises:
+        NotPositiveDefiniteError: if some covariance cannot be factorised even with a nugget of 1e-2.
+
+    Cost: O(B H^3) time, O(B H^2) memory.
+    """
+    cov = bind(kernel)
+    tril = local_cholesky(cov(z, z), jitter)
+    a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
+    w = torch.linalg.solve_triangular(tril.mT, a, upper=True)[..., 0]
+    return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril

@@ -1,0 +1,121 @@
+r"""The nearest-neighbor conditional: the one computation that every method here is made of.
+
+For a target x with neighbors :math:`z_1..z_K`, kernel k and noise :math:`\delta` on the neighbors,
+
+.. math:: w = (K_{nn} + \mathrm{diag}\,\delta)^{-1} k_n, \qquad v = k_{xx} - k_n^\top w,
+
+so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al. 2016, eq. 3). With incoming gradients
+:math:`\bar w, \bar v` and :math:`a = (K_{nn} + \mathrm{diag}\,\delta)^{-1} \bar w`, the gradients are
+
+.. math:: \bar k_n = a - 2 \bar v w, \quad \bar K_{nn} = (\bar v w - a) w^\top, \quad \bar k_{xx} = \bar v,
+
+where :math:`\bar K_{nn}` stands for its symmetric part, which is all that a symmetric matrix can pass on. The backward
+pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
+factorisation. One stationary kernel goes through kernel, factor and gradient in one piece, see
+:mod:`pyro_nngp.conditionals.stationary_kernel`; any other covariance function is evaluated in blocks that autograd
+differentiates.
+
+Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math:`(1 + \epsilon) k(x, x)` for every
+point, among the neighbors and at the target, so the prior stays a valid Gaussian process and v stays positive even
+where two points coincide.
+
+Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
+Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp.conditionals.general_kernel import block_conditional
+from pyro_nngp.conditionals.stationary_kernel import radial_conditional
+from pyro_nngp.kernels import Covariance, bind
+
+__all__ = ["graph_conditional", "nn_conditional"]
+
+
+def nn_conditional(
+    kernel: Any,
+    x: Float[Tensor, "B D"],
+    z: Float[Tensor, "B K D"],
+    mask: Bool[Tensor, "B K"] | None = None,
+    noise: Float[Tensor, "*#B #K"] | None = None,
+    jitter: float | None = None,
+) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+    r"""Weights and variance of f(x) given f at K neighbors, for a batch of targets.
+
+    Args:
+        kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        x: targets.
+        z: neighbors of each target.
+        mask: True where a neighbor is real. A masked neighbor gets weight exactly 0 and passes no gradient.
+        noise: variance (not standard deviation) added to each neighbor's own, broadcastable to (B, K): 0 for latent
+            values, the noise variance for observed ones, 1/omega under Polya-Gamma augmentation.
+        jitter: relative nugget; None takes 1e-6.
+
+    Returns:
+        Weights w (B, K) and variances v (B,), v > 0.
+
+    Raises:
+        ValueError: if shapes, dtypes or devices disagree.
+        NotPositiveDefiniteError: if some neighbor covariance cannot be factorised even with a nugget of 1e-2.
+
+    Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
+    """
+    if x.dim() != 2 or z.dim() != 3 or z.shape[0] != x.shape[0] or z.shape[2] != x.shape[1]:
+        fail("nn_conditional", "x, z", "of shapes (B, D), (B, K, D)", (tuple(x.shape), tuple(z.shape)), "Check both.")
+    if mask is not None and mask.shape != z.shape[:2]:
+        fail("nn_conditional", "mask", f"of shape {tuple(z.shape[:2])}", tuple(mask.shape), "One flag per neighbor.")
+    check_same_kind("nn_conditional", x=x, z=z)
+
+    rows = torch.arange(z.shape[0] * z.shape[1], device=z.device).reshape(z.shape[:2])
+    rows = rows if mask is None else torch.where(mask, rows, -1)
+    return _conditional(bind(kernel), x, z.reshape(-1, z.shape[2]), rows, noise, jitter)
+
+
+def graph_conditional(
+    kernel: Any,
+    x: Float[Tensor, "B D"],
+    points: Float[Tensor, "N D"],
+    neighbors: Int[Tensor, "B K"],
+    noise: Float[Tensor, "*L N"] | None = None,
+    jitter: float | None = None,
+) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
+    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 is no neighbor.
+
+    Args:
+        kernel: as in :func:`nn_conditional`.
+        x: targets.
+        points: the points that may be neighbors.
+        neighbors: rows of `points`, -1 padded.
+        noise: variance added at each row of `points`, or None; (L, N) for L conditionals that differ in it alone, which
+            share the kernel matrices.
+        jitter: relative nugget; None takes 1e-6.
+
+    Returns:
+        Weights (B, K), 0 where there is no neighbor, and variances (B,); with L in front for L noises.
+
+    Raises:
+        NotPositiveDefiniteError: as in :func:`nn_conditional`.
+    """
+    added = None if noise is None else noise[..., neighbors.clamp(min=0)]
+    return _conditional(bind(kernel), x, points, neighbors, added, jitter)
+
+
+def _conditional(
+    cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float | None
+) -> tuple[Tensor, Tensor]:
+    """Both public functions, on neighbors as rows of points and noise of shape (B, K) or (L, B, K)."""
+    jitter = DEFAULT_JITTER if jitter is None else jitter
+    if noise is not None:
+        noise = noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape)).to(x.dtype)
+    if cov.radial is None:
+        return block_conditional(cov, x, points, neighbors, noise, jitter)
+    if noise is None or noise.dim() == 2:
+        return radial_conditional(cov.radial, x, points, neighbors, noise, jitter)
+    each = [radial_conditional(cov.radial, x, points, neighbors, added, jitter) for added in noise]
+    weights, variances = zip(*each, strict=True)
+    return torch.stack(weights), torch.stack(variances)

@@ -1,0 +1,41 @@
+"""Data sets, hold-out splits, standardization and scores."""
+
+from pyro_nngp.data.datasets import Dataset, bathymetry, breast_cancer, diabetes, digits, flights, load, terrain, uci
+from pyro_nngp.data.metrics import (
+    auc,
+    brier,
+    coverage,
+    crps_gaussian,
+    crps_sample,
+    error_rate,
+    gaussian_interval,
+    interval_score,
+    nll,
+    rmse,
+)
+from pyro_nngp.data.preprocessing import Standardizer, block_split, random_split
+
+__all__ = [
+    "Dataset",
+    "Standardizer",
+    "auc",
+    "bathymetry",
+    "block_split",
+    "breast_cancer",
+    "brier",
+    "coverage",
+    "crps_gaussian",
+    "crps_sample",
+    "diabetes",
+    "digits",
+    "error_rate",
+    "flights",
+    "gaussian_interval",
+    "interval_score",
+    "load",
+    "nll",
+    "random_split",
+    "rmse",
+    "terrain",
+    "uci",
+]

@@ -1,0 +1,150 @@
+"""What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
+
+import functools
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import pyro
+from pyro.nn import PyroModule, pyro_method
+from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine.trace_messenger import TraceMessenger
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+
+
+class GPModule(PyroModule):
+    """A PyroModule whose parameters live in a param store of its own.
+
+    Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Methods marked
+    with :func:`pyro_entry` run inside a private store instead. The parameters are those of the module, so
+    ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. What a user's function
+    makes by ``pyro.param`` is no part of the module, and only ``SVI`` sees it. Inside a larger PyroModule the parent's
+    store and names apply.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: tuple[dict, dict, dict] = ({}, {}, {})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._pyro_context.active:
+            return super().__call__(*args, **kwargs)
+        with own_param_store(self):
+            return super().__call__(*args, **kwargs)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Take a module as a part, one that has run on its own before too."""
+        if module is not None:
+            release(module)
+        super().add_module(name, module)
+
+    def named(self, name: str) -> "GPModule":
+        """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
+
+        Two kernels, or two methods, that stand alone in one Pyro program need names, or their sites collide, which is
+        an error. Inside a model or a larger PyroModule the attribute's name serves.
+        """
+        release(self)  # no store but the module's own, emptied after each use, knows the old names
+        self._pyro_set_supermodule(name, self._pyro_context)
+        return self
+
+    def __copy__(self) -> "GPModule":
+        new = type(self).__new__(type(self))  # not by __getstate__: a program that runs still needs the references
+        new.__dict__.update(self.__dict__)
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Pyro hangs a weak reference on each parameter it has seen, and weak references can't be pickled.
+        for param in self.parameters():
+            param.__dict__.pop("unconstrained", None)
+        return self.__dict__.copy()
+
+
+def release(module: nn.Module) -> None:
+    """Let a module that has run, and its parts, take other names, which Pyro refuses; not while it runs."""
+    for part in module.modules():
+        if isinstance(part, PyroModule):
+            part._pyro_context.used = part._pyro_context.active > 0
+
+
+def pyro_entry(method: Callable) -> Callable:
+    """Mark a method of a :class:`GPModule` that touches parameters or sites: the way into the model from outside."""
+    inside = pyro_method(method)
+
+    @functools.wraps(method)
+    def enter(self: GPModule, *args: Any, **kwargs: Any) -> Any:
+        if self._pyro_context.active:
+            return method(self, *args, **kwargs)
+        with own_param_store(self):
+            return inside(self, *args, **kwargs)
+
+    return enter
+
+
+@contextmanager
+def own_param_store(module: GPModule) -> Iterator[None]:
+    """Put a store of the module's own in place of Pyro's global one, in O(parameters).
+
+    The parameters of modules are held by the modules and enter the store as they are read; between calls it keeps only
+    what the user's own ``pyro.param`` statements made, in a mean function for instance. ``ParamStoreDict.scope`` is not
+    used: it strips the marks by which ``SVI`` recognises a parameter, from the global ones too. Names stay known
+    outside, for optimisers with settings per parameter.
+
+    Raises:
+        RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
+    """
+    store, recorded = pyro.get_param_store(), _recorded_parameters()
+    outside = store._params, store._constraints, store._param_to_name
+    store._params, store._constraints, store._param_to_name = params, bounds, names = module._store
+    try:
+        yield
+        for before, after in zip(recorded, _recorded_parameters(), strict=True):
+            changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
+            twice = [name for name in changed if before[name] in outside[2]]  # of a module that lives on
+            if twice:
+                _fail_twice(module, sorted(twice))
+    except RuntimeError as error:
+        repeated = re.match(r"Multiple sample sites named '(.*?)'", str(error))
+        if repeated is None:
+            raise
+        _fail_twice(module, [repeated[1]], error)
+    finally:
+        store._params, store._constraints, store._param_to_name = outside
+        new = {param: name for param, name in names.items() if store._param_to_name.get(param) != name}
+        if new:  # known for as long as the module lives: a model may build kernels anew at every call
+            store._param_to_name.update(new)
+            weakref.finalize(module, _forget_names, list(new)).atexit = False
+        for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
+            del params[name], bounds[name]
+        names.clear()
+        names.update({param: name for name, param in params.items()})
+
+
+def _recorded_parameters() -> list[dict[str, Tensor]]:
+    """Unconstrained parameters by name, of each trace that is being recorded."""
+
+    def leaf(value: Any) -> Tensor:
+        return value.unconstrained() if hasattr(value, "unconstrained") else value
+
+    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    return [{n: leaf(s["value"]) for n, s in t.nodes.items() if s["type"] == "param"} for t in traces]
+
+
+def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = None) -> NoReturn:
+    """Two modules of one program have given the same names to what they own, or one has read its priors twice."""
+    where, arg, expectation = type(module).__name__, "sites and parameters", "with names that the program has not used"
+    cure = "Name one of the two: module.named('trend'). A kernel that serves twice is bound once: cov = kernel.bind()."
+    try:
+        fail(where, arg, expectation, f"{names} twice", cure, RuntimeError)
+    except RuntimeError as error:
+        raise error from cause
+
+
+def _forget_names(params: list[Tensor]) -> None:
+    names = pyro.get_param_store()._param_to_name
+    for param in params:
+        names.pop(param, None)

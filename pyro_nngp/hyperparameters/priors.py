@@ -1,0 +1,159 @@
+"""Hyperparameters with priors: their guide, and values from posterior draws put in their place."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import biject_to
+
+from pyro_nngp._checks import fail
+from pyro_nngp._random import seeded
+
+
+class HyperparameterGuide(PyroModule):
+    r"""Mean-field guide for the :class:`~pyro.nn.PyroSample` attributes of some modules.
+
+    Each site gets a normal distribution in unconstrained space, moved by the bijection to the prior's support.
+
+    Args:
+        owner: the module whose sub-modules hold the priors. Assign priors before the model is built.
+        init_scale: initial standard deviation in unconstrained space.
+    """
+
+    def __init__(self, owner: nn.Module, init_scale: float = 0.1) -> None:
+        super().__init__()
+        self._sites = list(_sampled_attributes(owner))
+        like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
+        for i, (module, attribute) in enumerate(self._sites):
+            with seeded(0, like):
+                prior = _prior(module, attribute)
+                draws = biject_to(prior.support).inv(prior.sample((99,)))
+            loc = draws.median(0).values
+            setattr(self, f"loc_{i}", nn.Parameter(loc))
+            setattr(self, f"log_scale_{i}", nn.Parameter(torch.full_like(loc, init_scale).log()))
+
+    @property
+    def has_sites(self) -> bool:
+        """Whether any attribute has a prior."""
+        return bool(self._sites)
+
+    def forward(self) -> dict[str, Tensor]:
+        """Sample every site; modules that read the attribute in the same Pyro context get the sampled value."""
+        return self._place(lambda name, q, _: pyro.sample(name, q))
+
+    def median(self) -> dict[str, Tensor]:
+        """Give every attribute the median of its guide instead of a draw."""
+        return self._place(lambda _, q, loc: q.transforms[0](loc))
+
+    def _place(self, choose: Callable) -> dict[str, Tensor]:
+        values = {}
+        for i, (module, attribute) in enumerate(self._sites):
+            prior = _prior(module, attribute)
+            transform = biject_to(prior.support)
+            loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
+            event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
+            q = dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
+            name = _full_name(self, module, attribute)
+            values[name] = choose(name, q, loc)
+            module._pyro_context.set(name, values[name])
+        return values
+
+
+def read_hyperparameters(owner: nn.Module) -> None:
+    """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
+    for module, attribute in _sampled_attributes(owner):
+        _full_name(owner, module, attribute)
+        getattr(module, attribute)
+
+
+def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Give every :class:`~pyro.nn.PyroSample` attribute its value among `values` within the present Pyro context.
+
+    Raises:
+        ValueError: if an attribute has no value there.
+    """
+    for module, attribute in _sampled_attributes(owner):
+        name = _full_name(owner, module, attribute)
+        if name not in values:
+            fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
+        module._pyro_context.set(name, values[name])
+
+
+def place_draws(
+    where: str, owner: nn.Module, samples: Mapping[str, Tensor], total: int | None = None
+) -> Iterator[tuple[dict[str, Tensor], int]]:
+    """Place the hyperparameters of one posterior draw after the other; give the values of all its sites, and a count.
+
+    Args:
+        where: name of the caller, for messages.
+        owner: the module whose attributes they are.
+        samples: what ``MCMC.get_samples`` returns.
+        total: what the counts add up to: evenly spaced draws, some several times if there are fewer. None is each once.
+
+    Raises:
+        ValueError, TypeError: if a site is missing, sites have different numbers of draws, or there is no dictionary.
+    """
+    num_draws = count_draws(where, samples)
+    rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()
+
+    def each() -> Iterator[tuple[dict[str, Tensor], int]]:
+        for row, count in zip(*map(Tensor.tolist, rows.unique_consecutive(return_counts=True)), strict=True):
+            values = {name: value[row] for name, value in samples.items()}
+            place_hyperparameters(where, owner, values)
+            yield values, count
+
+    return each()
+
+
+def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
+    """Number of draws in what ``MCMC.get_samples`` returns.
+
+    Raises:
+        ValueError: if sites have different numbers of draws, or none.
+        TypeError: for what is no dictionary.
+    """
+    if not isinstance(samples, Mapping):
+        cure = "Pass mcmc.get_samples()."
+        fail(where, "samples", "to be a dictionary of draws by site", type(samples).__name__, cure, TypeError)
+    sizes = {len(value) for value in samples.values()}
+    if len(sizes) != 1 or sizes == {0}:
+        cure = "Pass the dictionary of one run, draws first."
+        fail(where, "samples", "to hold the same number >= 1 of draws of each site", sorted(sizes), cure)
+    return sizes.pop()
+
+
+def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
+    """Raise if attributes became random after the guide was built."""
+    missing = set(_sampled_attributes(owner)) - set(guide._sites)
+    if missing:
+        names = sorted(attribute for _, attribute in missing)
+        fail(where, "hyperparameter priors", "to be assigned before the model is built", names, "Assign, then build.")
+
+
+def _sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
+    for module in owner.modules():
+        if isinstance(module, PyroModule):
+            for attribute in module._pyro_samples:
+                yield module, attribute
+
+
+def _full_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
+    """Name of the site of an attribute.
+
+    Raises:
+        ValueError: if the module has become part of another method since, in whose context it now reads its priors.
+    """
+    if module._pyro_context is not owner._pyro_context:
+        where, cure = type(module).__name__, "Give each method a copy, copy.deepcopy(kernel), or build it anew."
+        fail(where, f"the prior of {attribute!r}", "in one method alone", "a method built on it later", cure)
+    return module._pyro_get_fullname(attribute)
+
+
+def _prior(module: PyroModule, attribute: str) -> Any:
+    prior = module._pyro_samples[attribute]
+    return prior if hasattr(prior, "sample") else prior(module)

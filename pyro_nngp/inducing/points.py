@@ -1,0 +1,103 @@
+"""Inducing points: where they start (the centers that k-means finds in the data), and which are nearest to a place."""
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.cluster.vq import kmeans2
+from torch import Tensor
+
+from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp.neighbors import nearest
+
+_SAMPLE_PER_CENTER = 64
+
+
+def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Tensor, "M D"]:
+    """Centers of k-means started by k-means++, each input scaled to unit variance meanwhile.
+
+    Args:
+        x: inputs; at most 64 rows per center, drawn at random, are looked at.
+        num_centers: M, at most N.
+        seed: of the subsample and of the start.
+
+    Returns:
+        Centers, in the units of `x`.
+
+    Cost: O(M^2 D) for the start and per iteration, independent of N beyond the subsample.
+    """
+    check_inputs("kmeans", "x", x)
+    check_num_neighbors("kmeans", num_centers, len(x), "num_centers")
+    rng = np.random.default_rng(seed)
+    values = x.detach().cpu().double().numpy()
+    if len(values) > num_centers * _SAMPLE_PER_CENTER:
+        values = values[rng.choice(len(values), num_centers * _SAMPLE_PER_CENTER, replace=False)]
+    spread = values.std(0)
+    spread[spread == 0] = 1
+    values = values / spread
+    centers, _ = kmeans2(values, _spread_out(values, num_centers, rng), minit="matrix", missing="warn")
+    return torch.as_tensor(centers * spread).to(x)
+
+
+def inducing_points(
+    where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"], seed: int = 0
+) -> Float[Tensor, "M D"]:
+    """Inducing points as a user gives them: a number of k-means centers, or the points themselves.
+
+    Args:
+        where: name of the caller, for the error message.
+        x: inputs of the data.
+        inducing: M in 2..N, or the points.
+        seed: of k-means.
+
+    Raises:
+        ValueError, TypeError: for too many or too few, or points unlike `x`.
+    """
+    if isinstance(inducing, int):
+        if not 1 < inducing <= len(x):
+            fail(where, "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")
+        return kmeans(x, inducing, seed)
+    check_inputs(where, "inducing", inducing)
+    check_same_kind(where, x=x, inducing=inducing)
+    if inducing.shape[1] != x.shape[1]:
+        fail(where, "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
+    return inducing
+
+
+@torch.no_grad()
+def nearest_inducing(
+    x: Float[Tensor, "B D"],
+    z: Float[Tensor, "M D"],
+    num_neighbors: int,
+    lengthscale: Float[Tensor, " D"] | None = None,
+) -> Int[Tensor, "B H"]:
+    """Rows of the H nearest inducing points of each place, nearest first.
+
+    Args:
+        x: places.
+        z: inducing points.
+        num_neighbors: H, 1..M.
+        lengthscale: what the inputs are divided by; None is the Euclidean metric.
+
+    Cost: that of one search among M points, built anew at each call.
+    """
+    scale = 1.0 if lengthscale is None else lengthscale.double()
+    return nearest(x.double() / scale, z.detach().double() / scale, num_neighbors, progress=False)
+
+
+def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:
+    """The start of k-means++: each center a row drawn in proportion to its squared distance from those before it.
+
+    The start that scipy has takes O(M^3 D).
+    """
+    centers = np.empty((num_centers, values.shape[1]))
+    distance = np.ones(len(values))
+    for i in range(num_centers):
+        total = np.cumsum(distance)
+        if total[-1] > 0:
+            row = np.searchsorted(total, rng.random() * total[-1], side="right")
+        else:  # every row is a center already
+            row = rng.integers(len(values))
+        centers[i] = values[min(row, len(values) - 1)]
+        square = np.square(values - centers[i]).sum(1)
+        distance = np.minimum(distance, square) if i else square
+    return centers

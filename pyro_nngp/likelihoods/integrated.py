@@ -1,0 +1,77 @@
+r"""FITC and VFE: the two ways to integrate f out of p(y | f) given the inducing values, as distributions of y.
+
+.. math::
+   \text{FITC:}\ \log \int p(y \mid f)\, N(f \mid m, v)\, df, \qquad
+   \text{VFE:}\ \int \log p(y \mid f)\, N(f \mid m, v)\, df
+
+Several draws of the moments m and v, those of a deep process, are averaged inside the logarithm by FITC and outside by
+VFE.
+
+Differs from Rossi et al. (2021, equations 3, 4 and 24): several draws, by their log-mean-exp.
+Cost: one marginal or expected log density of the likelihood per draw. Symbols: S draws, T outputs, B data.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.likelihoods.base import Likelihood
+
+Objective: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Distribution]
+"""(likelihood, means, variances), draws first, to what the site y is sampled from."""
+
+
+class Expected(Mixture):
+    """y with the expected log density of the VFE objective, averaged over draws, in place of a log density.
+
+    Draws and moments are those of y itself. The exponential of the log density is no density: it integrates to less
+    than 1.
+
+    Args:
+        likelihood: as :meth:`~pyro_nngp.likelihoods.Likelihood.bind` returns it.
+        loc: means of f.
+        var: variances of f.
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        loc: Float[Tensor, "S *T B"],
+        var: Float[Tensor, "S *T B"],
+        validate_args: bool | None = None,
+    ) -> None:
+        self.likelihood, self.loc, self.var = likelihood, loc, var
+        super().__init__(marginals(likelihood, loc, var), validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "Expected":
+        new = self._get_checked_instance(Expected, _instance)
+        own, extra = 1 + (self.likelihood.num_latents is not None), len(batch_shape) - len(self.batch_shape)
+        old = (*self.loc.shape[:own], *[1] * extra, *self.batch_shape)
+        loc, var = (v.reshape(old).expand(*self.loc.shape[:own], *batch_shape) for v in (self.loc, self.var))
+        Expected.__init__(new, self.likelihood, loc, var, self._validate_args)
+        return new
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        terms = [self.likelihood.expected_log_prob(value, *pair) for pair in zip(self.loc, self.var, strict=True)]
+        return torch.stack(terms).mean(0)
+
+
+def fitc(likelihood: Likelihood, loc: Float[Tensor, "S *T B"], var: Float[Tensor, "S *T B"]) -> Distribution:
+    """y with f integrated out, averaged over draws."""
+    components = marginals(likelihood, loc, var)
+    return components[0] if len(components) == 1 else Mixture(components)
+
+
+def marginals(likelihood: Likelihood, loc: Float[Tensor, "S *T B"], var: Float[Tensor, "S *T B"]) -> list[Distribution]:
+    """y with f integrated out, given each draw."""
+    return [likelihood.marginal(*pair) for pair in zip(loc, var, strict=True)]
+
+
+OBJECTIVES: dict[str, Objective] = {"fitc": fitc, "vfe": Expected}

@@ -1,0 +1,125 @@
+"""Cholesky factors of covariance matrices: with a relative nugget, in batches, and with more nugget where one fails.
+
+A covariance that is not positive definite in floating point gets an extra nugget, for that matrix only, with a warning.
+
+Cost: O(B M^3). Symbols: B matrices of M x M.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+DEFAULT_JITTER = 1e-6
+"""Relative nugget where none is given: a thousandth of the standard deviation."""
+
+_ESCALATION = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+_PANEL, _PANELLED = 16, range(80, 129)  # columns of a panel, and sizes at which LAPACK itself does not work in blocks
+
+
+class NotPositiveDefiniteError(torch.linalg.LinAlgError):
+    """A neighbor covariance stayed indefinite after every jitter was tried."""
+
+
+def cholesky(cov: Float[Tensor, "... M M"], jitter: float = DEFAULT_JITTER) -> Float[Tensor, "... M M"]:
+    """Cholesky factor of a covariance matrix with a relative nugget.
+
+    Args:
+        cov: covariance matrices.
+        jitter: relative nugget.
+
+    Raises:
+        NotPositiveDefiniteError: if there is none.
+    """
+    nugget = cov.diagonal(dim1=-2, dim2=-1) * jitter
+    try:
+        return torch.linalg.cholesky(cov + torch.diag_embed(nugget))
+    except torch.linalg.LinAlgError as error:
+        # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
+        raise NotPositiveDefiniteError(
+            f"cholesky: input is not positive-definite: a covariance of size {cov.shape[-1]} in {cov.dtype} with a "
+            f"relative nugget of {jitter:.0e}. Coinciding points, a long lengthscale or NaN hyperparameters are the "
+            "usual cause; a larger jitter or float64 helps with the first two."
+        ) from error
+
+
+def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[Tensor, "... H H"]:
+    """Cholesky factors of many small covariance matrices with a relative nugget, more of it where one fails.
+
+    Args:
+        cov: covariance matrices.
+        jitter: relative nugget.
+
+    Raises:
+        NotPositiveDefiniteError: if some matrix has no factor even with a nugget of 1e-2.
+    """
+    system = cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter)
+    tril, info = torch.linalg.cholesky_ex(system)
+    if not info.any():
+        return tril
+    with torch.no_grad():
+        _, extra = factorise(system.detach().flatten(0, -3))
+    more = cast(Tensor, extra).reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
+    return torch.linalg.cholesky(system + torch.diag_embed(more))
+
+
+def factorise(
+    system: Tensor, cholesky_ex: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.cholesky_ex
+) -> tuple[Tensor, Tensor | None]:
+    """Cholesky factors, and what had to be added to the diagonal of the members that failed (None: nothing)."""
+    tril, info = cholesky_ex(system)
+    failed = info > 0
+    if not failed.any():
+        return tril, None
+    scale = system.diagonal(dim1=-2, dim2=-1).mean(-1)
+    extra = torch.zeros_like(scale)
+    for step in _ESCALATION:
+        extra[failed] = step * scale[failed]
+        retry = system[failed]
+        retry.diagonal(dim1=-2, dim2=-1).add_(extra[failed][:, None])
+        tril[failed], info = cholesky_ex(retry)
+        again = torch.zeros_like(failed)
+        again[failed] = info > 0
+        count, failed = int((extra > 0).sum()), again
+        if not failed.any():
+            warnings.warn(
+                f"nn_conditional: {count} of the neighbor covariances were indefinite in {system.dtype} and took an "
+                f"extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale are "
+                "the usual cause; a larger jitter or float64 makes the nugget deliberate.",
+                stacklevel=2,
+            )
+            return tril, extra
+    # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
+    raise NotPositiveDefiniteError(
+        f"nn_conditional: input is not positive-definite: {int(failed.sum())} of the neighbor covariances of "
+        f"size {system.shape[-1]} in {system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN "
+        "hyperparameters, or a kernel that is not positive definite, are the usual cause."
+    )
+
+
+def cholesky_ex(system: Tensor) -> tuple[Tensor, Tensor]:
+    """Cholesky factors of a batch, and numbers that are positive where there is none.
+
+    Where that is faster than one call of LAPACK per member, in batched products and on the transpose, whose rows lie
+    together: each panel of rows less what those above it contribute, then times the inverse of its own triangle.
+    """
+    size = system.shape[-1]
+    if system.device.type != "cpu" or size not in _PANELLED:
+        return torch.linalg.cholesky_ex(system)
+    triu, info = torch.zeros_like(system), system.new_zeros(system.shape[:-2], dtype=torch.int32)
+    for start in range(0, size, _PANEL):
+        stop = min(start + _PANEL, size)
+        panel = system[..., start:stop, start:]
+        if start:
+            panel = panel - triu[..., :start, start:stop].mT @ triu[..., :start, start:]
+        tril, failed = torch.linalg.cholesky_ex(panel[..., : stop - start])
+        eye = torch.eye(stop - start, dtype=system.dtype, device=system.device)
+        triu[..., start:stop, start:stop] = tril.mT
+        triu[..., start:stop, stop:] = (
+            torch.linalg.solve_triangular(tril, eye, upper=False) @ panel[..., stop - start :]
+        )
+        info |= failed
+    return triu.mT, info

@@ -1,0 +1,288 @@
+"""Nearest points and nearest predecessors: exact, blocked, the same from every backend, ties broken by index.
+
+`nearest` finds for each query the k nearest of all points, `nearest_predecessors` for each point the k nearest among
+the points before it; both sort by (distance, index). `SearchIndex` is the same for repeated calls: it keeps its k-d
+tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.certification`; by what:
+`pyro_nngp.neighbors.search.backends`.
+
+Predecessors are searched block by block, among the prefix of the points that reaches one quarter beyond the first row
+of the block. At least four fifths of it are predecessors, so under a random ordering a quarter more candidates nearly
+always suffice. Under other orderings a row whose surroundings come later needs many candidates, but few rows can be
+like that (the first to enter a neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
+leaves out later points itself, so its prefixes double and no ordering is hard.
+
+Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by brute force and flat FAISS; memory O(N (k + D)).
+
+Symbols: N or P points, Q queries, R rows asked for, D dimensions, k neighbors.
+"""
+
+import sys
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp.linalg import blocks as memory
+from pyro_nngp.native import search as compiled
+from pyro_nngp.neighbors.search.backends import (
+    BruteForce,
+    CandidateBackend,
+    CompiledTree,
+    FlatFaiss,
+    Floats,
+    Ints,
+    InvertedFile,
+    KDTree,
+    Metric,
+    find_faiss,
+    has_gpu_faiss,
+)
+from pyro_nngp.neighbors.search.certification import Queries, Source, earlier_copies
+
+BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
+SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
+LARGEST = 1e150  # larger coordinates have no finite squared distances
+
+
+def nearest(
+    queries: Float[Tensor, "Q D"],
+    points: Float[Tensor, "P D"],
+    k: int,
+    exclude: Int[Tensor, " Q"] | None = None,
+    backend: str = "auto",
+    *,
+    metric: Metric | None = None,
+    nprobe: int = 16,
+    progress: bool = True,
+) -> Int[Tensor, "Q k"]:
+    """Find the k nearest points of each query, nearest first, ties by index.
+
+    Args:
+        queries: places to search from, (Q, D).
+        points: points to search among, (P, D).
+        k: number of neighbors, 1..P, or 1..P-1 with `exclude`.
+        exclude: for each query the index of one point to leave out (such as the query itself), -1 for none.
+        backend: as for `SearchIndex`.
+        metric: as for `SearchIndex`.
+        nprobe: as for `SearchIndex`.
+        progress: as for `SearchIndex`.
+
+    Returns:
+        Indices into `points`, (Q, k), int64.
+
+    Raises:
+        ValueError, TypeError: for malformed arguments.
+        ImportError: if the backend needs FAISS and it does not import.
+    """
+    index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
+    return index.nearest(queries, k, exclude)[0]
+
+
+def nearest_predecessors(
+    points: Float[Tensor, "N D"],
+    k: int,
+    start: int = 0,
+    backend: str = "auto",
+    *,
+    metric: Metric | None = None,
+    nprobe: int = 16,
+    progress: bool = True,
+) -> Int[Tensor, "R k"]:
+    """Find the at most k nearest points before each point, nearest first, ties by index, -1 padded.
+
+    Args:
+        points: points in their ordering, (N, D).
+        k: number of neighbors, k >= 1; rows with fewer predecessors are padded.
+        start: first row to answer for, 0..N-1; for points appended to an ordering whose earlier rows are known.
+        backend: as for `SearchIndex`.
+        metric: as for `SearchIndex`.
+        nprobe: as for `SearchIndex`.
+        progress: as for `SearchIndex`.
+
+    Returns:
+        Indices of predecessors of rows start..N-1, (R, k) with R = N - start, int64.
+
+    Raises:
+        ValueError, TypeError: for malformed arguments.
+        ImportError: if the backend needs FAISS and it does not import.
+    """
+    index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
+    return index.predecessors(k, start)[0]
+
+
+def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
+    """Share of the exact neighbors (-1 entries apart) that an approximate search found."""
+    if approximate.shape != exact.shape:
+        expectation = f"of the shape of exact {tuple(exact.shape)}"
+        fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
+    real = exact >= 0
+    found = torch.stack([(approximate == column[:, None]).any(-1) for column in exact.unbind(-1)], -1)
+    return float((found & real).sum() / real.sum())
+
+
+class SearchIndex:
+    """Search over fixed points, kept for repeated calls.
+
+    Args:
+        points: finite points, (P, D). Distances are taken in float64 whatever their dtype.
+        backend: "kdtree" (CPU; compiled where the installation could, else SciPy's), "torch" (brute force on the device
+            of the points), "faiss" (flat, float32 candidates), all exact and identical; "ivf" (FAISS inverted file,
+            approximate); "auto" picks an exact one by dimension, size, device and what is installed: on a CPU the
+            compiled tree up to 40 dimensions, then FAISS, or without compiled code SciPy's up to 8.
+        metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity is
+            for pairs that shall never be neighbors. By brute force only.
+        nprobe: inverted lists searched per query by "ivf".
+        progress: whether a search that takes more than three seconds shows a progress bar.
+
+    Raises:
+        ValueError, TypeError: for malformed arguments.
+        ImportError: if the backend needs FAISS and it does not import.
+    """
+
+    def __init__(
+        self,
+        points: Float[Tensor, "P D"],
+        *,
+        backend: str = "auto",
+        metric: Metric | None = None,
+        nprobe: int = 16,
+        progress: bool = True,
+    ) -> None:
+        _check_places("points", points)
+        if nprobe < 1:
+            fail("SearchIndex", "nprobe", "to be at least 1", nprobe, "Search at least one inverted list.")
+        self.backend = _choose_backend(backend, points, metric)
+        self._tensor = points.detach()
+        self._points: Floats = self._tensor.cpu().double().numpy()
+        self._metric, self._nprobe, self._progress = metric, nprobe, progress
+        self._copies = earlier_copies(self._points)
+        self._most_copies = int(self._copies.max())
+        self._sources: dict[int, Source] = {}
+
+    def nearest(
+        self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
+    ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
+        """Indices and distances (float64; squared if Euclidean) of the k nearest points; arguments as for `nearest`."""
+        size = len(self._points)
+        _check_places("queries", queries)
+        check_same_kind("nearest", points=self._tensor, queries=queries)
+        if queries.shape[1] != self._tensor.shape[1]:
+            expectation = f"with {self._tensor.shape[1]} columns, as points have"
+            fail("nearest", "queries", expectation, queries.shape[1], "Give both the same input dimensions.")
+        check_num_neighbors("nearest", k, size if exclude is None else size - 1, "k")
+        if exclude is None:
+            without = np.full(len(queries), -1)
+        else:
+            _check_exclude(exclude, len(queries), size)
+            without = exclude.cpu().numpy()
+        copies = min(k, self._most_copies) + 1
+        if copies not in self._sources:
+            self._sources[copies] = self._build(copies)
+            self._sources[copies].prefix(size)
+        places = queries.detach().cpu().double().numpy()
+        with self._bar(len(queries)) as bar:
+            limit, found = np.full(len(queries), size), _empty(len(queries), k)
+            self._sources[copies].answer(Queries(places, limit, without, *found), k + SPARE, bar)
+        return self._tensors(*found)
+
+    def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
+        """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
+        size = len(self._points)
+        check_num_neighbors("nearest_predecessors", k, sys.maxsize, "k")
+        if not 0 <= start < size:
+            fail("nearest_predecessors", "start", f"in 0..{size - 1}", start, "It is the first row to answer for.")
+        source = self._build(k + 1)
+        growth = source.backend.growth
+        fetch = k + SPARE + (0 if source.backend.filters else int(k * growth))
+        index, value = _empty(size - start, k)
+        with self._bar(size - start) as bar:
+            row = start
+            while row < size:
+                stop = min(size, row + max(256, int(row * growth)))
+                # Of a row with few predecessors, a tree that does not filter would return nearly all that it holds.
+                source.prefix(stop, brute_only=row < 16 * k and not source.backend.filters)
+                block, rows = slice(row - start, stop - start), np.arange(row, stop)
+                none = np.full(len(rows), -1)
+                queries = Queries(self._points[row:stop], rows, none, index[block], value[block])
+                hard = source.answer(queries, fetch, bar)
+                if hard > 1 / 3 and fetch < 2 * k:
+                    fetch += fetch // 2  # a regular ordering, in which half of the surroundings come later
+                row = stop
+        return self._tensors(index, value)
+
+    def _build(self, copies: int) -> Source:
+        """Backends over the points that have fewer than `copies` earlier duplicates."""
+        kept = np.flatnonzero(self._copies < copies)
+        points, on_gpu = self._points[kept], self._tensor.is_cuda and has_gpu_faiss()
+        brute = BruteForce(points, self._tensor.device, self._tensor.dtype, self._metric)
+        backend: CandidateBackend | CompiledTree = brute
+        if self.backend == "kdtree":
+            backend = CompiledTree(points) if compiled.supported(len(points)) else KDTree(points)
+        elif self.backend == "faiss":
+            backend = FlatFaiss(points, on_gpu)
+        elif self.backend == "ivf":
+            backend = InvertedFile(points, self._nprobe, on_gpu)
+        return Source(backend, brute, kept)
+
+    def _tensors(self, index: Ints, value: Floats) -> tuple[Tensor, Tensor]:
+        device = self._tensor.device
+        return torch.from_numpy(index).to(device), torch.from_numpy(value).to(device)
+
+    def _bar(self, total: int) -> tqdm:
+        return tqdm(total=total, desc="nearest neighbors", unit="point", delay=3, disable=not self._progress)
+
+
+def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
+    """Memory for numbers and distances of neighbors."""
+    shape = num_queries, k
+    return memory.empty(shape, torch.int64).numpy(), memory.empty(shape, torch.float64).numpy()
+
+
+def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
+    """Resolve "auto", and refuse what cannot be done."""
+    where = "SearchIndex"
+    if backend not in BACKENDS:
+        fail(where, "backend", f"to be one of {BACKENDS}", repr(backend), "Use 'auto' if in doubt.")
+    if metric is not None:
+        if not callable(metric):
+            fail(where, "metric", "to be callable", type(metric).__name__, "Map (n, D), (m, D) to (n, m).", TypeError)
+        if backend not in ("auto", "torch"):
+            fail(where, "backend", "'auto' or 'torch' with a metric", repr(backend), "Others are Euclidean only.")
+        return "torch"
+    if backend in ("faiss", "ivf") and find_faiss() is None:
+        cure = "Install pyro-nngp[cpu] or pyro-nngp[gpu], or use backend='auto'."
+        fail(where, "FAISS", f"to be installed for backend {backend!r}", "no module that imports", cure, ImportError)
+    if backend != "auto":
+        return backend
+    size, dim = points.shape
+    if points.is_cuda:
+        if dim <= 3 and size > 500_000:
+            return "kdtree"
+        return "faiss" if has_gpu_faiss() else "torch"
+    has_tree = compiled.supported(size)
+    if dim <= (40 if has_tree else 8):
+        return "kdtree"
+    # FAISS and torch bring an OpenMP runtime each, and two of them in one process crash on macOS.
+    if sys.platform != "darwin" and find_faiss() is not None:
+        return "faiss"
+    return "kdtree" if has_tree else "torch"
+
+
+def _check_places(arg: str, places: Tensor) -> None:
+    check_inputs("SearchIndex", arg, places)
+    largest = float(places.detach().abs().max())
+    if largest > LARGEST:
+        fail("SearchIndex", arg, f"at most {LARGEST:g} in size", f"{largest:g}", "Rescale the inputs.")
+
+
+def _check_exclude(exclude: Tensor, num_queries: int, size: int) -> None:
+    check_tensor("nearest", "exclude", exclude)
+    if exclude.dtype != torch.int64 or exclude.shape != (num_queries,):
+        actual = f"{exclude.dtype} of shape {tuple(exclude.shape)}"
+        fail("nearest", "exclude", f"to be int64 of shape ({num_queries},)", actual, "Give one index per query.")
+    if int(exclude.min()) < -1 or int(exclude.max()) >= size:
+        actual = f"{int(exclude.min())}..{int(exclude.max())}"
+        fail("nearest", "exclude", f"in -1..{size - 1}", actual, "It numbers the points searched, -1 for none.")

@@ -1,0 +1,302 @@
+"""What every table of neighbors can do: queries, batches, extension by new points; the points and their metric.
+
+Rows are numbered as in the x that the user gave, whatever the ordering; ties in distance go to the point that comes
+first in the ordering, so that results do not depend on the order of the rows. -1 stands for no neighbor. Distances are
+taken in float64 of the points and lengthscales as they are stored.
+
+Cost: one search at construction and at each refresh; O(N (K + D)) memory. A batch of B points costs O(B K), whatever N.
+
+Symbols: N points in D dimensions, K neighbors, B points of a batch, U points of a batch and its neighbors,
+P new points.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_nngp._checks import (
+    check_batch,
+    check_finite,
+    check_inputs,
+    check_new_inputs,
+    check_num_neighbors,
+    check_rows,
+    check_tensor,
+    fail,
+)
+from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
+from pyro_nngp.neighbors.search.backends import Metric
+from pyro_nngp.neighbors.search.index import SearchIndex
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some points of a graph, together with the neighbors that they need.
+
+    Attributes:
+        rows: the points and their neighbors, sorted, (U,).
+        targets: positions of the points among `rows`, (B,).
+        neighbors: positions of their neighbors among `rows`, (B, K), -1 padded.
+        scale: N / B, which makes a sum over the batch an unbiased estimate of the sum over all points.
+        extra: positions of the further rows that were asked for, in the shape they came in; None if none were.
+    """
+
+    rows: Int[Tensor, " U"]
+    targets: Int[Tensor, " B"]
+    neighbors: Int[Tensor, "B K"]
+    scale: float
+    extra: Int[Tensor, "..."] | None = None
+
+
+class NeighborTable(torch.nn.Module):
+    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`_search`.
+
+    A subclass registers the buffer ``neighbors`` (N, K) once the points are there.
+
+    Args:
+        x: points (N, D), finite; exact duplicates are allowed.
+        num_neighbors: K, in 1..N-1.
+        ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
+        seed: of the random ordering.
+        metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
+            callable (n, D), (m, D) -> (n, m) gives distances of its own (blocked brute force).
+        backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
+        nprobe: of the approximate search, see there.
+        progress: whether a search above three seconds shows a progress bar.
+
+    Attributes:
+        x, order, neighbors, lengthscale: buffers, part of the ``state_dict``.
+
+    Raises:
+        ValueError, TypeError: for malformed points, or K out of range.
+    """
+
+    x: Tensor
+    order: Tensor
+    neighbors: Tensor
+    lengthscale: Tensor
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        num_neighbors: int,
+        ordering: str | Int[Tensor, " N"] = "random",
+        *,
+        seed: int = 0,
+        metric: Float[Tensor, " *D"] | Metric | None = None,
+        backend: str = "auto",
+        nprobe: int = 16,
+        progress: bool = True,
+    ) -> None:
+        super().__init__()
+        where = type(self).__name__
+        check_inputs(where, "x", x)
+        check_num_neighbors(where, num_neighbors, len(x) - 1)
+        if metric is not None and not isinstance(metric, Tensor) and not callable(metric):
+            cure = "Pass lengthscales, or a function (n, D), (m, D) -> (n, m)."
+            fail(where, "metric", "to be callable", type(metric).__name__, cure, TypeError)
+        self._metric = None if isinstance(metric, Tensor) else metric
+        self._backend, self._nprobe, self._progress = backend, nprobe, progress
+        self._index: tuple[SearchIndex, Tensor] | None = None
+        self.register_buffer("x", x.detach().clone())
+        self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype, device=x.device))
+        if isinstance(metric, Tensor):
+            self._set_lengthscale(metric)
+        self.register_buffer("order", make_ordering(self._scaled(self.x), ordering, seed).clone())
+        self.register_load_state_dict_post_hook(_forget_after_loading)
+
+    @property
+    def num_points(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def num_neighbors(self) -> int:
+        """K."""
+        return self.neighbors.shape[1]
+
+    def refresh(self, lengthscale: Float[Tensor, " *D"] | None = None) -> None:
+        """Search again, in place: after points have moved, or under other lengthscales. The ordering stays.
+
+        Args:
+            lengthscale: what the inputs are divided by, (D,) or scalar, positive; None keeps the present ones.
+
+        Raises:
+            ValueError, TypeError: for malformed lengthscales, or lengthscales with a metric of one's own.
+        """
+        if lengthscale is not None:
+            self._set_lengthscale(lengthscale)
+        self._forget()
+        self.neighbors.copy_(self._search(self.num_neighbors))
+
+    def query(
+        self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None
+    ) -> Int[Tensor, "B k"]:
+        """Rows of the k nearest of all points, nearest first.
+
+        Args:
+            x_new: places to search from.
+            k: how many, 1..N (N-1 with `exclude`); None is K.
+            exclude: for each place the row of one point to leave out, -1 for none.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: the search index is built by the first call and kept until points or lengthscales change.
+        """
+        where = f"{type(self).__name__}.query"
+        check_new_inputs(where, x_new, self.x)
+        k = self.num_neighbors if k is None else k
+        check_num_neighbors(where, k, self.num_points - (exclude is not None), "k")
+        if exclude is not None:
+            check_rows(where, "exclude", exclude, self.num_points, len(x_new), lowest=-1)
+        index, positions = self._searcher()
+        if exclude is not None:
+            exclude = torch.where(exclude < 0, -1, positions[exclude])
+        return self._rows(index.nearest(self._scaled(x_new), k, exclude)[0])
+
+    def others(self, k: int | None = None, idx: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
+        """Rows of the k nearest *other* points of the rows `idx` (None: of all rows), nearest first.
+
+        Exact duplicates count as others: only the row itself is left out.
+
+        Raises:
+            ValueError, TypeError: if k is not in 1..N-1, or `idx` is not a vector of row numbers.
+        """
+        if idx is None:
+            idx = torch.arange(self.num_points, device=self.x.device)
+        check_rows(f"{type(self).__name__}.others", "idx", idx, self.num_points)
+        return self.query(self.x[idx], k, idx)
+
+    def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
+        """The points `idx` (None: all) and the neighbors that they need.
+
+        Args:
+            idx: rows, distinct.
+            extra: further rows to have among ``Batch.rows``, of any shape; -1 is passed through.
+
+        Raises:
+            ValueError, TypeError: if `idx` is not a vector of distinct row numbers, or `extra` holds others.
+        """
+        where = f"{type(self).__name__}.batch"
+        if idx is not None:
+            check_batch(where, "idx", idx, self.num_points)
+        if extra is not None:
+            check_rows(where, "extra", extra.flatten(), self.num_points, extra.numel(), lowest=-1)
+        if idx is None:
+            every = torch.arange(self.num_points, device=self.x.device)
+            return Batch(every, every, self._neighbors_of(None), 1.0, extra)
+        neighbors = self._neighbors_of(idx)
+        further = idx[:0] if extra is None else extra.flatten()
+        parts = [idx, neighbors.flatten(), further]
+        rows, positions = distinct_rows(torch.cat(parts))
+        if rows[0] < 0:
+            rows, positions = rows[1:], positions - 1
+        targets, near, rest = positions.split([len(part) for part in parts])
+        rest = None if extra is None else rest.view_as(extra)
+        return Batch(rows, targets, near.view_as(neighbors), self.num_points / len(idx), rest)
+
+    def _neighbors_of(self, idx: Tensor | None) -> Tensor:
+        """Rows of the neighbors of some points (None: all)."""
+        return self.neighbors if idx is None else self.neighbors[idx]
+
+    def extend(
+        self, x_new: Float[Tensor, "P D"], k: int | None = None, seed: int = 0
+    ) -> tuple[Int[Tensor, " P"], Int[Tensor, "P k"]]:
+        """Append new points, in random order, to the ordering.
+
+        Args:
+            x_new: new points.
+            k: neighbors per new point, 1..N+P-1; None is K.
+            seed: of the order of the new points.
+
+        Returns:
+            That order, and for each new point (in the rows of `x_new`) the rows of the nearest among all old points
+            (0..N-1) and the earlier new ones (N plus their row), nearest first, old ones first at equal distance;
+            -1 padded.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+
+        Cost: that of one `query` and one search for predecessors among the P new points; O(P k) memory.
+        """
+        where = f"{type(self).__name__}.extend"
+        check_new_inputs(where, x_new, self.x)
+        k = self.num_neighbors if k is None else k
+        check_num_neighbors(where, k, self.num_points + len(x_new) - 1, "k")
+        order = random_ordering(x_new, seed)
+        scaled = self._scaled(x_new)[order]
+        old, old_distance = self._searcher()[0].nearest(scaled, min(k, self.num_points))
+        new, new_distance = self._search_index(scaled).predecessors(k)
+        new = torch.where(new < 0, -1, self.num_points + order[new])  # -1 is infinitely far
+        rows = torch.cat([self._rows(old), new], -1)
+        nearest = torch.cat([old_distance, new_distance], -1).sort(dim=-1, stable=True).indices[:, :k]
+        return order, rows.gather(-1, nearest)[positions_in(order)]
+
+    def _set_lengthscale(self, lengthscale: Tensor) -> None:
+        where = type(self).__name__
+        check_tensor(where, "lengthscale", lengthscale)
+        if self._metric is not None:
+            cure = "Call refresh without lengthscales after the metric has changed."
+            fail(where, "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
+        lengthscale = lengthscale.detach().to(self.lengthscale)
+        if lengthscale.shape not in ((), self.lengthscale.shape):
+            expectation = f"a scalar or of shape {tuple(self.lengthscale.shape)}"
+            fail(where, "lengthscale", expectation, tuple(lengthscale.shape), "Give one per input dimension.")
+        check_finite(where, "lengthscale", lengthscale)
+        if (lengthscale <= 0).any():
+            fail(where, "lengthscale", "> 0", float(lengthscale.min()), "Inputs are divided by it.")
+        self.lengthscale.copy_(lengthscale.expand_as(self.lengthscale))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        """What is searched: x over the lengthscales in float64, or x itself for a metric of the user's."""
+        return x.double() / self.lengthscale.double() if self._metric is None else x
+
+    def _search_index(self, points: Tensor) -> SearchIndex:
+        return SearchIndex(
+            points, backend=self._backend, metric=self._metric, nprobe=self._nprobe, progress=self._progress
+        )
+
+    def _searcher(self) -> tuple[SearchIndex, Tensor]:
+        """The search index over the points in their ordering, and the position of each row in it."""
+        if self._index is None:
+            self._index = self._search_index(self._scaled(self.x)[self.order]), positions_in(self.order)
+        return self._index
+
+    def _search(self, k: int) -> Int[Tensor, "N k"]:
+        """The k neighbors of each row."""
+        raise NotImplementedError
+
+    def _rows(self, positions: Tensor) -> Tensor:
+        return torch.where(positions < 0, -1, self.order[positions])
+
+    def _forget(self) -> None:
+        """Drop what was computed from points or neighbors that change."""
+        self._index = None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "NeighborTable":
+        self._forget()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_index": None}
+
+
+def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
+    """The row numbers that occur, ascending, and the place of each one given among them."""
+    found, places = rows.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
+    return found.long(), places
+
+
+def positions_in(order: Tensor) -> Tensor:
+    """Position of each row in an ordering."""
+    positions = torch.empty_like(order)
+    positions[order] = torch.arange(len(order), device=order.device)
+    return positions
+
+
+def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:
+    table._forget()

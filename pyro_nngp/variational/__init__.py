@@ -1,0 +1,27 @@
+"""Variational distributions q(u) of latent values and of auxiliary variables, and their optima."""
+
+from pyro_nngp.variational.amortized import AmortizedGaussian
+from pyro_nngp.variational.auxiliary import LocalConjugate, LocalLogNormal
+from pyro_nngp.variational.gaussian import (
+    DenseGaussian,
+    LocalGaussian,
+    LocalTables,
+    combined_variance,
+    factor,
+    neighbor_variance,
+)
+from pyro_nngp.variational.natural_gradient import natural_gradient, variational_optimum
+
+__all__ = [
+    "AmortizedGaussian",
+    "DenseGaussian",
+    "LocalConjugate",
+    "LocalGaussian",
+    "LocalLogNormal",
+    "LocalTables",
+    "combined_variance",
+    "factor",
+    "natural_gradient",
+    "neighbor_variance",
+    "variational_optimum",
+]

@@ -1,0 +1,149 @@
+r"""A Gaussian guide whose rows come from an encoder instead of a table of parameters (Liu and Liu 2019, section 3.3).
+
+:math:`q(u) = N(m, R R^\top)` on a neighbor graph, where an encoder computes :math:`m_i` and row i of R from what is
+observed around point i. The number of parameters is the encoder's, whatever the number of points, and a trained encoder
+answers for data that it has never seen.
+
+Kernel values that the encoder reads are those of the present hyperparameters, sampled ones where they have priors, and
+gradients flow through them: the guide's dependence on the kernel is part of the objective.
+
+Cost: that of the encoder at the rows asked for, a batch and its neighbors; O(N K) integers for the nodes of the points.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.neighbors import NeighborGraph, distinct_rows
+from pyro_nngp.variational.encoders import Neighborhood, Row
+from pyro_nngp.variational.natural_gradient import gaussian_sites
+
+_ROUGH = 0.1  # variance of f at the rough value, for the likelihood's sites
+_CHUNK_ENTRIES = 2**22  # of the kernel matrices of the points encoded at once
+
+
+class AmortizedGaussian(GPModule):
+    """q(u) by an encoder; called like :class:`~pyro_nngp.variational.gaussian.LocalGaussian`.
+
+    Args:
+        encoder: see :mod:`pyro_nngp.variational.encoders`: a module with ``response`` and ``num_context``, which maps a
+            :class:`~pyro_nngp.variational.encoders.Neighborhood` to mean, diagonal and off-diagonal entries.
+        y: data.
+        likelihood: p(y | f).
+        kernel: of the prior.
+        graph: neighbors of the prior; rows of R are supported on them.
+        mean: mean function ``(B, D) -> (B,)``.
+        num_columns: off-diagonal entries per row of R, on the nearest of the neighbors; 0 is a mean-field guide.
+        jitter: relative nugget of the prior.
+
+    Raises:
+        ValueError: if the encoder's response is not one value per point and latent function, or not finite.
+    """
+
+    encoder: Any
+    context: Tensor
+    rank: Tensor
+    y: Tensor
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        y: Tensor,
+        likelihood: Likelihood,
+        kernel: Any,
+        graph: NeighborGraph,
+        mean: Callable[[Tensor], Tensor],
+        num_columns: int,
+        jitter: float = DEFAULT_JITTER,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder.to(graph.x)
+        # in a tuple: they are modules of the model, not of the guide
+        self._prior = kernel, graph, mean, jitter, likelihood
+        self.register_buffer("y", y)
+        self.num_columns = num_columns
+        response = self.encoder.response(likelihood, y).to(graph.x)
+        latents = tuple(y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
+        if response.shape != (*latents, graph.num_points) or not response.isfinite().all():
+            expectation = f"finite and of shape {(*latents, graph.num_points)}"
+            cure = "It maps (likelihood, y) to rough values of f, latent functions first."
+            fail("AmortizedGaussian", "encoder.response", expectation, tuple(response.shape), cure)
+        self.register_buffer("response", response)
+        self.register_buffer("rank", graph.order.argsort())
+        self.register_buffer("context", _context(graph, self.encoder.num_context))
+
+    @property
+    def pattern(self) -> Int[Tensor, "N P"] | None:
+        """Columns of R beside the diagonal; None for a mean-field guide."""
+        return self._prior[1].neighbors[:, : self.num_columns] if self.num_columns else None
+
+    @pyro_entry
+    def distribution(
+        self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
+    ) -> SparseCholeskyNormal:
+        """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
+        graph = self._prior[1]
+        asked = torch.arange(graph.num_points, device=graph.x.device) if rows is None else rows
+        covariance, likelihood = bind(self._prior[0]), self._prior[4].bind()
+        nodes = 1 + graph.num_neighbors + self.context.shape[1]
+        parts = [self._encode(covariance, likelihood, part) for part in asked.split(max(1, _CHUNK_ENTRIES // nodes**2))]
+        loc, scale = (torch.cat([part[i] for part in parts], -1) for i in range(2))
+        pattern = self.pattern
+        if pattern is None:
+            return SparseCholeskyNormal(loc, scale, rows=rows, targets=targets)
+        weights = torch.cat([part[2][..., : self.num_columns] for part in parts], -2)
+        return SparseCholeskyNormal(loc, scale, weights, pattern[asked], rows, targets)
+
+    def follow(self, graph: NeighborGraph) -> None:
+        """Find the further nodes of each point again after the graph has been refreshed."""
+        self.context = _context(graph, self.encoder.num_context)
+
+    def _encode(self, covariance: Covariance, likelihood: Likelihood, rows: Tensor) -> Row:
+        _, graph, mean, jitter, _ = self._prior
+        parents = graph.neighbors[rows]
+        nodes = torch.cat([rows[:, None], parents, self.context[rows]], -1)
+        mask, nodes = nodes >= 0, nodes.clamp(min=0)
+        touched, places = distinct_rows(nodes)
+        response = self.response[..., touched]
+        y = self.y[touched].movedim(0, -1)
+        spread = torch.full_like(response, _ROUGH)
+        target, precision = gaussian_sites(likelihood, y, response, spread, differentiable=True)
+        w, var = graph_conditional(covariance, graph.x[rows], graph.x, parents, jitter=jitter)
+        return self.encoder(
+            Neighborhood(
+                response[..., places],
+                mean(graph.x[touched])[places],
+                graph.x[nodes],
+                mask,
+                covariance,
+                self.rank[nodes],
+                w,
+                var,
+                jitter,
+                target[..., places],
+                precision[..., places],
+            )
+        )
+
+
+def _context(graph: NeighborGraph, num_context: int) -> Int[Tensor, "N C"]:
+    """Those of the nearest others of each point that are not its parents, -1 padded."""
+    if not num_context:
+        return graph.neighbors[:, :0]
+    near = graph.others(min(num_context, graph.num_points - 1))
+    parts = []
+    for some, parents in zip(near.split(2**14), graph.neighbors.split(2**14), strict=True):
+        known = (some[:, :, None] == parents[:, None, :]).any(-1)
+        order = known.to(torch.int8).argsort(dim=-1, stable=True)
+        parts.append(torch.where(known, -1, some).gather(-1, order))
+    return torch.cat(parts)

@@ -1,0 +1,226 @@
+"""Gaussian variational families: one row of parameters per point, or one dense Cholesky factor for all of them.
+
+Cost: a batch of :class:`LocalGaussian` touches its own rows alone. With ``sparse_grad`` the gradients are sparse too,
+so that an optimiser for them (:class:`~pyro_nngp.inference.RowAdam`) spends O(batch) per step whatever the number of
+points. :class:`DenseGaussian` is O(M^2) per latent function in all it does.
+"""
+
+import pyro.distributions as dist
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributions import Distribution, Independent, MultivariateNormal, Normal, register_kl
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.linalg import in_blocks
+from pyro_nngp.neighbors import NeighborGraph
+
+
+class LocalTables(GPModule):
+    """Parameters with one row per point, (M, L), read a batch at a time; base of the families that have them.
+
+    Attributes:
+        sparse_grad: whether gradients are sparse; :func:`~pyro_nngp.inference.fit` sets it while it trains on batches.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sparse_grad = False
+
+    def _read(self, table: Tensor, rows: Tensor | None) -> Tensor:
+        return table if rows is None else F.embedding(rows, table, sparse=self.sparse_grad)
+
+
+class LocalGaussian(LocalTables):
+    r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R diagonal, or sparse on a pattern.
+
+    Off-diagonal entries are parameters relative to the diagonal, :math:`R_{jk} = R_{jj} W_{jk}`, so that one learning
+    rate suits large and small variances alike.
+
+    Args:
+        num_points: M.
+        pattern: columns of R beside the diagonal, (M, K), -1 padded; None for a mean-field family.
+        num_latents: L; None is one function, without a batch dimension of its own.
+        loc: initial mean, (M, L), or (M,) for one function; None is zero.
+        scale: initial standard deviation, positive.
+        like: tensor whose dtype and device the parameters take.
+
+    Raises:
+        ValueError: if `scale` is not positive or a shape is wrong.
+    """
+
+    def __init__(
+        self,
+        num_points: int,
+        pattern: Int[Tensor, "M K"] | None = None,
+        num_latents: int | None = None,
+        loc: Float[Tensor, "M *L"] | None = None,
+        scale: float = 0.1,
+        like: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_latents = num_latents
+        self.loc, self.log_scale = _start("LocalGaussian", num_points, num_latents, loc, scale, like)
+        self.register_buffer("pattern", pattern)
+        if pattern is not None:
+            self.weights = nn.Parameter(self.loc.new_zeros(num_points, (num_latents or 1) * pattern.shape[1]))
+
+    @pyro_entry
+    def distribution(
+        self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
+    ) -> SparseCholeskyNormal:
+        """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
+        loc, scale = self._read(self.loc, rows).mT, self._read(self.log_scale, rows).mT.exp()
+        weights, pattern = None, None
+        if self.pattern is not None:
+            relative = self._read(self.weights, rows).unflatten(-1, (loc.shape[0], -1)).movedim(0, -2)
+            weights = relative * scale[..., None]
+            pattern = self.pattern if rows is None else self.pattern[rows]
+        if self.num_latents is None:
+            loc, scale, weights = loc[0], scale[0], None if weights is None else weights[0]
+        return SparseCholeskyNormal(loc, scale, weights, pattern, rows, targets)
+
+    @torch.no_grad()
+    def assign(self, q: SparseCholeskyNormal) -> None:
+        """Set the parameters so that :meth:`distribution` is `q`, which is over all points and on the same pattern."""
+        loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) for part in (q.loc, q.scale))
+        self.loc.copy_(loc.mT)
+        self.log_scale.copy_(scale.log().mT)
+        if self.pattern is not None:
+            relative = q.weights.reshape(*scale.shape, -1) / scale[..., None]
+            self.weights.copy_(relative.movedim(0, -2).flatten(-2))
+
+    def follow(self, graph: NeighborGraph) -> None:
+        """Move the pattern to the nearest neighbors in a graph that has been refreshed; see :meth:`change_pattern`."""
+        if self.pattern is not None:
+            self.change_pattern(graph.neighbors[:, : self.pattern.shape[1]])
+
+    @torch.no_grad()
+    def change_pattern(self, pattern: Int[Tensor, "M K"]) -> None:
+        """Move to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
+        old = self.weights.unflatten(-1, (self.loc.shape[1], -1))
+
+        def block(part: slice) -> tuple[Tensor]:
+            same = (pattern[part][:, :, None] == self.pattern[part][:, None, :]) & (pattern[part] >= 0)[:, :, None]
+            return (torch.einsum("mij,mlj->mli", same.to(old.dtype), old[part]),)
+
+        (new,) = in_blocks(block, len(pattern), pattern.shape[1] ** 2)
+        self.weights.copy_(new.flatten(-2))
+        self.pattern.copy_(pattern)
+
+
+class DenseGaussian(GPModule):
+    r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R a dense lower triangle, or diagonal.
+
+    Args:
+        num_points: M.
+        num_latents: L; None is one function, without a batch dimension of its own.
+        mean_field: whether R is diagonal.
+        loc: initial mean, (M, L), or (M,) for one function; None is zero.
+        scale: initial standard deviation, positive.
+        like: tensor whose dtype and device the parameters take.
+
+    Raises:
+        ValueError: if `scale` is not positive or a shape is wrong.
+    """
+
+    def __init__(
+        self,
+        num_points: int,
+        num_latents: int | None = None,
+        mean_field: bool = False,
+        loc: Float[Tensor, "M *L"] | None = None,
+        scale: float = 0.1,
+        like: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_latents, self.mean_field = num_latents, mean_field
+        self.loc, self.log_scale = _start("DenseGaussian", num_points, num_latents, loc, scale, like)
+        if not mean_field:
+            self.weights = nn.Parameter(self.loc.new_zeros(num_latents or 1, num_points, num_points))
+
+    @pyro_entry
+    def distribution(self) -> Distribution:
+        """q at all points, batch shape (L,) or (), event shape (M,)."""
+        loc, scale = self.loc.mT, self.log_scale.mT.exp()
+        tril = None if self.mean_field else self.weights.tril(-1) + torch.diag_embed(scale)
+        if self.num_latents is None:
+            loc, scale, tril = loc[0], scale[0], None if tril is None else tril[0]
+        return dist.Normal(loc, scale).to_event(1) if tril is None else dist.MultivariateNormal(loc, scale_tril=tril)
+
+    @torch.no_grad()
+    def assign(self, q: Distribution) -> None:
+        """Set the parameters so that :meth:`distribution` is `q`; a mean-field guide takes the diagonal of its R."""
+        loc, tril = q.mean, factor(q)
+        self.loc.copy_(loc.reshape(self.loc.mT.shape).mT)
+        self.log_scale.copy_(tril.diagonal(dim1=-2, dim2=-1).log().reshape(self.loc.mT.shape).mT)
+        if not self.mean_field:
+            self.weights.copy_(tril.tril(-1).reshape(self.weights.shape))
+
+
+def factor(q: Distribution) -> Float[Tensor, "*L M M"]:
+    """R of a distribution of :class:`DenseGaussian`."""
+    return q.scale_tril if isinstance(q, MultivariateNormal) else torch.diag_embed(q.stddev)
+
+
+def combined_variance(q: Distribution, a: Float[Tensor, "... B M"]) -> Float[Tensor, "... B"]:
+    r"""Variances :math:`\| R^\top a_b \|^2` of the combinations :math:`a_b^\top u` under a :class:`DenseGaussian`.
+
+    Args:
+        q: a distribution of :class:`DenseGaussian`.
+        a: coefficients; leading dimensions broadcast against those of q.
+
+    Cost: O(B M^2) for a dense factor, O(B M) for a diagonal one.
+    """
+    if isinstance(q, MultivariateNormal):
+        return (a @ q.scale_tril).square().sum(-1)
+    return (a.square() @ q.variance[..., None])[..., 0]
+
+
+def neighbor_variance(
+    w: Float[Tensor, "B H"], neighbors: Int[Tensor, "B H"], cov: Float[Tensor, "*L M M"]
+) -> Float[Tensor, "*L B"]:
+    r"""Variances :math:`w_b^\top S_{n(b) n(b)} w_b` of combinations of a few of M values with covariance S.
+
+    Args:
+        w: coefficients.
+        neighbors: n(b), which of the values they belong to.
+        cov: S, one for each latent function.
+
+    Cost: O(B H^2), in blocks.
+    """
+
+    def block(part: slice) -> tuple[Tensor]:
+        rows = neighbors[part]
+        near = cov[..., rows[:, :, None], rows[:, None, :]]
+        return (((near @ w[part][..., None])[..., 0] * w[part]).sum(-1),)
+
+    return in_blocks(block, len(w), neighbors.shape[1] ** 2 * cov[..., 0, 0].numel(), -1)[0]
+
+
+@register_kl(MultivariateNormal, Independent)
+def _kl_dense_independent(q: MultivariateNormal, p: Independent) -> Tensor:
+    """The divergence from independent normal values, as those of a whitened prior, without a factorisation."""
+    if not isinstance(p.base_dist, Normal) or p.reinterpreted_batch_ndims != 1:
+        raise NotImplementedError("no closed form: known for Normal(...).to_event(1) only")
+    tril, scale = q.scale_tril, p.base_dist.scale
+    spread = tril.square().sum(-1) + (q.loc - p.base_dist.loc).square()
+    return (0.5 * (spread / scale.square() - 1) + scale.log() - tril.diagonal(dim1=-2, dim2=-1).log()).sum(-1)
+
+
+def _start(
+    where: str, num_points: int, num_latents: int | None, loc: Tensor | None, scale: float, like: Tensor | None
+) -> tuple[nn.Parameter, nn.Parameter]:
+    """Initial mean and logarithm of the standard deviation, (M, L)."""
+    if scale <= 0:
+        fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
+    like, shape = torch.empty(0) if like is None else like, (num_points, num_latents or 1)
+    if loc is not None and loc.dim() == 1:
+        loc = loc[:, None]
+    if loc is not None and loc.shape != shape:
+        fail(where, "loc", f"of shape {shape}", tuple(loc.shape), "One initial mean per point and latent.")
+    start = like.new_zeros(shape) if loc is None else loc.detach().clone().to(like)
+    return nn.Parameter(start), nn.Parameter(like.new_full(shape, scale).log())

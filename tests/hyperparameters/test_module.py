@@ -1,0 +1,187 @@
+"""Names of what modules own in one Pyro program: collisions are errors, and names cure them."""
+
+import copy
+import gc
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import SVI, Trace_ELBO
+from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
+from torch import nn
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import Constant, Matern32
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, PolyaGammaBound
+from pyro_nngp.models import BSGP, LOO, NPVI, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.neighbors.graph import NeighborGraph
+from pyro_nngp.variational.encoders import SiteEncoder
+from pyro_nngp.variational.gaussian import LocalGaussian
+
+X = torch.rand(12, 1)
+GRAPH = NeighborGraph(X, 3)
+TWICE = r"Matern32: expected .* names that the program has not used, got \['lengthscale'{}\] twice"
+
+
+def program(one, two):
+    def model():
+        f = pyro.sample("f", NNGP(one, GRAPH)) + pyro.sample("g", NNGP(two, GRAPH))
+        pyro.sample("y", dist.Normal(f, 0.1).to_event(1), obs=torch.sin(5 * X[:, 0]))
+
+    return model
+
+
+def guide():
+    for name in "fg":
+        pyro.sample(name, dist.Normal(torch.zeros(12), 0.1).to_event(1))
+
+
+def trace(model):
+    return pyro.poutine.trace(model).get_trace().nodes
+
+
+def test_parameters_of_one_name_are_refused_where_one_would_not_be_trained():
+    one, two = Matern32(1, lengthscale=0.3), Matern32(1, lengthscale=2.0)
+    step = SVI(program(one, two), guide, Adam({"lr": 0.1}), Trace_ELBO()).step
+    with pytest.raises(RuntimeError, match=TWICE.format(", 'variance'") + r"\. Name one of the two: module\.named\("):
+        step()
+    two.named("trend")
+    assert {"lengthscale", "trend.lengthscale"} <= trace(program(one, two)).keys()
+    before = [p.clone() for k in (one, two) for p in k.parameters()]
+    step()
+    assert all((old != new).all() for old, new in zip(before, (*one.parameters(), *two.parameters()), strict=True))
+
+
+def test_sites_of_one_name_are_refused():
+    prior = dist.LogNormal(0.0, 1.0)
+    one, two = (Matern32(1, lengthscale=PyroSample(prior)) for _ in range(2))
+    with pytest.raises(RuntimeError, match=TWICE.format("")):
+        trace(program(one, two))
+    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*serves twice is bound once: cov = kernel\.bind\(\)"):
+        trace(program(one, one))
+
+    def shared():
+        cov = one.bind()
+        program(cov, cov)()
+
+    assert {"lengthscale", "f", "g"} <= trace(shared).keys()
+
+
+def test_one_kernel_may_be_read_twice_and_another_after_it_is_gone():
+    one = Matern32(1)
+    assert {"lengthscale", "f", "g"} <= trace(program(one, one)).keys()
+
+    def rebuilt():
+        for scale in (0.5, 2.0):
+            Matern32(1, lengthscale=scale)(X)
+            gc.collect()
+
+    assert trace(rebuilt)["lengthscale"]["value"] == 2.0
+
+
+def test_a_prior_belongs_to_one_method():
+    kernel = Matern32(1, lengthscale=PyroSample(dist.LogNormal(0.0, 1.0)))
+    first = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
+    second = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
+    samples = {"kernel.lengthscale": torch.ones(2)}
+    for call in (first.model, first.guide, lambda: first(X), lambda: first.predict(X, samples=samples)):
+        with pytest.raises(ValueError, match=r"expected the prior of 'lengthscale' in one method alone.*deepcopy"):
+            call()
+    second.model()
+    second.named("renamed")(X)
+    assert "renamed.kernel.lengthscale" in trace(second.model)
+
+
+def test_other_errors_of_a_program_stay_what_they_are():
+    class Broken(Matern32):
+        def bind(self):
+            raise RuntimeError("of its own")
+
+    with pytest.raises(RuntimeError, match="^of its own$"):
+        Broken(1)(X)
+
+
+def after_running(part, *args):
+    part(*args)
+    return part
+
+
+def labels():
+    return (X[:, 0] > 0.5).float()
+
+
+def of_another(part):
+    """A part of a method that has been trained."""
+    gp = LOO(X, X[:, 0], Matern32(1) + Constant(1), num_neighbors=3)
+    fit(gp, 1, progress=False)
+    return getattr(gp, part)
+
+
+def bound_of_another():
+    gp = VNNGP(X, labels(), Matern32(1), PolyaGammaBound(Bernoulli()), num_neighbors=3)
+    fit(gp, 1, progress=False)
+    return gp.likelihood
+
+
+def amortized():
+    gp = NPVI(X, X[:, 0], Matern32(1) + Constant(1), Gaussian(), num_neighbors=3, encoder=SiteEncoder(1))
+    fit(gp, 1, progress=False)
+    return gp.amortize(X + 1, X[:, 0])
+
+
+def composed():
+    return after_running(Matern32(1) + Constant(1), X)
+
+
+def module_mean():
+    linear = PyroModule[nn.Linear](1, 1)
+    return after_running(PyroModule[nn.Sequential](linear), X)
+
+
+BOTH = torch.cat([X, -X], 1)
+WITH_USED_PARTS = {
+    "kernel": lambda: VNNGP(X, X[:, 0], composed(), Gaussian(), num_neighbors=3),
+    "sum of a sum": lambda: VNNGP(X, X[:, 0], composed() + Matern32(1), Gaussian(), num_neighbors=3),
+    "mean": lambda: VNNGP(X, X[:, 0], Matern32(1), Gaussian(), num_neighbors=3, mean=module_mean()),
+    "another's": lambda: VNNGP(X, X[:, 0], of_another("kernel"), of_another("likelihood"), num_neighbors=3),
+    "another's bound": lambda: VNNGP(X, labels(), Matern32(1), bound_of_another(), num_neighbors=3),
+    "amortized": amortized,
+    "layer": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4),
+    "layers": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4, num_layers=2),
+    "coregionalized": lambda: CoregionalizedLOO(X, BOTH, [composed(), composed()], num_neighbors=3),
+}
+
+
+@pytest.mark.parametrize("name", WITH_USED_PARTS)
+def test_parts_that_have_run_serve_in_a_method(name):
+    gp = WITH_USED_PARTS[name]()
+    sites = trace(gp.model)
+    names = {name for name, site in sites.items() if site["type"] == "param"}
+    assert names
+    assert all(name.split(".")[0] in ("kernel", "mean", "likelihood", "layers", "mixing") for name in names)
+    if not isinstance(gp, BSGP):
+        before = [p.clone() for p in gp.parameters()]
+        SVI(gp.model, gp.guide, Adam({"lr": 0.1}), Trace_ELBO()).step()
+        assert any((old != new).any() for old, new in zip(before, gp.parameters(), strict=True))
+    larger = PyroModule()
+    larger.inner = WITH_USED_PARTS[name]()
+    assert {f"inner.{name}" for name in names} <= trace(larger.inner.model).keys()
+
+
+def test_a_module_that_runs_keeps_its_names():
+    kernel = composed()
+    with kernel._pyro_context, pytest.raises(AssertionError, match="executed outside of supermodule"):
+        kernel + Matern32(1)
+
+
+def test_a_shallow_copy_leaves_what_the_running_program_refers_to():
+    q = LocalGaussian(3)
+    with pyro.poutine.trace(param_only=True) as record, q._pyro_context:
+        assert q.loc is q.loc
+        copied = copy.copy(q)
+    assert record.trace.nodes["loc"]["value"].unconstrained() is q.loc is copied.loc
+    copied.__dict__["loc"] = 2.0
+    assert isinstance(q.loc, nn.Parameter)

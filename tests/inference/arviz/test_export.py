@@ -1,0 +1,433 @@
+import signal
+import warnings
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS
+from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.reparam import LocScaleReparam
+from pyro.nn import PyroSample
+
+from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.models import VNNGP
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x speaks of 1.x once a day
+    import arviz as az
+
+OLD = az.__version__.startswith("0.")
+N = 12
+X = torch.linspace(-1, 1, N, dtype=torch.float64)
+Y = (1.5 * X + 0.3 * torch.cos(9 * X)).masked_fill(torch.arange(N) == 4, torch.nan)
+SEEN = torch.arange(N) != 4
+
+
+def tensor(variable):
+    return torch.as_tensor(variable.values)
+
+
+def normal(loc, scale):
+    return dist.Normal(torch.as_tensor(loc, dtype=X.dtype), torch.as_tensor(scale, dtype=X.dtype))
+
+
+def model(idx=None):
+    """A slope, a local effect per row, one missing observation, a tempered prior, a factor."""
+    slope = pyro.sample("slope", normal([0.0, 0.0], 1.0).to_event(1))
+    with pyro.plate("rows", N, subsample=idx) as rows, poutine.scale(scale=0.5):
+        effect = pyro.sample("effect", normal(0.0, 0.3))
+        mean = pyro.deterministic("mean", slope[0] * X[rows] + slope[1] + effect)
+        with poutine.mask(mask=SEEN[rows]):
+            pyro.sample("y", normal(mean, 0.2).mask(rows != 7), obs=Y[rows].nan_to_num())
+    pyro.factor("factor", -slope.square().sum())
+
+
+def guide(idx=None):
+    loc = pyro.param("loc", lambda: torch.tensor([1.5, 0.1], dtype=X.dtype))
+    slope = pyro.sample("slope", normal(loc.detach(), 0.1).to_event(1))
+    with pyro.plate("rows", N, subsample=idx) as rows, poutine.scale(scale=0.5):
+        pyro.sample("effect", normal(0.1 * slope[0] + 0.1 * X[rows], 0.3))
+
+
+@pytest.fixture(scope="module")
+def gp():
+    pyro.set_rng_seed(1)
+    x = torch.rand(30, 2, dtype=torch.float64)
+    kernel = Matern52(2, variance=torch.tensor(1.3, dtype=torch.float64))
+    gp = VNNGP(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4, loc=x.sum(-1), guide_neighbors=2)
+    gp.local.weights.data.normal_(0, 0.1)
+    return gp
+
+
+def test_guide_draws_and_densities_by_hand():
+    idata = to_arviz((model, guide), num_samples=6, log_density=True, losses=torch.tensor([3.0, 2.0]))
+    post, stats = idata.posterior, idata.sample_stats
+    assert post["effect"].dims == ("chain", "draw", "rows")
+    assert post["slope"].dims == ("chain", "draw", "slope_dim_0")
+    slope, effect = tensor(post["slope"])[0], tensor(post["effect"])[0]
+    assert len(np.unique(slope[:, 0])) == 6
+    mean = slope[:, :1] * X + slope[:, 1:] + effect
+    torch.testing.assert_close(tensor(post["mean"])[0], mean, rtol=1e-12, atol=0)
+    pointwise = normal(mean, 0.2).log_prob(Y.nan_to_num())
+    counted = SEEN & (torch.arange(N) != 7)
+    expected = torch.where(counted, pointwise, torch.nan)
+    torch.testing.assert_close(tensor(idata.log_likelihood["y"])[0], expected, rtol=1e-12, atol=0, equal_nan=True)
+    log_p = normal(0.0, 1.0).log_prob(slope).sum(-1) - slope.square().sum(-1)
+    log_p = log_p + normal(0.0, 0.3).log_prob(effect).sum(-1) + torch.where(counted, pointwise, 0.0).sum(-1)
+    loc = torch.tensor([1.5, 0.1], dtype=X.dtype)
+    log_q = normal(loc, 0.1).log_prob(slope).sum(-1)
+    log_q = log_q + normal(0.1 * slope[:, :1] + 0.1 * X, 0.3).log_prob(effect).sum(-1)
+    torch.testing.assert_close(tensor(stats["log_p"])[0], log_p, rtol=1e-12, atol=0)
+    torch.testing.assert_close(tensor(stats["log_q"])[0], log_q, rtol=1e-12, atol=0)
+    assert "factor" not in idata.observed_data
+    assert "factor" not in post
+    assert "sample_stats" not in to_arviz((model, guide), num_samples=2)
+    assert idata.svi["loss"].dims == ("step",)
+    assert idata.svi["loss"].values.tolist() == [3.0, 2.0]
+
+
+def test_batch_of_rows_gives_coordinates_and_unscaled_likelihoods():
+    rows = torch.tensor([7, 2, 9])
+    names = [f"site {i}" for i in range(N)]
+    idata = to_arviz(
+        (model, guide), rows, num_samples=4, constant_data={"x": X}, dims={"x": ["rows"]}, coords={"rows": names}
+    )
+    for group in (
+        idata.posterior,
+        idata.log_likelihood,
+        idata.posterior_predictive,
+        idata.observed_data,
+        idata.constant_data,
+    ):
+        assert group["rows"].values.tolist() == ["site 7", "site 2", "site 9"]
+    np.testing.assert_array_equal(idata.constant_data["x"], X[rows])
+    np.testing.assert_array_equal(idata.observed_data["y"], Y[rows])
+    expected = normal(tensor(idata.posterior["mean"]), 0.2).log_prob(Y[rows])
+    expected[..., 0] = torch.nan
+    torch.testing.assert_close(tensor(idata.log_likelihood["y"]), expected, rtol=1e-12, atol=0, equal_nan=True)
+
+
+def test_batches_of_rows_change_nothing():
+    pyro.set_rng_seed(3)
+    whole = to_arviz((model, guide), num_samples=5, posterior_predictive=False)
+    pyro.set_rng_seed(3)
+    parts = to_arviz((model, guide), num_samples=5, posterior_predictive=False, batch_size=5, num_data=N)
+    for group in ("posterior", "log_likelihood", "observed_data"):
+        assert whole[group].equals(parts[group])
+
+
+def test_predictive_draws_have_the_law_of_the_model():
+    idata = to_arviz((model, guide), num_samples=300, batch_size=8, num_data=N)
+    y, mean = tensor(idata.posterior_predictive["y"])[0], tensor(idata.posterior["mean"])[0]
+    z = (y - mean) / 0.2  # also where the data are masked
+    count = N * 300
+    assert abs(z.mean()) < 6 / count**0.5
+    assert abs(z.square().mean() - 1) < 6 * (2 / count) ** 0.5
+
+
+def test_data_that_depend_on_data_are_drawn_jointly():
+    def chained():
+        loc = pyro.sample("loc", dist.Normal(0.0, 0.1))
+        first = pyro.sample("first", dist.Normal(loc, 1.0), obs=torch.tensor(5.0))
+        pyro.sample("second", dist.Normal(first, 1e-3), obs=torch.tensor(5.0))
+
+    drawn = to_arviz((chained, AutoNormal(chained)), num_samples=50).posterior_predictive
+    np.testing.assert_allclose(drawn["second"], drawn["first"], atol=6e-3)
+    assert abs(drawn["first"].mean() - 0) < 6 * (2 / 50) ** 0.5
+
+
+def test_nuts_run_keeps_draws_and_arguments():
+    def regression(x, y=None):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Normal(slope * x, scale), obs=y)
+
+    x, y = X.float(), 1.5 * X.float()
+    mcmc = MCMC(NUTS(regression), num_samples=20, warmup_steps=20, disable_progbar=True)
+    mcmc.run(x, y=y)
+    mcmc._diagnostics[0]["divergences"] = [0, 19]
+    idata = to_arviz(mcmc, log_density=True)
+    draws = mcmc.get_samples(group_by_chain=True)
+    for name in ("slope", "scale"):
+        np.testing.assert_array_equal(idata.posterior[name], draws[name])
+    expected = dist.Normal(draws["slope"][..., None] * x, draws["scale"][..., None]).log_prob(y)
+    torch.testing.assert_close(tensor(idata.log_likelihood["y"]), expected)
+    assert idata.sample_stats["diverging"].values[0].nonzero()[0].tolist() == [0, 19]
+    assert idata.sample_stats["acceptance_rate"].dims == ("chain",)
+    assert "log_q" not in idata.sample_stats
+    prior = dist.Normal(0.0, 1.0).log_prob(draws["slope"]) + dist.HalfNormal(1.0).log_prob(draws["scale"])
+    torch.testing.assert_close(
+        tensor(idata.sample_stats["log_p"]), (prior + expected.sum(-1)).double(), rtol=1e-5, atol=0
+    )
+    thin = to_arviz(mcmc, num_samples=3)
+    np.testing.assert_array_equal(thin.posterior["slope"], draws["slope"][:, [0, 10, 19]])
+    assert thin.sample_stats["diverging"].values.tolist() == [[True, False, True]]
+    other = to_arviz(mcmc, x[:3], model_kwargs={"y": y[:3]})
+    np.testing.assert_array_equal(other.log_likelihood["y"], idata.log_likelihood["y"][..., :3])
+
+
+def test_stochastic_gradient_chains_stay_apart():
+    def counts(idx):
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with pyro.plate("rows", N, subsample=idx):
+            pyro.sample("y", dist.Poisson(rate), obs=torch.arange(N)[idx] % 3)
+
+    mcmc = SGMCMC(SGHMC(counts, 0.05), num_samples=6, warmup_steps=20, num_chains=2, disable_progbar=True)
+    mcmc.run(Minibatch(N, 4))
+    for chain, found in enumerate(mcmc._diagnostics):
+        found["divergences"] = [chain]
+    idata = to_arviz(mcmc)
+    draws = mcmc.get_samples(group_by_chain=True)["rate"]
+    np.testing.assert_array_equal(idata.posterior["rate"], draws)
+    expected = dist.Poisson(draws[..., None]).log_prob(torch.arange(N) % 3)
+    torch.testing.assert_close(tensor(idata.log_likelihood["y"]), expected)
+    assert idata.sample_stats["step_size"].values.tolist() == [0.05, 0.05]
+    assert idata.sample_stats["kinetic_temperature"].dims == ("chain",)
+    assert idata.sample_stats["diverging"].values.tolist() == np.eye(2, 6, dtype=bool).tolist()
+
+
+@pytest.mark.parametrize("settings", [{}, {"inducing": 9}, {"y": 2}, {"likelihood": Poisson()}])
+def test_method_with_and_without_batches(settings):
+    x = torch.rand(20, 2, dtype=torch.float64)
+    settings = dict(settings)
+    likelihood = settings.pop("likelihood", Gaussian(0.1))
+    y = (3 * x.sum(-1)).round()
+    y = torch.stack([y, -y], -1) if settings.pop("y", 1) == 2 else y
+    kernel = Matern52(2)
+    kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=x.dtype), 0.3))
+    gp = VNNGP(x, y, kernel, likelihood, num_neighbors=4, **settings)
+    pyro.set_rng_seed(3)
+    whole = to_arviz(gp, num_samples=4, posterior_predictive=False)
+    pyro.set_rng_seed(3)
+    parts = to_arviz(gp, num_samples=4, posterior_predictive=False, batch_size=7)
+    latents = ("latents",) if y.dim() == 2 else ()
+    assert whole.posterior["f"].dims == ("chain", "draw", *latents, "data")
+    assert set(whole.posterior) == {"kernel.variance", "u", "f"}
+    assert set(whole.params) >= {"kernel.lengthscale", "mean.value"}
+    for group in ("posterior", "log_likelihood", "observed_data"):
+        for name in whole[group]:
+            np.testing.assert_allclose(whole[group][name], parts[group][name], rtol=1e-12)
+    f = tensor(whole.posterior["f"])
+    expected = gp.likelihood(f).log_prob(y.mT if y.dim() == 2 else y)
+    torch.testing.assert_close(tensor(whole.log_likelihood["y"]), expected.detach(), rtol=1e-12, atol=0)
+
+
+def test_method_densities_inputs_and_batch(gp):
+    idata = to_arviz(gp, num_samples=3, log_density=True, coords={"input_dim": ["east", "north"]})
+    assert idata.constant_data["x"].dims == ("data", "input_dim")
+    np.testing.assert_array_equal(idata.constant_data["x"].sel(input_dim="north"), gp.x[:, 1])
+    u = tensor(idata.posterior["u"])[0]
+    q = dist.MultivariateNormal(gp.local.distribution().loc, scale_tril=_dense_root(gp))
+    torch.testing.assert_close(tensor(idata.sample_stats["log_q"])[0], q.log_prob(u).detach(), rtol=1e-9, atol=0)
+    rows = torch.tensor([5, 1])
+    part = to_arviz(gp, rows, num_samples=2, var_names=["f"])
+    assert list(part.posterior) == ["f"]
+    assert part.posterior["data"].values.tolist() == [5, 1]
+    np.testing.assert_array_equal(part.constant_data["x"], gp.x[rows])
+
+
+def _dense_root(gp):
+    q = gp.local.distribution()
+    order = gp.graph.order
+    root = torch.diag(q.scale)
+    for i, row in enumerate(q.pattern):
+        root[i, row[row >= 0]] = q.weights[i, row >= 0]
+    # Lower triangular in the ordering, so a Cholesky factor of the permuted covariance; back in the rows of x:
+    cov = root @ root.mT
+    assert torch.equal(root[order][:, order], root[order][:, order].tril())
+    return torch.linalg.cholesky(cov)
+
+
+def test_var_names_keep_and_leave_out():
+    assert set(to_arviz((model, guide), num_samples=2, var_names=["~effect"]).posterior) == {"slope", "mean"}
+    assert set(to_arviz((model, guide), num_samples=2, var_names=["slope"]).posterior) == {"slope"}
+
+
+def test_names_of_dimensions_and_labels():
+    def factors():
+        pyro.sample("both", dist.Normal(torch.zeros(3, 2), 1.0).to_event(2))
+        with pyro.plate("outer", 3, dim=-2), pyro.plate("inner", 4, dim=-1):
+            pyro.sample("events", dist.Normal(torch.zeros(5), 1.0).to_event(1))
+
+    names = {"both": ["outer", "kind"], "events": ["band"]}
+    idata = to_arviz((factors, AutoNormal(factors)), num_samples=2, dims=names, coords={"kind": ["a", "b"]})
+    assert idata.posterior["events"].dims == ("chain", "draw", "outer", "inner", "band")
+    assert idata.posterior["both"].dims == ("chain", "draw", "outer", "kind")
+    assert idata.posterior["kind"].values.tolist() == ["a", "b"]
+    plain = to_arviz((factors, AutoNormal(factors)), num_samples=2)
+    assert plain.posterior["events"].dims[2:] == ("outer", "inner", "events_dim_2")
+
+
+def test_reparametrized_sites_are_variables_not_data():
+    def centered():
+        scale = pyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        with pyro.plate("rows", 3):
+            x = pyro.sample("x", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Normal(x, 1.0), obs=torch.ones(3))
+
+    reparam = poutine.reparam(centered, config={"x": LocScaleReparam(0.0)})
+    idata = to_arviz((reparam, AutoNormal(reparam)), num_samples=3)
+    assert set(idata.posterior) == {"scale", "x", "x_decentered"}
+    assert idata.posterior["x"].dims == ("chain", "draw", "rows")
+    assert list(idata.observed_data) == ["y"]
+    np.testing.assert_allclose(
+        idata.posterior["x"], idata.posterior["scale"] * idata.posterior["x_decentered"], rtol=1e-5
+    )
+
+
+def test_netcdf_round_trip(tmp_path):
+    idata = to_arviz(
+        (model, guide), num_samples=3, log_density=True, losses=[1.0, 0.5], coords={"rows": [f"r{i}" for i in range(N)]}
+    )
+    idata.to_netcdf(tmp_path / "posterior.nc")
+    again = az.from_netcdf(tmp_path / "posterior.nc")
+    groups = {"posterior", "posterior_predictive", "log_likelihood", "sample_stats", "observed_data", "svi"}
+    assert set(again.groups() if OLD else again.children) == groups
+    for group in groups:
+        for name in idata[group].data_vars:
+            assert idata[group][name].equals(again[group][name])
+    (again.close if OLD else lambda: None)()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of pandas and Matplotlib, to ArviZ
+def test_arviz_accepts_the_result():
+    y = torch.randn(40) + 1
+
+    def location(scale):
+        loc = pyro.sample("loc", dist.Normal(0.0, 10.0))
+        with pyro.plate("data", 40):
+            pyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+    def exact(scale):  # the posterior, up to the prior
+        pyro.sample("loc", dist.Normal(y.mean(), scale / 40**0.5))
+
+    good, bad = (to_arviz((location, exact), scale, num_samples=400, log_density=True) for scale in (1.0, 3.0))
+    assert abs(az.summary(good).loc["loc", "mean"] - y.mean()) < 0.05
+    loo = az.loo(good)
+    pointwise = tensor(good.log_likelihood["y"])[0]
+    weights = -pointwise - torch.logsumexp(-pointwise, 0)  # plain importance sampling, fine for one parameter
+    expected = torch.logsumexp(pointwise + weights, 0).sum()
+    assert abs(float(loo.elpd_loo if OLD else loo.elpd) - expected) < 0.1
+    assert az.compare({"good": good, "bad": bad}).index[0] == "good"
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    az.plot_trace(good)
+    (az.plot_ppc if OLD else az.plot_ppc_dist)(good)
+    mpl.pyplot.close("all")
+    if not OLD:
+        stats = good.sample_stats
+        corrected = az.loo_approximate_posterior(good, log_p=stats["log_p"], log_q=stats["log_q"])
+        assert abs(float(corrected.elpd) - expected) < 0.1
+        part = az.loo_subsample(good, 20, log_p=stats["log_p"], log_q=stats["log_q"])
+        assert abs(float(part.elpd) - expected) < 6 * part.subsampling_se + 0.1
+
+
+def test_interrupt_returns_the_draws_so_far():
+    runs = []
+
+    def interrupted():
+        pyro.sample("loc", dist.Normal(0.0, 1.0))
+        runs.append(1)
+        if len(runs) == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    def alone():
+        pyro.sample("loc", dist.Normal(0.0, 1.0))
+
+    idata = to_arviz((interrupted, alone), num_samples=10, posterior_predictive=False, log_density=True)
+    assert idata.posterior["loc"].shape == idata.sample_stats["log_p"].shape == (1, 3)
+
+
+def test_discrete_and_single_precision_types_are_kept():
+    def counts():
+        rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
+        pyro.sample("y", dist.Poisson(rate).expand([4]).to_event(1), obs=torch.tensor([1, 0, 2, 1]))
+
+    idata = to_arviz((counts, AutoMultivariateNormal(counts)), num_samples=2)
+    assert idata.posterior["rate"].dtype == np.float32
+    assert idata.observed_data["y"].dtype == np.int64
+    assert idata.observed_data["y"].dims == ("y_dim_0",)
+    assert idata.log_likelihood["y"].dims == ("chain", "draw")
+
+
+@pytest.mark.gpu
+def test_draws_come_from_the_gpu():
+    x = torch.rand(20, 2, device="cuda")
+    gp = VNNGP(x, x.sum(-1), Matern52(2), Gaussian(0.1), num_neighbors=4)
+    idata = to_arviz(gp, num_samples=3, batch_size=8, losses=torch.ones(2, device="cuda"))
+    np.testing.assert_array_equal(idata.constant_data["x"], x.cpu())
+    assert idata.log_likelihood["y"].shape == (1, 3, 20)
+
+
+def latent_only():
+    pyro.sample("loc", dist.Normal(0.0, 1.0))
+
+
+def random_rows():
+    pyro.sample("loc", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", 100, subsample_size=5):
+        pyro.sample("y", dist.Normal(0.0, 1.0), obs=torch.ones(5))
+
+
+def shapeless(idx=None):
+    size = 3 if idx is None else len(idx)
+    pyro.sample("local", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+
+
+@pytest.mark.parametrize(
+    ("source", "args", "options", "message"),
+    [
+        ((latent_only, latent_only), (), {"num_samples": 0}, "expected num_samples >= 1"),
+        ((latent_only, latent_only), (), {"batch_size": 0, "num_data": 3}, "expected batch_size >= 1"),
+        ((latent_only, latent_only), (), {"batch_size": 2}, "expected num_data to be the number of rows"),
+        ((model, guide), (X,), {"batch_size": 2, "num_data": N}, "expected model arguments to be none with batch_size"),
+        ((model, guide), (), {"batch_size": 2, "num_data": N, "log_density": True}, "expected log_density to be False"),
+        (
+            (model, guide),
+            (torch.arange(3),),
+            {"log_density": True},
+            "to take all rows of its plates, got some of ['rows']",
+        ),
+        ((random_rows, latent_only), (), {}, "expected plate 'rows' to take the same rows at each draw"),
+        ((model, latent_only), (), {}, "expected latent site 'slope' among ['loc'], got no value of it"),
+        ((shapeless, shapeless), (), {"batch_size": 2, "num_data": 3}, "the value of 'local' to follow the rows"),
+        (
+            (model, guide),
+            (),
+            {"var_names": ["~efect"]},
+            "expected var_names among ['effect', 'mean', 'slope'], got ['efect']",
+        ),
+        ((model, guide), (), {"dims": {"slopes": ["a"]}}, "expected dims among"),
+        ((model, guide), (), {"coords": {"row": range(N)}}, "expected coords among"),
+        ((model, guide), (), {"coords": {"rows": range(3)}}, "expected coords['rows'] to have 12 labels, got 3"),
+        ((model, guide), (), {"dims": {"slope": ["a", "b"]}}, "expected dims to name the 1 dimensions of 'slope'"),
+        (MCMC(NUTS(model), num_samples=2), (), {}, "expected the MCMC object to hold draws, got none"),
+    ],
+)
+def test_errors(source, args, options, message):
+    with pytest.raises(ValueError, match="to_arviz: ") as error:
+        to_arviz(source, *args, **{"num_samples": 2, **options})
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("source", [model, (model,), (model, 3), None])
+def test_other_sources_are_type_errors(source):
+    with pytest.raises(TypeError, match=r"to_arviz: expected source to be an MCMC object, a pair \(model, guide\)"):
+        to_arviz(source)
+
+
+def test_errors_of_mcmc_runs():
+    mcmc = MCMC(NUTS(latent_only), num_samples=4, warmup_steps=1, disable_progbar=True)
+    mcmc.run()
+    with pytest.raises(ValueError, match="expected num_samples <= 4, the draws of a chain, got 5"):
+        to_arviz(mcmc, num_samples=5)
+    mcmc.kernel.model = None
+    with pytest.raises(ValueError, match="expected the MCMC kernel to have a model"):
+        to_arviz(mcmc)

@@ -1,0 +1,158 @@
+"""Predictions from posterior draws: against dense Gaussian conditionals, and against the guide where it is a point."""
+
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.dense import dense_covariance
+from pyro.infer import MCMC, NUTS, Predictive
+from pyro.nn import PyroSample
+from pyro.poutine import reparam
+
+from pyro_nngp.distributions import NNGPReparam
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
+from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP
+
+F64 = torch.float64
+N, P = 15, 4
+X = torch.rand(N, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+X_NEW = torch.rand(P, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
+Y = torch.sin(5 * X[:, 0])
+LENGTHSCALES = torch.tensor([0.4, 0.9], dtype=F64)
+
+
+def prior():
+    return PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0))
+
+
+def build(method, y=Y, likelihood=None, **settings):
+    likelihood = Gaussian(torch.tensor(0.1, dtype=F64)) if likelihood is None else likelihood
+    return method(X, y, Matern32(2, lengthscale=prior()), likelihood, mean=lambda x: 0.5 + x[:, 0], **settings)
+
+
+def exact(u, lengthscale):
+    """Mean and covariance of f at the new points given its values at the data, without the mean function."""
+    cov = dense_covariance(Matern32(2, lengthscale=lengthscale).double(), torch.cat([X, X_NEW])).detach()
+    gain = torch.cholesky_solve(cov[:N, N:], torch.linalg.cholesky(cov[:N, :N])).mT
+    return gain @ u, cov[N:, N:] - gain @ cov[:N, N:]
+
+
+def draws_for(site):
+    """A method that is exact with all points as neighbors or inducing points, posterior draws, and u at them."""
+    values = torch.randn(2, N, dtype=F64)
+    samples = {site: values, "kernel.lengthscale": LENGTHSCALES}
+    if site == "u":
+        return build(VNNGP, num_neighbors=N - 1), samples, values, N
+    u = []
+    for nu, lengthscale in zip(values, LENGTHSCALES, strict=True):
+        cov = dense_covariance(Matern32(2, lengthscale=lengthscale).double(), X).detach()
+        u.append(torch.linalg.cholesky(cov) @ nu)
+    return build(SVGP, inducing=X), samples, torch.stack(u), None
+
+
+@pytest.mark.parametrize("site", ["u", "nu"])
+def test_moments_and_predictions_are_those_of_the_mixture_over_draws(site):
+    gp, samples, u, k = draws_for(site)
+    each = [exact(*pair) for pair in zip(u, LENGTHSCALES, strict=True)]
+    locs = torch.stack([loc for loc, _ in each]) + 0.5 + X_NEW[:, 0]
+    variances = torch.stack([cov.diagonal() for _, cov in each])
+    loc, var = gp(X_NEW, num_neighbors=k, samples=samples)
+    torch.testing.assert_close(loc, locs.mean(0), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(var, variances.mean(0) + locs.var(0, correction=0), rtol=1e-8, atol=1e-10)
+    target = torch.randn(P, dtype=F64)
+    densities = dist.Normal(locs, (variances + 0.1).sqrt()).log_prob(target).exp()
+    law = gp.predict(X_NEW, num_neighbors=k, samples=samples)
+    torch.testing.assert_close(law.log_prob(target).detach(), densities.mean(0).log(), rtol=1e-8, atol=1e-8)
+    near, _ = gp(X_NEW, num_neighbors=N // 2, samples=samples)  # half of the points say nearly the same
+    assert (near - loc).abs().max() < 0.5
+    assert not torch.allclose(near, loc)
+
+
+@pytest.mark.parametrize("site", ["u", "nu"])
+def test_joint_draws_are_those_of_the_process_given_each_draw(site):
+    (gp, samples, u, _), k = draws_for(site), None if site == "nu" else N + P - 1
+    draws = gp.sample(X_NEW, 20_000, num_neighbors=k, samples={name: value[:1] for name, value in samples.items()})
+    loc, cov = exact(u[0], LENGTHSCALES[0])
+    assert ((draws.mean(0) - loc - 0.5 - X_NEW[:, 0]) / (cov.diagonal() / 20_000).sqrt()).abs().max() < 6
+    error = (cov.square() + cov.diagonal()[:, None] * cov.diagonal()).div(20_000).sqrt()
+    assert ((draws.mT.cov() - cov) / error).abs().max() < 6
+    # the first half from the first draw, the second from the other
+    both = gp.sample(X_NEW, 5000, num_neighbors=k, samples=samples)
+    for half, pair in zip(both.split(2500), zip(u, LENGTHSCALES, strict=True), strict=True):
+        loc, cov = exact(*pair)
+        assert ((half.mean(0) - loc - 0.5 - X_NEW[:, 0]) / (cov.diagonal() / 2500).sqrt()).abs().max() < 6
+
+
+@pytest.mark.parametrize(
+    ("method", "site", "likelihood", "settings"),
+    [
+        (VNNGP, "u", lambda: Categorical(3), {"num_neighbors": 5}),
+        (VNNGP, "u", Bernoulli, {"num_neighbors": 5, "inducing": 8}),
+        (SVGP, "nu", lambda: Categorical(3), {"inducing": 8}),
+        (LOO, "omega", Bernoulli, {"num_neighbors": 5}),
+        (LOO, "omega", lambda: Categorical(3), {"num_neighbors": 5}),
+    ],
+)
+def test_draws_at_the_center_of_the_guide_predict_as_a_guide_that_is_a_point(method, site, likelihood, settings):
+    y = torch.arange(N) % (3 if likelihood is not Bernoulli else 2)
+    gp = build(method, y.to(F64), likelihood(), **settings)
+    if site == "omega":
+        q = gp.local.distribution(gp.likelihood, gp._values(), torch.arange(N))
+    else:
+        family = gp.local if method is VNNGP else gp.q
+        family.loc.data.normal_()
+        family.log_scale.data.fill_(-40)
+        q = family.distribution()
+    samples = {site: q.mean.detach().expand(2, *q.mean.shape), "kernel.lengthscale": gp.hyper_guide.median()}
+    samples["kernel.lengthscale"] = samples["kernel.lengthscale"]["kernel.lengthscale"].detach().expand(2)
+    for got, want in zip(gp(X_NEW, samples=samples), gp(X_NEW), strict=True):
+        torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-12)
+    got, want = (gp.predict(X_NEW, samples=given).log_prob(y[:P].to(F64)) for given in (samples, None))
+    torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-12)
+    assert gp.sample(X_NEW, 3, samples=samples).shape == (3, *gp.latent_shape, P)
+
+
+def test_whitened_values_under_nuts_predict():
+    gp = build(VNNGP, num_neighbors=6)
+    white = reparam(gp.model, config={"u": NNGPReparam()})
+    mcmc = MCMC(NUTS(white, max_tree_depth=3), num_samples=3, warmup_steps=3, disable_progbar=True)
+    mcmc.run()
+    samples = mcmc.get_samples()
+    with pytest.raises(ValueError, match=r"expected samples to hold the site 'u', got .*u_white.*return_sites=\['u'\]"):
+        gp.predict(X_NEW, samples=samples)
+    samples |= Predictive(white, samples, return_sites=["u"])()
+    assert samples["u"].shape == (3, 1, N)
+    want = gp(X_NEW, samples=samples | {"u": samples["u"][:, 0]})
+    torch.testing.assert_close(gp(X_NEW, samples=samples), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"u": torch.zeros(2, 3, dtype=F64)},
+            r"expected samples\['u'\] of shape \(S, 15\), got \('S', 3\)\. Pass",
+        ),
+        ({"u": torch.zeros(3, N, dtype=F64)}, r"expected samples to hold the same number >= 1 of draws of each site"),
+        ({"kernel.lengthscale": None}, r"expected samples to hold the site 'kernel.lengthscale', got \['u'\]"),
+    ],
+)
+def test_wrong_draws(change, message):
+    gp = build(VNNGP, num_neighbors=5)
+    samples = {"u": torch.zeros(2, N, dtype=F64), "kernel.lengthscale": LENGTHSCALES} | change
+    samples = {name: value for name, value in samples.items() if value is not None}
+    for call in (gp, gp.predict, lambda x, samples: gp.sample(x, 2, samples=samples)):
+        with pytest.raises(ValueError, match=message):
+            call(X_NEW, samples=samples)
+        with pytest.raises(
+            TypeError, match=r"samples to be a dictionary of draws by site, got list\. Pass mcmc\.get_s"
+        ):
+            call(X_NEW, samples=[samples])
+
+
+def test_copies_of_inducing_values_predict_nothing():
+    gp = build(SWSGP, inducing=8, num_neighbors=3)
+    samples = {"u": torch.zeros(2, N, 3, dtype=F64), "kernel.lengthscale": LENGTHSCALES}
+    for call in (gp, gp.predict, lambda x, samples: gp.sample(x, 2, samples=samples)):
+        with pytest.raises(ValueError, match=r"SWSGP: expected samples None, got posterior draws of each datum's own"):
+            call(X_NEW, samples=samples)

@@ -1,0 +1,120 @@
+"""Nothing mixes devices: everything runs on a pretended device and agrees with the CPU."""
+
+import copy
+from contextlib import nullcontext
+
+import pyro
+import pytest
+import torch
+from oracles.methods import METHODS, P, build, data
+from oracles.pretended_device import DEVICE, pretended_device
+from pyro.infer import MCMC, Predictive
+
+from pyro_nngp.distributions import NNGP, PolyaGamma
+from pyro_nngp.inference import SGHMC, Minibatch, PolyaGammaGibbs, fit, to_arviz
+from pyro_nngp.inference.svi.run import Run
+from pyro_nngp.kernels import RBF, Matern32, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
+from pyro_nngp.models import BSGP, LOO, VNNGP, CoregionalizedLOO
+from pyro_nngp.neighbors.graph import NeighborGraph
+
+
+@pytest.fixture
+def there(monkeypatch):
+    """The pretended device; it has no sparse tensors, so that gradients of single rows are dense."""
+    monkeypatch.setattr(Run, "sparse_gradients", lambda self: nullcontext())
+    monkeypatch.setattr("pyro_nngp.inference.svi.run.RowAdam", torch.optim.Adam)
+    with pretended_device():
+        yield DEVICE
+
+
+def agrees(gp, device, **recipe):
+    """Train a copy there and `gp` here, in the same way, and compare predictions."""
+    moved, x_new = copy.deepcopy(gp).to(device), data()[0][:P] + 0.01
+    for method in (gp, moved):
+        fit(method, 3, batch_size=20, progress=False, **recipe)
+    y_new = gp.y[:P]
+    log_prob = moved.predict(x_new.to(device)).log_prob(y_new.to(device))
+    assert log_prob.device == moved.sample(x_new.to(device), 2).device == device
+    torch.testing.assert_close(log_prob.cpu(), gp.predict(x_new).log_prob(y_new), rtol=1e-6, atol=1e-8)
+    return moved
+
+
+def test_the_pretended_device_refuses_to_meet_the_cpu(there):
+    one, two = torch.ones(3, device=there), torch.ones(3)
+    assert (one + 1).device == there
+    torch.testing.assert_close((one + 1).cpu(), two + 1)
+    with pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        one + two
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_train_and_predict_elsewhere(name, there):
+    moved = agrees(build(name), there)
+    assert to_arviz(moved, num_samples=2).posterior_predictive.sizes["draw"] == 2
+
+
+LABELS = {
+    "binary": (Bernoulli(), lambda y: (y > y.mean()).double()),
+    "binomial": (Binomial(5), lambda y: (2 * y).round().clamp(0, 5)),
+    "negative binomial": (NegativeBinomial(4.0), lambda y: (2 * y).round().clamp(min=0)),
+    "robust": (StudentT(4.0, 0.1), lambda y: y),
+    "classes": (Categorical(3), lambda y: (y > 0.4).long() + (y > 1.0).long()),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_auxiliary_variables_elsewhere(kind, there):
+    likelihood, coded = LABELS[kind]
+    x, y = data()
+    agrees(LOO(x, coded(y), Matern52(2, lengthscale=0.5), copy.deepcopy(likelihood), num_neighbors=8), there)
+
+
+def test_natural_gradients_elsewhere(there):
+    x, y = data()
+    gp = VNNGP(x, (3 * y).round().clamp(min=0), Matern32(2, lengthscale=0.5), Poisson(), num_neighbors=8)
+    agrees(gp, there, solve_every=1)
+
+
+def test_correlated_outputs_elsewhere(there):
+    x, y = data()
+    gp = CoregionalizedLOO(x, torch.stack([y, -y], 1), [RBF(2, lengthscale=0.5)], num_neighbors=8)
+    agrees(gp, there)
+
+
+def test_sampled_posteriors_elsewhere(there):
+    x, y = data()
+    gp = BSGP(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), inducing=10).to(there)
+    mcmc = MCMC(SGHMC(gp.model, num_steps=1), 2, 1, disable_progbar=True)
+    mcmc.run(Minibatch(len(x), 20))
+    samples = mcmc.get_samples()
+    assert all(value.device == there for value in samples.values())
+    assert gp.predict(x[:P].to(there), samples).mean.device == there
+
+
+def test_priors_elsewhere(there):
+    x, _ = data()
+    kernel, graph = Matern52(2, lengthscale=0.5), NeighborGraph(x, num_neighbors=8)
+    here = NNGP(kernel, graph)
+    moved = NNGP(copy.deepcopy(kernel).to(there), copy.deepcopy(graph).to(there))
+    f = here.sample()
+    torch.testing.assert_close(moved.log_prob(f.to(there)).cpu(), here.log_prob(f))
+    assert moved.sample().device == there
+    tilt = torch.tensor([0.3, 2.0], device=there)
+    assert PolyaGamma(torch.ones_like(tilt), tilt).sample().device == there
+
+
+def test_gibbs_elsewhere(there):
+    x, y = data()
+    kernel, graph = Matern52(2, lengthscale=0.5), NeighborGraph(x, num_neighbors=8)
+    kernel, graph, labels = kernel.to(there), graph.to(there), (y > y.mean()).double().to(there)
+
+    def model():
+        f = pyro.sample("f", NNGP(kernel, graph))
+        with pyro.plate("data", len(labels)):
+            pyro.sample("y", pyro.distributions.Bernoulli(logits=f), obs=labels)
+
+    mcmc = MCMC(PolyaGammaGibbs(model), 2, 1, disable_progbar=True)
+    mcmc.run()
+    assert mcmc.get_samples()["f"].device == there
+    assert Predictive(model, mcmc.get_samples())()["y"].shape == (2, len(labels))

@@ -1,0 +1,560 @@
+import math
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.dense import dense_covariance
+from pyro import poutine
+from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
+from scipy import integrate
+from torch.distributions import kl_divergence
+
+from pyro_nngp.conditionals.nearest_neighbor import graph_conditional
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.polya_gamma import PolyaGamma
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
+from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
+from pyro_nngp.models import LOO
+from pyro_nngp.neighbors.leave_one_out import NearestOthers
+
+F64 = torch.float64
+N = 40
+AUGMENTED = [
+    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
+    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
+    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
+    (lambda: StudentT(4.0, 0.3), lambda f: f),
+    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+]
+augmented = pytest.mark.parametrize(("likelihood", "make"), AUGMENTED)
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def loss(gp, *args):
+    return TraceMeanField_ELBO().loss(gp.model, gp.guide, *args)
+
+
+def dense_leave_one_out(cov, obs, noise):
+    """Moments of f_n given all other observations (Rasmussen and Williams 2006, eq. 5.12)."""
+    precision = torch.cholesky_inverse(torch.linalg.cholesky(cov + torch.diag(noise)))
+    return obs - precision @ obs / precision.diagonal(), 1 / precision.diagonal() - noise
+
+
+def dense_log_prob(likelihood, y, loc, var):
+    """log of the integral of p(y | f) N(f | loc, var), on a fine grid."""
+    t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
+    log_weight = -t.square() / 2 + math.log(float(t[1] - t[0])) - math.log(2 * math.pi) / 2
+    return torch.logsumexp(likelihood(loc + var.sqrt() * t).log_prob(y) + log_weight, 0)
+
+
+def test_full_neighbors_give_the_closed_form_of_leave_one_out():
+    x, y = data()
+    gp = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
+    gp.mean.value.data += 0.7
+    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), y - 0.7, torch.full_like(y, 0.1))
+    want = torch.distributions.Normal(loc + 0.7, (var + 0.1).sqrt()).log_prob(y).sum()
+    assert loss(gp) == pytest.approx(-float(want), rel=1e-9)
+
+
+@augmented
+def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
+    x, f = data()
+    y, bound = make(f), likelihood().double().bind()
+    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, objective="prior")
+    gp.mean.value.data += 0.4
+    omega = auxiliary_prior(bound, y, F64).sample()
+    obs, noise = gaussian_observations(bound, y, omega, F64)
+    cov = dense_covariance(gp.kernel, x).detach()
+    pairs = [dense_leave_one_out(cov, o - 0.4, d) for o, d in zip(obs.view(-1, N), noise.view(-1, N), strict=True)]
+    loc, var = torch.stack([p[0] for p in pairs]) + 0.4, torch.stack([p[1] for p in pairs])
+    if isinstance(bound, Categorical):
+        off, on = (
+            torch.stack([dense_log_prob(Bernoulli(), label, *m) for m in zip(loc, var, strict=True)])
+            for label in torch.tensor([0.0, 1.0], dtype=F64)[:, None].expand(2, N)
+        )
+        want = (on - off).log_softmax(0).gather(0, y[None])[0]
+    else:
+        want = dense_log_prob(bound, y, loc[0], var[0])
+    site = poutine.trace(poutine.condition(gp.model, {"omega": omega})).get_trace().nodes["y"]
+    torch.testing.assert_close(site["fn"].log_prob(y).detach(), want, rtol=1e-6, atol=1e-7)
+
+
+def test_polya_gamma_observations_are_the_likelihood():
+    """Averaged over the prior of omega, the Gaussian observation times what the square leaves over is p(y | f)."""
+    f = torch.tensor([-1.5, 0.3, 2.0], dtype=F64)
+    for likelihood, y in [(Bernoulli(), 1.0), (Binomial(4), 3.0), (NegativeBinomial(2.5), 2.0)]:
+        bound, targets = likelihood.double().bind(), torch.full_like(f, y)
+        prior = auxiliary_prior(bound, targets, F64)
+        nodes = torch.linspace(-9, 5, 3001, dtype=F64)[:, None].exp()
+        weight = prior.log_prob(nodes).exp() * nodes * (14 / 3000)
+        obs, noise = gaussian_observations(bound, targets, nodes.expand(-1, 3), F64)
+        kernel_of_f = (dist.Normal(f, noise.sqrt()).log_prob(obs) + noise.log() / 2 + obs.square() / noise / 2).exp()
+        ratio = (weight * kernel_of_f).sum(0) / bound(f).log_prob(targets).exp()
+        torch.testing.assert_close(ratio, ratio[:1].expand(3), rtol=1e-8, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "make", "guide"),
+    [(*case, "lognormal") for case in AUGMENTED]
+    + [(*case, "conjugate") for case in AUGMENTED if not isinstance(case[0](), StudentT)],  # whose guide is random
+)
+def test_disjoint_batches_average_exactly(likelihood, make, guide):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=5, guide=guide)
+    for table in gp.local.parameters():
+        table.data += 0.5 * torch.randn_like(table)
+    if guide == "lognormal":
+        gp.local.log_scale.data.fill_(-30.0)  # no randomness left
+    for size in (4, 10):
+        parts = [loss(gp, idx) for idx in torch.randperm(N).split(size)]
+        assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-9)
+
+
+def test_disjoint_batches_of_a_regression_average_exactly():
+    x, y = data()
+    gp = LOO(x, y, kernel(), Gaussian(0.1), num_neighbors=5)
+    parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
+    assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
+
+
+@pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
+def test_own_auxiliary_variables_integrate_out(likelihood, make):
+    """p(y, omega) over omega is p(y), so the objective is the leave-one-out density less a divergence."""
+    _, f = data(5)
+    y, bound = make(f), likelihood().double().bind()
+    loc, var = f * 0.7 + 0.3, torch.rand(5, dtype=F64) + 0.5
+    t = torch.linspace(-14, 6, 4001, dtype=F64)[:, None]
+    omega = t.exp().expand(-1, 5)
+    log_prior = auxiliary_prior(bound, y, F64).log_prob(omega) + t + math.log(20 / 4000)
+    density = AugmentedMarginal(bound, loc.expand(4001, 5), var.expand(4001, 5), omega).log_prob(y)
+    found = torch.logsumexp(log_prior + density, 0)
+    torch.testing.assert_close(found, predictive(bound, loc, var).log_prob(y), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("coupling", ["odds", "probabilities"])
+def test_own_auxiliary_variables_of_classes(coupling):
+    """The label's density, and for each class what its binary set gains over having omega integrated out."""
+    loc, var, omega = torch.randn(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64)
+    y = torch.tensor([0, 2, 1, 1, 0])
+    want = predictive(Categorical(3), loc, var, coupling).log_prob(y)
+    for c in range(3):
+        is_c = (y == c).to(F64)
+        want = want + AugmentedMarginal(Bernoulli(), loc[c], var[c], omega[c]).log_prob(is_c)
+        want = want - Bernoulli().marginal(loc[c], var[c]).log_prob(is_c)
+    density = AugmentedMarginal(Categorical(3), loc, var, omega, coupling)
+    torch.testing.assert_close(density.log_prob(y), want, rtol=1e-9, atol=1e-12)
+    assert density.sample((7,)).shape == (7, 5)
+
+
+@pytest.mark.parametrize("objective", ["posterior", "prior"])
+def test_conjugate_objective_term_by_term(objective):
+    """The density at the mean of omega, minus one divergence per datum."""
+    x, f = data()
+    settings = {"num_neighbors": N - 1, "guide": "conjugate", "objective": objective}
+    gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), **settings)
+    gp.local.log_square.data.uniform_(-1, 3)
+    c = gp.local.log_square.data[:, 0].exp().sqrt()
+    omega = (c / 2).tanh() / (2 * c)
+    cost = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
+    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
+    want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - cost.sum()
+    if objective == "posterior":
+        t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
+        f, weight = loc + var.sqrt() * t, torch.softmax(-t.square() / 2, 0).log()
+        want = torch.logsumexp(weight + (gp.y - 0.5) * f - omega * f.square() / 2 - math.log(2), 0).sum() - cost.sum()
+    assert loss(gp) == pytest.approx(-float(want), rel=1e-8)
+
+
+@pytest.mark.parametrize("prior", [PolyaGamma(1.0, 0.0), PolyaGamma(6.0, 0.0), dist.Gamma(2.0, 2.0)])
+def test_divergence_of_a_log_normal_guide(prior):
+    q = dist.LogNormal(torch.tensor(-0.7, dtype=F64), torch.tensor(0.6, dtype=F64))
+
+    def integrand(t):
+        omega = torch.tensor(math.exp(t), dtype=F64)
+        return float(q.log_prob(omega).exp() * omega * (q.log_prob(omega) - prior.log_prob(omega)))
+
+    want = integrate.quad(integrand, -6, 5, epsabs=1e-11)[0]
+    assert float(kl_divergence(q, prior)) == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
+def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
+    """With all neighbors, q(omega_n) is what E f_n^2 under the dense posterior given all omega asks for."""
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1, guide="conjugate")
+    gp.mean.value.data += 0.4
+    gp.solve(num_sweeps=60, batch_size=24)
+    bound = gp.likelihood.bind()
+    omega = gp.local.distribution(bound, gp.y, torch.arange(N)).mean.detach()
+    obs, noise = gaussian_observations(bound, gp.y, omega, F64)
+    cov = dense_covariance(gp.kernel, x).detach()
+    gain = torch.cholesky_solve(cov, torch.linalg.cholesky(cov + torch.diag(noise.detach()))).mT
+    mean, var = 0.4 + gain @ (obs.detach() - 0.4), (cov - gain @ cov).diagonal()
+    if isinstance(bound, StudentT):
+        want = ((gp.y - mean).square() + var) / bound.scale.detach().square()
+    else:
+        want = mean.square() + var
+    torch.testing.assert_close(gp.local.log_square.detach()[:, 0].exp(), want, rtol=1e-6, atol=0)
+    matched = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1)
+    matched.local.put(bound, gp.y, want)
+    q = matched.local.distribution(bound, gp.y, torch.arange(N))
+    p = gp.local.distribution(bound, gp.y, torch.arange(N))
+    torch.testing.assert_close((q.mean, q.variance), (p.mean, p.variance), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("objective", ["posterior", "prior"])
+def test_solving_and_training_find_the_classes_of_clouds(objective):
+    """Labels of well separated clouds have a predictive probability near one."""
+    y = torch.arange(120) % 3
+    x = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])[y] + 0.3 * torch.randn(120, 2)
+    gp = LOO(x, y, Matern52(2), Categorical(3), num_neighbors=15, guide="conjugate", objective=objective)
+    fit(gp, 30, batch_size=60, lr=0.2, progress=False)
+    assert gp.predict(x).log_prob(y).mean() > -0.15
+
+
+def test_solving_needs_auxiliary_variables():
+    x, y = data()
+    with pytest.raises(ValueError, match=r"expected likelihood with auxiliary variables, got Gaussian"):
+        LOO(x, y, kernel(), Gaussian(), num_neighbors=5).solve()
+
+
+@pytest.mark.parametrize("guide", ["lognormal", "conjugate"])
+def test_each_batch_trains_its_own_rows_and_their_neighbors_only(guide):
+    x, f = data()
+    gp = LOO(x, f > 0, kernel(), Bernoulli(), num_neighbors=4, guide=guide)
+    gp.local.sparse_grad = True
+    idx = torch.tensor([3, 17, 25])
+    TraceMeanField_ELBO().differentiable_loss(gp.model, gp.guide, idx).backward()
+    touched = torch.cat([idx, gp.graph.neighbors[idx].flatten()]).unique()
+    for table in gp.local.parameters():
+        grad = table.grad.coalesce()
+        assert torch.equal(grad.indices()[0], touched)
+        assert (grad.values() != 0).all()
+
+
+def test_labels_in_every_coding_give_one_model():
+    x, f = data()
+    codings = [(f > 0).to(F64), 2 * (f > 0).to(F64) - 1, f > 0, (f > 0).long()]
+    losses = [loss(LOO(x, y, kernel(), Bernoulli(), num_neighbors=5, guide="conjugate")) for y in codings]
+    assert losses == [losses[0]] * 4
+
+
+def test_class_probabilities_are_one_against_all_ones_given_that_exactly_one_is_on():
+    x, f = data()
+    labels, new = torch.bucketize(f, torch.tensor([-0.4, 0.4])), data(5)[0]
+    gp = LOO(x, labels, kernel(), Categorical(3), num_neighbors=8)
+    probs = gp.predict(new).probs.detach()
+    torch.testing.assert_close(probs.sum(-1), torch.ones(5, dtype=F64), rtol=1e-12, atol=0)
+    single = Bernoulli().marginal(*gp(new)).mean.mT.detach()
+    alone = torch.stack([single[:, c] * (1 - single[:, torch.arange(3) != c]).prod(-1) for c in range(3)], -1)
+    torch.testing.assert_close(probs, alone / alone.sum(-1, keepdim=True), rtol=1e-9, atol=0)
+    papers = LOO(x, labels, kernel(), Categorical(3), num_neighbors=8, coupling="probabilities")
+    want = single / single.sum(-1, keepdim=True)
+    torch.testing.assert_close(papers.predict(new).probs.detach(), want, rtol=1e-9, atol=0)
+    assert loss(papers) != pytest.approx(loss(gp), rel=1e-3)
+
+
+@pytest.mark.parametrize(("coupling", "doubt"), [("odds", 9 * math.exp(-8)), ("probabilities", 9 * math.exp(-4))])
+def test_doubt_of_ten_confident_binary_classifiers(coupling, doubt):
+    loc = torch.full((10, 1), -4.0, dtype=F64)
+    loc[3] = 4.0
+    probs = predictive(Categorical(10), loc, torch.full_like(loc, 1e-9), coupling).probs
+    assert float(probs[0, 3]) == pytest.approx(1 / (1 + doubt), rel=1e-6)
+
+
+def test_the_point_itself_is_left_out_among_exact_duplicates():
+    x, y = data(N // 4)
+    x, y = x.repeat(4, 1), y.repeat(4) + 0.3 * torch.randn(N, dtype=F64)
+    gp = LOO(x, y, kernel(), Gaussian(0.1), num_neighbors=3)
+    gp.model()
+    assert not (gp.graph.neighbors == torch.arange(N)[:, None]).any()
+    assert (x[gp.graph.neighbors] == x[:, None]).all()
+    assert torch.isfinite(torch.tensor(loss(gp)))
+    full = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
+    loc, var = dense_leave_one_out(dense_covariance(full.kernel, x).detach(), y, torch.full_like(y, 0.1))
+    want = torch.distributions.Normal(loc, (var + 0.1).sqrt()).log_prob(y).sum()
+    assert loss(full) == pytest.approx(-float(want), rel=1e-9)
+
+
+def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
+    x, _ = data()
+    table = NearestOthers(x, 4)
+    assert (table.neighbors == -1).all()
+    table.batch(torch.tensor([5, 2]))
+    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
+    lengthscale = torch.tensor([0.1, 2.0], dtype=F64)
+    table.refresh(lengthscale)
+    assert (table.neighbors == -1).all()
+    table.batch()
+    distance = torch.cdist(x / lengthscale, x / lengthscale).fill_diagonal_(torch.inf)
+    assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
+    with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
+        NNGP(kernel(), table)
+
+
+def test_ties_do_not_follow_the_order_of_the_file():
+    """Of many rows at one place, sorted by label, the neighbors hold both labels."""
+    y = torch.arange(200) >= 100
+    gp = LOO(torch.zeros(200, 1, dtype=F64), y, Matern52(1), Bernoulli(), num_neighbors=20)
+    gp.model()
+    assert 3 < gp.y[gp.graph.neighbors[0]].sum() < 17
+
+
+def test_refresh_uses_the_learned_lengthscales():
+    x, y = data()
+    gp = LOO(x, y, kernel(), num_neighbors=5)
+    gp.model()
+    before = gp.graph.neighbors.clone()
+    gp.refresh()
+    gp.model()
+    torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
+    assert not torch.equal(before, gp.graph.neighbors)
+
+
+@augmented
+def test_predictions_agree_with_dense_conditionals(likelihood, make):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=5)
+    gp.mean.value.data += 0.4
+    rows = torch.arange(N)
+    omega = gp.local.distribution(gp.likelihood.bind(), gp.y, rows).mean.detach()
+    obs, noise = gaussian_observations(gp.likelihood.bind(), gp.y, omega, F64)
+    new = data(4)[0]
+    cross, cov, own = (
+        gp.kernel(x, new).detach(),
+        dense_covariance(gp.kernel, x).detach(),
+        dense_covariance(gp.kernel, new),
+    )
+    loc, var = gp(new, num_neighbors=N)
+    for o, d, m, v in zip(obs.view(-1, N), noise.detach().view(-1, N), loc.view(-1, 4), var.view(-1, 4), strict=True):
+        w = torch.cholesky_solve(cross, torch.linalg.cholesky(cov + torch.diag(d)))
+        torch.testing.assert_close(m.detach(), 0.4 + (o - 0.4).detach() @ w, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(v.detach(), own.diagonal().detach() - (w * cross).sum(0), rtol=1e-8, atol=1e-9)
+
+
+def test_joint_draws_have_the_dense_posterior_covariance():
+    x, y = data(20)
+    gp = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=5)
+    new = data(6)[0]
+    draws = gp.sample(new, 20_000, num_neighbors=25)
+    cross = gp.kernel(x, new).detach()
+    tril = torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(20, dtype=F64))
+    w = torch.cholesky_solve(cross, tril)
+    want = dense_covariance(gp.kernel, new).detach() - w.mT @ cross
+    error = (draws.mean(0) - y @ w) / (want.diagonal() / len(draws)).sqrt()
+    assert error.abs().max() < 6
+    spread = (want.diagonal()[:, None] * want.diagonal() + want.square()).sqrt() / len(draws) ** 0.5
+    assert ((draws.mT.cov() - want).abs() / spread).max() < 6
+
+
+@augmented
+def test_joint_draws_have_the_marginals_of_forward(likelihood, make):
+    x, f = data()
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1)
+    new = data(3)[0]
+    draws = gp.sample(new, 5000, num_neighbors=N + 2)
+    loc, var = (value.detach() for value in gp(new, num_neighbors=N))
+    assert ((draws.mean(0) - loc) / (var / 5000).sqrt()).abs().max() < 6
+    assert ((draws.var(0) / var - 1) / (2 / 5000) ** 0.5).abs().max() < 6
+
+
+def test_several_outputs_equal_separate_models():
+    x, y = data()
+    both = torch.stack([y, -2 * y + 1], -1)
+    shared = LOO(x, both, kernel(), Gaussian(0.1), num_neighbors=6)
+    own = LOO(x, both, kernel(), Gaussian(torch.tensor([[0.1], [0.3]])), num_neighbors=6)
+    single = [LOO(x, both[:, t], kernel(), Gaussian(v), num_neighbors=6) for t, v in ((0, 0.1), (1, 0.1), (1, 0.3))]
+    idx = torch.arange(0, N, 3)
+    for args in ((), (idx,)):
+        values = [loss(gp, *args) for gp in single]
+        assert loss(shared, *args) == pytest.approx(values[0] + values[1], rel=1e-7)  # 0.1 is a float32 here
+        assert loss(own, *args) == pytest.approx(values[0] + values[2], rel=1e-7)
+    assert shared.predict(x[:4]).batch_shape == own.predict(x[:4]).batch_shape == (2, 4)
+    assert own.sample(x[:4] + 1, 3).shape == (3, 2, 4)
+
+
+def test_mean_functions_per_class():
+    x, f = data()
+    linear = torch.nn.Linear(2, 3).double()
+    labels = torch.bucketize(f, torch.tensor([-0.4, 0.4]))
+    gp = LOO(x, labels, kernel(), Categorical(3), num_neighbors=5, mean=linear)
+    torch.testing.assert_close(gp(x[:4] + 100)[0], linear(x[:4] + 100).mT)  # far away, the mean alone is left
+    own = LOO(x, labels, kernel(), Categorical(3), num_neighbors=5)
+    fit(own, 5, batch_size=20, lr=0.1, progress=False)
+    assert len(own.mean.value.unique()) == 3
+
+
+def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
+    x, _ = data()
+    near = torch.randint(N, (N, 4)).sort(-1).values
+    noise = torch.rand(3, N, dtype=F64, requires_grad=True)
+    k = kernel().double()
+    w, var = graph_conditional(k, x + 1, x, near, noise)
+    (w.sin().sum() + var.log().sum()).backward()
+    together = noise.grad.clone(), k.lengthscale_unconstrained.grad.clone()
+    noise.grad = k.lengthscale_unconstrained.grad = None
+    for i in range(3):
+        wi, vi = graph_conditional(k, x + 1, x, near, noise[i])
+        torch.testing.assert_close((w[i], var[i]), (wi, vi), rtol=1e-12, atol=1e-14)
+        (wi.sin().sum() + vi.log().sum()).backward()
+    torch.testing.assert_close(together, (noise.grad, k.lengthscale_unconstrained.grad), rtol=1e-9, atol=1e-12)
+
+
+@augmented
+def test_training_improves_every_likelihood(likelihood, make):
+    x, f = data(dtype=torch.float32)
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=6)
+    before = gp.predict(x).log_prob(gp.y)
+    fit(gp, 24, batch_size=20, lr=0.1, refresh_every=10, progress=False)
+    after = gp.predict(x).log_prob(gp.y)
+    assert after.shape == (N,)
+    assert after.mean() > before.mean()
+    assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
+
+
+def test_hyperparameters_with_priors_are_learned():
+    x, f = data()
+    k = kernel()
+    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
+    likelihood = NegativeBinomial()
+    likelihood.total_count = PyroSample(dist.LogNormal(1.0, 0.5))
+    gp = LOO(x, (f + 1).exp().round(), k, likelihood, num_neighbors=6)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
+    losses = [svi.step(torch.randperm(N)[:20]) for _ in range(30)]
+    assert sum(losses[-10:]) < sum(losses[:10])
+    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
+    assert gp.sample(x[:3], 4).shape == (4, 3)
+    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
+    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+
+
+@pytest.mark.slow
+def test_heavy_tails_are_found_and_do_not_disturb():
+    """Noise of two degrees of freedom: its shape is recovered, and f is found better than under Gaussian noise."""
+    x = torch.rand(1000, 2)
+    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
+    y = f + 0.1 * dist.StudentT(torch.tensor(2.0)).sample((1000,))
+    error = {}
+    for name, likelihood in (("gaussian", Gaussian(0.1)), ("student", StudentT(4.0, 0.1))):
+        gp = LOO(
+            x, y, Matern52(2, lengthscale=torch.tensor([0.5, 0.5])), likelihood, num_neighbors=32, guide="conjugate"
+        )
+        fit(gp, 250, batch_size=128, lr=0.05, milestones=(0.5, 0.75), decay=0.3, progress=False)
+        error[name] = float((gp(x)[0] - f).square().mean().sqrt().detach())
+    assert 1.3 < float(likelihood.df.detach()) < 3
+    assert 0.07 < float(likelihood.scale.detach()) < 0.13
+    assert error["student"] < 0.85 * error["gaussian"]
+
+
+@pytest.mark.slow
+def test_figure_2_of_the_paper_noise_is_not_overestimated():
+    """With the true kernel, LOO-k finds the true noise, an inducing-point bound takes what it misses for noise."""
+    x, k, truth = torch.rand(300, 3, dtype=F64), RBF(3, lengthscale=torch.tensor(0.4)).double(), 0.01
+    cov = dense_covariance(k, x).detach()
+    y = torch.linalg.cholesky(cov + truth * torch.eye(300, dtype=F64)) @ torch.randn(300, dtype=F64)
+    noises = torch.logspace(-3, 0, 25, dtype=F64)
+    cross, inner = cov[:, :20], torch.linalg.cholesky(cov[:20, :20])
+    half = torch.linalg.solve_triangular(inner, cross.mT, upper=False)
+    objectives = {"loo": [], "bound": []}
+    gp = LOO(x, y, k, Gaussian(), num_neighbors=32, mean=lambda x: torch.zeros_like(x[:, 0]))
+    for noise in noises:
+        gp.likelihood.variance = noise
+        objectives["loo"].append(-loss(gp))
+        low_rank = dist.LowRankMultivariateNormal(torch.zeros_like(y), half.mT, noise.expand(300))
+        missed = (cov.diagonal() - half.square().sum(0)).sum()
+        objectives["bound"].append(float(low_rank.log_prob(y) - missed / (2 * noise)))
+    found = {name: float(noises[torch.tensor(values).argmax()]) for name, values in objectives.items()}
+    assert truth / 1.8 < found["loo"] < truth * 1.8
+    assert found["bound"] > 3 * truth
+
+
+def test_two_models_do_not_share_parameters():
+    x, f = data()
+    one, two = (LOO(x, f > 0, kernel(), Bernoulli(), num_neighbors=6) for _ in range(2))
+    before = {name: value.clone() for name, value in two.state_dict().items()}
+    svi = SVI(one.model, one.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
+    for _ in range(3):
+        svi.step()
+    for name, value in two.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not set(pyro.get_param_store())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.full((N, 2), torch.nan)}, r"expected x to be finite"),
+        ({"y": torch.full((N,), torch.nan)}, r"expected y to be finite"),
+        ({"y": [0.0]}, r"expected y to be a torch.Tensor"),
+        ({"y": torch.zeros(N - 1)}, r"expected y of shape \(40,\)"),
+        ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.39, got 40"),
+        ({"likelihood": Poisson(), "y": torch.ones(N)}, r"expected likelihood to be one of Gaussian.*got Poisson"),
+        ({"likelihood": Bernoulli("probit"), "y": torch.ones(N)}, r"expected likelihood to have the logit link"),
+        ({"likelihood": Bernoulli(), "y": torch.full((N,), 2.0)}, r"expected y to be labels 0 and 1"),
+        ({"likelihood": Bernoulli(), "y": torch.arange(N).float() % 3 - 1}, r"expected y to be labels 0 and 1"),
+        ({"likelihood": Categorical(3), "y": torch.arange(N) % 2}, r"expected y to hold every class, got none of .*2"),
+        ({"likelihood": Categorical(2), "y": torch.arange(N) % 3}, r"expected y to be labels in 0\.\.1"),
+        ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
+        ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
+        ({"guide": "normal"}, r"expected guide to be 'lognormal' or 'conjugate', got 'normal'"),
+        ({"objective": "none"}, r"expected objective to be 'posterior' or 'prior', got 'none'"),
+        ({"coupling": "sum"}, r"expected coupling to be 'odds' or 'probabilities', got 'sum'"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y = data(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "num_neighbors": 6} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        LOO(**settings)
+
+
+@pytest.mark.parametrize(
+    "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
+)
+def test_wrong_batches(idx):
+    x, y = data()
+    with pytest.raises((ValueError, TypeError), match=r"expected idx"):
+        LOO(x, y, kernel(), num_neighbors=6).model(idx)
+
+
+@pytest.mark.parametrize("likelihood", [Bernoulli(), StudentT(4.0, 0.3)])
+def test_auxiliary_variables_fit_in_a_larger_module(likelihood):
+    x, y = data()
+    larger = PyroModule()
+    larger.gp = LOO(x, (y > y.mean()).double(), kernel(), likelihood, num_neighbors=6)
+    sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
+    assert {"gp.omega", "gp.y", "gp.kernel.lengthscale"} <= sites.keys()
+
+
+def test_priors_of_the_likelihood_do_not_make_the_start_random():
+    x, y = data()
+    state, starts = torch.get_rng_state(), []
+    for _ in range(2):
+        likelihood = StudentT(PyroSample(dist.Gamma(torch.tensor(2.0, dtype=F64), 0.5)), 0.3)
+        starts.append(LOO(x, y, kernel(), likelihood, num_neighbors=6).state_dict())
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.rand(3)
+        state = torch.get_rng_state()
+    for one, two in zip(*(start.values() for start in starts), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_priors_assigned_too_late_are_an_error():
+    x, y = data()
+    gp = LOO(x, y, kernel(), num_neighbors=6)
+    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
+        gp.guide()

@@ -1,0 +1,318 @@
+"""What all methods promise alike: arguments, sites, shapes, training by plain Pyro, export, saving, devices."""
+
+import inspect
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.methods import METHODS, K, N, P, build, data
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
+from torch import nn
+
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
+from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
+
+VOCABULARY = {
+    *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
+    *("mean_field", "guide", "guide_neighbors", "encoder", "coupling", "loc", "scale", "jitter", "seed"),
+}
+
+
+@pytest.fixture(params=METHODS)
+def name(request):
+    return request.param
+
+
+def test_arguments_have_the_same_names_and_order(name):
+    parameters = inspect.signature(METHODS[name][0].__init__).parameters
+    assert list(parameters)[1:5] == ["x", "y", "kernel", "likelihood"]
+    assert set(list(parameters)[1:]) <= VOCABULARY
+    assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[5:])
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        METHODS[name][0](*data(), Matern52(2), Gaussian(), neighbours=3)
+
+
+@pytest.mark.parametrize("method", [BSGP, CoregionalizedLOO, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia])
+def test_predictions_take_their_options_by_name(method):
+    for call, given in (("forward", ["x_new"]), ("predict", ["x_new"]), ("sample", ["x_new", "num_samples"])):
+        parameters = list(inspect.signature(getattr(method, call)).parameters.values())[1:]
+        if method is BSGP and call != "sample":
+            given = [*given, "samples"]  # there is nothing without them
+        assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == given
+        others = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
+        assert others <= {"num_neighbors", "samples", "seed"}
+        assert len(others) + len(given) == len(parameters)
+
+
+def test_sites_of_model_and_guide_match(name):
+    gp, idx = build(name, lengthscale=PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))), None
+    for idx in (None, torch.arange(5, 25)):
+        model, guide = (pyro.poutine.trace(f).get_trace(idx) for f in (gp.model, gp.guide))
+        latent, guided = (set(trace.stochastic_nodes) - {"data", "latents"} for trace in (model, guide))
+        auxiliary = {n for n in guided if guide.nodes[n]["infer"].get("is_auxiliary")}
+        assert guided - auxiliary == latent
+        assert "kernel.lengthscale" in latent
+        assert model.nodes["y"]["is_observed"]
+        for site in latent:
+            assert model.nodes[site]["fn"].shape() == guide.nodes[site]["fn"].shape()
+
+
+def test_predictions_have_the_same_shapes_and_meaning(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    loc, var = gp(x_new)
+    assert loc.shape == var.shape == (P,)
+    assert (var > 0).all()
+    predictive = gp.predict(x_new)
+    assert predictive.batch_shape == (P,)
+    torch.testing.assert_close(predictive.mean, loc)
+    torch.testing.assert_close(predictive.variance, var + gp.likelihood.variance)
+    draws = gp.sample(x_new, 4000)
+    assert draws.shape == (4000, P)
+    assert ((draws.mean(0) - loc).abs() < 6 * (draws.var(0) / 4000).sqrt() + 1e-2).all()
+
+
+def test_plain_svi_trains(name):
+    gp = build(name)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.02}), TraceMeanField_ELBO())
+    losses = torch.tensor([svi.step() for _ in range(40)])
+    assert losses.isfinite().all()
+    assert losses[-8:].mean() < losses[:8].mean()
+
+
+def test_minibatches_train_and_the_result_exports_and_reloads(name, tmp_path):
+    gp, x_new = build(name), data()[0][:P]
+    fit(gp, 5, batch_size=20, progress=False)
+    idata = to_arviz(gp, num_samples=3)
+    event = (K + 1,) if name == "MLL" else ()  # a point together with its neighbors
+    assert idata.observed_data["y"].shape == (N, *event)
+    assert idata.posterior_predictive["y"].shape == (1, 3, N, *event)
+    torch.save(gp.state_dict(), tmp_path / "state.pt")
+    fresh = build(name, seed=1)
+    fresh.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for got, expected in zip(fresh(x_new), gp(x_new), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0)
+
+
+def test_single_precision_stays_single(name):
+    gp, (x, _) = build(name, torch.float32), data(torch.float32)
+    assert gp(x[:P])[0].dtype is gp.sample(x[:P], 2).dtype is torch.float32
+    fit(gp, 2, progress=False)
+    assert all(p.dtype is torch.float32 for p in gp.parameters())
+
+
+def test_a_seed_makes_draws_reproducible_and_leaves_the_random_state_alone(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    state = torch.get_rng_state()
+    first, again, other = (gp.sample(x_new, 3, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert not torch.equal(gp.sample(x_new, 3), gp.sample(x_new, 3))
+
+
+def test_priors_neither_use_the_random_state_nor_make_the_start_random(name):
+    prior = dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0)
+
+    def with_priors(count):
+        method, settings = METHODS[name]
+        torch.manual_seed(0)
+        settings = {key: value() if callable(value) else value for key, value in settings.items()}
+        torch.rand(count)
+        kernel, noise = Matern52(2, lengthscale=PyroSample(prior)), Gaussian(PyroSample(prior))
+        state = torch.get_rng_state()
+        gp = method(*data(), kernel, noise, **settings)
+        assert torch.equal(torch.get_rng_state(), state)
+        return gp.state_dict()
+
+    first = with_priors(1)
+    assert {"hyper_guide.loc_0", "hyper_guide.loc_1"} <= first.keys()
+    for one, two in zip(first.values(), with_priors(2).values(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_priors_assigned_too_late_are_no_silent_randomness(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    prior = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))
+    gp.kernel.lengthscale = prior
+    calls = {"call": lambda: gp(x_new), "predict": lambda: gp.predict(x_new), "sample": lambda: gp.sample(x_new, 2)}
+    for optional in ("refresh", "log_prob"):
+        if hasattr(gp, optional):
+            calls[optional] = getattr(gp, optional)
+    if getattr(gp, "can_solve", False):
+        calls["solve"] = gp.solve
+    for call in (*calls.values(), gp.guide):
+        with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['lengthscale'\]"):
+            call()
+
+
+def test_what_becomes_of_the_data_afterwards_does_not_matter(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    torch.manual_seed(0)
+    x, y = data()
+    changed = method(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), seed=0, **settings)
+    changed.load_state_dict(gp.state_dict())
+    x.add_(1.0), y.mul_(10.0)
+    for got, expected in zip(changed(x_new), gp(x_new), strict=True):
+        assert torch.equal(got, expected)
+    assert IntegratedELBO().loss(changed.model, changed.guide) == IntegratedELBO().loss(gp.model, gp.guide)
+
+
+def test_two_in_one_program_need_names(name):
+    one, two = build(name), build(name, seed=1)
+    apart = sum(IntegratedELBO().loss(gp.model, gp.guide) for gp in (one, two))
+    model, guide = lambda: (one.model(), two.model()), lambda: (one.guide(), two.guide())
+    with pytest.raises(RuntimeError, match=r"with names that the program has not used, got \['\w+'\] twice\. Name one"):
+        pyro.poutine.trace(model).get_trace()
+    one.named("first")
+    sites = pyro.poutine.trace(model).get_trace().nodes
+    assert {"y", "first.y", "data", "first.data"} <= sites.keys()
+    torch.testing.assert_close(IntegratedELBO().loss(model, guide), apart, rtol=1e-9, atol=0)
+
+
+def test_a_larger_module_gives_its_names(name):
+    larger = PyroModule()
+    larger.gp = build(name)
+    sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
+    assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
+
+
+def test_vectorized_plates_around_a_method_are_refused(name):
+    gp = build(name)
+    for model, plates in (
+        (Predictive(gp.model, guide=gp.guide, num_samples=2, parallel=True), "_num_predictive_samples"),
+        (lambda: SVI(gp.model, gp.guide, Adam({}), Trace_ELBO(2, vectorize_particles=True)).step(), "num_particles"),
+        (pyro.plate("groups", 3)(gp.model), "groups"),
+    ):
+        with pytest.raises(ValueError, match=rf"to run outside vectorized plates, got \['{plates}.*parallel=False"):
+            model()
+    for _ in pyro.plate("groups", 2):
+        gp.guide()
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (torch.tensor([3, 1, 3]), r"expected idx without repeats, got 1 repeats"),
+        (torch.tensor([-1, 2]), r"expected idx in 0\.\.59, got -1\.\.2"),
+        (torch.tensor([0, 60]), r"expected idx in 0\.\.59, got 0\.\.60"),
+        (torch.tensor([1.0]), r"expected idx of dtype torch.int64, got torch.float32"),
+        ([1, 2], r"expected idx to be a torch.Tensor, got list"),
+    ],
+)
+def test_wrong_rows_are_refused(name, rows, message):
+    gp = build(name)
+    for call in (gp.model, gp.guide):
+        with pytest.raises((ValueError, TypeError), match=message):
+            call(rows)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"kernel": Matern52(3)}, ValueError, r"with input_dim = 3 columns, got \(\d+, 2\)\. Set input_dim"),
+        ({"kernel": RBF(1, active_dims=[2])}, ValueError, r"expected inputs with columns \[2\], got \(\d+, 2\)"),
+        ({"kernel": Matern52}, TypeError, r"expected kernel to be a Kernel or a callable, got Matern52\. Pass an ins"),
+        ({"mean": nn.Linear(3, 1)}, RuntimeError, r"expected mean to take inputs of shape \(2, 2\), got RuntimeError"),
+        ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
+        ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
+        ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
+        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y to be finite, got 60 NaN"),
+        ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),
+    ],
+)
+def test_wrong_parts_are_refused_at_construction(name, change, error, message):
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    x, y = data(torch.float32)
+    parts = {"x": x, "y": y, "kernel": Matern52(2), "likelihood": Gaussian()} | settings | change
+    with pytest.raises(error, match=message):
+        method(**parts)
+
+
+def test_wrong_encoders_are_refused():
+    with pytest.raises(TypeError, match=r"GraphConvolutionEncoder: expected widths to be a sequence of ints >= 1"):
+        GraphConvolutionEncoder(2)
+    with pytest.raises(TypeError, match=r"SiteEncoder: expected widths to be a sequence of ints >= 1, got \(4, 0\)"):
+        SiteEncoder(2, (4, 0))
+    with pytest.raises(TypeError, match=r"expected encoder to be a torch module, got .*Pass an instance such as"):
+        NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder)
+
+
+def test_labels_are_no_observations_of_a_normal():
+    x, y = data()
+    with pytest.raises(TypeError, match=r"Gaussian: expected y of a numeric dtype, got torch.bool. Use Bernoulli\(\)"):
+        VNNGP(x, y > 0, Matern52(2), Gaussian(), num_neighbors=K)
+    counted = VNNGP(x, (5 * y).round().long(), Matern52(2), Gaussian(), num_neighbors=K)
+    as_floats = VNNGP(x, (5 * y).round(), Matern52(2), Gaussian(), num_neighbors=K)
+    for gp in (counted, as_floats):
+        fit(gp, 3, progress=False)
+    torch.testing.assert_close(counted(x)[0], as_floats(x)[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("call", ["forward", "predict", "sample"])
+def test_one_point_is_a_row(name, call):
+    gp, (x, _) = build(name), data()
+    more = (2,) if call == "sample" else ()
+    with pytest.raises(ValueError, match=rf"{call}: expected x_new of shape .* got \(2,\)\. Use x_new\[None\] for"):
+        getattr(gp, call)(x[0], *more)
+
+
+def test_two_instances_share_no_parameters(name):
+    one, two = build(name), build(name)
+    before = [p.clone() for p in two.parameters()]
+    fit(one, 2, progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(before, two.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "LOO", "Vecchia", "SVGP"], indirect=False)
+def test_hyperparameters_with_priors_run_under_nuts(name):
+    gp = build(name, lengthscale=PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0)))
+    mcmc = MCMC(NUTS(gp.model, max_tree_depth=3), num_samples=3, warmup_steps=2, disable_progbar=True)
+    mcmc.run()
+    assert (mcmc.get_samples()["kernel.lengthscale"] > 0).all()
+    drawn = Predictive(gp.model, mcmc.get_samples())(torch.arange(N))
+    assert drawn["y"].shape[0] == 3
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "LOO", "NPVI", "SWSGP", "SVGP"], indirect=False)
+def test_labels_are_classified(name):
+    method, settings = METHODS[name]
+    x, y = data()
+    gp = method(x, (y > y.mean()).double(), Matern52(2, lengthscale=0.5), Bernoulli(), **settings)
+    fit(gp, 60, lr=0.05, progress=False)
+    wrong = (gp.predict(x).mean > 0.5) != (y > y.mean())
+    assert wrong.double().mean() < 0.15
+
+
+def test_sampled_posteriors_keep_the_protocol():
+    x, y = data()
+    gp = BSGP(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), inducing=10)
+    mcmc = MCMC(NUTS(gp.model, max_tree_depth=3), num_samples=3, warmup_steps=2, disable_progbar=True)
+    mcmc.run()
+    samples = mcmc.get_samples()
+    loc, var = gp(x[:P], samples)
+    assert loc.shape == var.shape == gp.predict(x[:P], samples).batch_shape == (P,)
+    assert gp.sample(x[:P], 6, samples=samples).shape == (6, P)
+    assert torch.equal(gp.sample(x[:P], 6, samples=samples, seed=1), gp.sample(x[:P], 6, samples=samples, seed=1))
+    assert not torch.equal(gp.sample(x[:P], 6, samples=samples), gp.sample(x[:P], 6, samples=samples))
+    with pytest.raises(ValueError, match=r"with input_dim = 3 columns, got \(10, 2\)"):
+        BSGP(x, y, Matern52(3), Gaussian(0.05), inducing=10)
+    assert to_arviz(mcmc).posterior.sizes["draw"] == 3
+
+
+@pytest.mark.gpu
+def test_methods_move_to_the_gpu(name):
+    gp, x_new = build(name), data()[0][:P] + 0.01
+    there = build(name).to("cuda")
+    for got, expected in zip(there(x_new.cuda()), gp(x_new), strict=True):
+        torch.testing.assert_close(got.cpu(), expected, rtol=1e-6, atol=1e-8)
+    fit(there, 3, batch_size=20, progress=False)
+    assert there.sample(x_new.cuda(), 2).is_cuda

@@ -1,0 +1,620 @@
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.dense import dense_covariance, gaussian_kl
+from oracles.problems import losses_inside_a_larger_program
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroModule, PyroSample
+from pyro.optim import Adam
+from torch import nn
+from torch.distributions import kl_divergence
+
+from pyro_nngp.distributions.polya_gamma import PolyaGamma
+from pyro_nngp.inducing.points import kmeans
+from pyro_nngp.inference import IntegratedELBO, PredictiveELBO, fit
+from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Gaussian,
+    HeteroskedasticGaussian,
+    LogNormal,
+    NegativeBinomial,
+    Poisson,
+    PolyaGammaBound,
+    StudentT,
+    convolved,
+)
+from pyro_nngp.likelihoods.convolved import _Convolved
+from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
+from pyro_nngp.models import SVGP, VNNGP
+from pyro_nngp.variational.gaussian import DenseGaussian, combined_variance, factor, neighbor_variance
+
+F64 = torch.float64
+N, M = 48, 11
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def stir(gp):
+    """Put q somewhere that is nothing by accident."""
+    with torch.no_grad():
+        for param in gp.q.parameters():
+            param.add_(0.3 * torch.randn_like(param))
+    return gp
+
+
+def build(x, y, likelihood=None, inducing=M, **settings):
+    return stir(
+        SVGP(x, y, kernel(), Gaussian(0.125) if likelihood is None else likelihood, inducing=inducing, **settings)
+    )
+
+
+def noise_of(gp):
+    return gp.likelihood.variance.detach()
+
+
+def loss(gp, *args, elbo=None):
+    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
+
+
+def labels(f):
+    return (f > 0).to(f.dtype)
+
+
+def classes(f):
+    return torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))
+
+
+def dense_parts(gp, x_new):
+    """Mean and covariance of q(u), the prior covariance of u, weights and variances of f at new points given u."""
+    q, prior = gp.q.distribution(), dense_covariance(gp.kernel, gp.z).detach()
+    chol = torch.linalg.cholesky(prior)
+    root = chol @ factor(q).detach()
+    cross = gp.kernel(gp.z, x_new).detach()
+    weights = torch.cholesky_solve(cross, chol).mT
+    var = gp.kernel(x_new, diag=True).detach() * (1 + DEFAULT_JITTER) - (weights.mT * cross).sum(0)
+    return chol @ q.mean.detach(), root @ root.mT, prior, weights, var
+
+
+@pytest.mark.parametrize("mean_field", [False, True])
+@pytest.mark.parametrize("objective", ["vfe", "fitc"])
+def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
+    x, y = data()
+    gp = build(x, y, objective=objective, mean_field=mean_field)
+    gp.mean.value.data += 0.25
+    mean, cov, prior, weights, var = dense_parts(gp, x)
+    spread = (weights @ cov @ weights.mT).diagonal()
+    var, noise = (0, noise_of(gp) + var) if objective == "fitc" else (var, noise_of(gp))
+    spread = var + spread
+    expected = -0.5 * ((2 * torch.pi * noise).log() + ((y - 0.25 - weights @ mean).square() + spread) / noise)
+    want = gaussian_kl(mean, cov, torch.cholesky_inverse(torch.linalg.cholesky(prior))) - expected.sum()
+    assert loss(gp) == pytest.approx(float(want), rel=1e-9)
+
+    new, _ = data(7)
+    mean, cov, prior, weights, var = dense_parts(gp, new)
+    loc, got = gp(new)
+    torch.testing.assert_close(loc.detach(), 0.25 + weights @ mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got.detach(), var + (weights @ cov @ weights.mT).diagonal(), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(gp.predict(new).variance.detach(), got.detach() + noise_of(gp), rtol=1e-9, atol=0)
+
+
+def test_prediction_from_the_nearest_inducing_points():
+    x, y = data()
+    gp, new = build(x, y), data(9)[0]
+    for mean_field in (False, True):
+        gp = build(x, y, mean_field=mean_field)
+        for one, two in zip(gp(new, num_neighbors=M), gp(new), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-9)
+        mean, cov, prior, _, _ = dense_parts(gp, new)
+        loc, var = (value.detach() for value in gp(new, num_neighbors=4))
+        scale = gp.kernel.lengthscale.detach()
+        for i, point in enumerate(new):
+            near = ((gp.z - point) / scale).norm(dim=-1).detach().argsort()[:4]
+            cross = gp.kernel(gp.z[near], point[None]).detach()
+            w = torch.cholesky_solve(cross, torch.linalg.cholesky(prior[near][:, near]))[:, 0]
+            own = gp.kernel(point[None], diag=True)[0].detach() * (1 + DEFAULT_JITTER)
+            want = own - w @ cross[:, 0] + w @ cov[near][:, near] @ w
+            assert float(loc[i]) == pytest.approx(float(w @ mean[near]), rel=1e-8)
+            assert float(var[i]) == pytest.approx(float(want), rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["vfe", "fitc"])
+def test_optimum_is_the_bound_of_titsias_or_the_evidence_of_fitc(objective):
+    x, y = data()
+    gp = build(x, y, objective=objective)
+    gp.solve()
+    prior, cross = dense_covariance(gp.kernel, gp.z).detach(), gp.kernel(x, gp.z).detach()
+    low_rank = cross @ torch.cholesky_solve(cross.mT, torch.linalg.cholesky(prior))
+    rest = gp.kernel(x, diag=True).detach() * (1 + DEFAULT_JITTER) - low_rank.diagonal()
+    noise = noise_of(gp) + (rest if objective == "fitc" else torch.zeros_like(rest))
+    want = dist.MultivariateNormal(torch.zeros(N, dtype=F64), low_rank + torch.diag(noise)).log_prob(y)
+    want = want - (0 if objective == "fitc" else rest.sum() / (2 * noise_of(gp)))
+    assert loss(gp) == pytest.approx(-float(want), rel=1e-9)
+
+
+def test_inducing_points_at_the_data_give_the_exact_process():
+    x, y = data()
+    gp = build(x, y, inducing=x, jitter=1e-10)
+    gp.solve()
+    cov = gp.kernel(x).detach() + noise_of(gp) * torch.eye(N, dtype=F64)
+    exact = dist.MultivariateNormal(torch.zeros(N, dtype=F64), cov)
+    assert loss(gp) == pytest.approx(-float(exact.log_prob(y)), rel=1e-6)
+    new = data(6)[0]
+    weights = torch.cholesky_solve(gp.kernel(x, new).detach(), torch.linalg.cholesky(cov)).mT
+    loc, var = (value.detach() for value in gp(new))
+    torch.testing.assert_close(loc, weights @ y, rtol=1e-6, atol=1e-7)
+    own = gp.kernel(new, diag=True).detach()
+    torch.testing.assert_close(var, own - (weights.mT * gp.kernel(x, new).detach()).sum(0), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mean_field", [False, True])
+@pytest.mark.parametrize(
+    ("likelihood", "make", "objective"),
+    [
+        (lambda: Gaussian(0.125), lambda f: f, "vfe"),
+        (lambda: Gaussian(0.125), lambda f: f, "fitc"),
+        (lambda: LogNormal(0.1), torch.exp, "fitc"),
+        (Poisson, lambda f: (2 * f).exp().round(), "vfe"),
+        (Bernoulli, labels, "vfe"),
+        (Bernoulli, labels, "fitc"),
+        (lambda: PolyaGammaBound(Bernoulli()), labels, "vfe"),
+        (lambda: Categorical(3), classes, "vfe"),
+    ],
+)
+def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, mean_field):
+    x, f = data()
+    gp = build(x, make(f), likelihood(), mean_field=mean_field, objective=objective)
+    gp.solve(max_steps=200, tolerance=1e-7)
+    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
+    assert max(float(param.grad.abs().max()) for param in gp.solved_parameters()) < 1e-5
+
+
+def test_blocks_of_the_data_do_not_matter(monkeypatch):
+    x, y = data()
+    whole, blocks = (build(x, labels(y), Bernoulli()) for _ in range(2))
+    blocks.load_state_dict(whole.state_dict())
+    whole.solve()
+    monkeypatch.setattr("pyro_nngp.models.svgp._BLOCK", 1)
+    blocks.solve()
+    for one, two in zip(whole.solved_parameters(), blocks.solved_parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("objective", ["vfe", "fitc"])
+@pytest.mark.parametrize(
+    ("likelihood", "make"), [(lambda: Gaussian(0.125), lambda f: f), (StudentT, lambda f: f), (Bernoulli, labels)]
+)
+def test_disjoint_batches_average_exactly(likelihood, make, objective):
+    x, f = data()
+    gp = build(x, make(f), likelihood(), objective=objective)
+    for elbo in (IntegratedELBO(), PredictiveELBO(0.3)):
+        parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(12)]
+        assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
+
+
+@pytest.mark.parametrize("objective", ["vfe", "fitc"])
+def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(objective):
+    x, y = data()
+    gp = build(x, y, objective=objective)
+    exact = loss(gp)
+    assert loss(gp) == exact
+    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
+        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(60)])
+        assert values.std() > 0
+        assert abs(values.mean() - exact) < 6 * values.std() / 60**0.5
+
+
+@pytest.mark.parametrize("kl_scale", [1.0, 0.05])
+def test_predictive_objective_scores_the_predictive_distribution(kl_scale):
+    x, y = data()
+    prior = dist.Normal(torch.zeros(M, dtype=F64), 1.0).to_event(1)
+    for likelihood, target in ((Gaussian(0.125), y), (Bernoulli(), labels(y))):
+        gp = build(x, target, likelihood)
+        divergence = kl_divergence(gp.q.distribution(), prior)
+        want = kl_scale * divergence - gp.predict(x).log_prob(target).sum()
+        assert loss(gp, elbo=PredictiveELBO(kl_scale)) == pytest.approx(float(want.detach()), rel=1e-9)
+
+
+def test_predictive_objective_serves_other_methods():
+    x, y = data()
+    gp = VNNGP(x, y, kernel(), Gaussian(0.125), num_neighbors=N - 1)
+    gp.solve()
+    q = gp.local.distribution()
+    precision = torch.cholesky_inverse(torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach()))
+    divergence = gaussian_kl(q.mean.detach(), torch.diag(q.variance.detach()), precision)
+    fitted = dist.Normal(q.mean.detach(), (q.variance.detach() + noise_of(gp)).sqrt()).log_prob(y).sum()
+    assert loss(gp, elbo=PredictiveELBO(0.2)) == pytest.approx(float(0.2 * divergence - fitted), rel=1e-8)
+
+
+def test_fit_leaves_the_optimum_of_the_bound_to_the_bound():
+    x, y = data()
+    gp, start = build(x, y), build(x, y).state_dict()
+    results = []
+    for elbo in (None, PredictiveELBO()):
+        gp.load_state_dict(start)
+        before = loss(gp)
+        fit(gp, 1, lr=1e-6, elbo=elbo, progress=False)
+        results.append(before - loss(gp))
+    assert results[0] > 10  # solved
+    assert abs(results[1]) < 0.1  # one small step
+    with pytest.raises(ValueError, match=r"to be able to solve\(\) with solve_every"):
+        fit(gp, 1, elbo=PredictiveELBO(), solve_every=5, progress=False)
+
+
+def test_negative_regularisation_is_refused():
+    with pytest.raises(ValueError, match=r"PredictiveELBO: expected kl_scale >= 0, got -1"):
+        PredictiveELBO(-1)
+
+
+def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
+    """Few inducing points for a quick function: SVGP calls what they cannot follow noise, PPGPR calls it variance."""
+    x = torch.rand(150, 1, dtype=F64)
+    y = torch.sin(30 * x[:, 0]) + 0.05 * torch.randn(150, dtype=F64)
+    noise = []
+    for elbo in (None, PredictiveELBO(0.05)):
+        k = Matern52(1, lengthscale=torch.tensor(0.1))
+        gp = SVGP(x, y, k, Gaussian(0.125), inducing=8, learn_inducing=False)
+        fit(gp, 100, lr=0.1, elbo=elbo, progress=False)
+        noise.append(float(gp.likelihood.variance.detach()))
+    assert noise[0] > 0.05
+    assert noise[1] < noise[0] / 2
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "make", "trials"),
+    [
+        (Bernoulli(), labels, lambda y: torch.ones_like(y)),
+        (Binomial(5), lambda f: (2 + 2 * f).round().clamp(0, 5), lambda y: torch.full_like(y, 5.0)),
+        (NegativeBinomial(2.5), lambda f: f.exp().round(), lambda y: y + 2.5),
+    ],
+)
+def test_polya_gamma_bound_is_the_augmented_one_at_its_best(likelihood, make, trials):
+    """E log p(y | f, omega) minus the divergence of omega, at several tilts; the bound is the largest of them."""
+    loc, var = torch.randn(20, dtype=F64), torch.rand(20, dtype=F64) + 0.1
+    y = make(loc)
+    b = trials(y)
+    found = PolyaGammaBound(likelihood).expected_log_prob(y, loc, var).detach()
+    constant = likelihood(torch.zeros_like(loc)).log_prob(y).detach()
+    values = []
+    for factor_of_c in (1.0, 0.8, 1.25):
+        q = PolyaGamma(b, factor_of_c * (loc.square() + var).sqrt())
+        quadratic = (y - b / 2) * loc - q.mean * (loc.square() + var) / 2
+        values.append(constant + quadratic - kl_divergence(q, PolyaGamma(b, 0.0)))
+    torch.testing.assert_close(found, values[0], rtol=1e-9, atol=1e-9)
+    assert (found > torch.stack(values[1:]).amax(0)).all()
+    exact = likelihood.expected_log_prob(y, loc, var).detach()
+    assert (found < exact).all()
+    assert (found > exact - 0.3 * b).all()
+
+
+def test_coordinate_ascent_of_pg_vi_never_goes_down():
+    x, y = data()
+    gp = build(x, labels(y), PolyaGammaBound(Bernoulli()))
+    losses = [loss(gp)]
+    for _ in range(6):
+        gp.solve(max_steps=1)
+        losses.append(loss(gp))
+    drops = -torch.tensor(losses).diff()
+    assert (drops > -1e-9).all()
+    assert drops[-1] < 1e-3 * drops[0]
+    assert gp.predict(x).log_prob(gp.y).mean() > -0.55
+
+
+def test_polya_gamma_bound_trains_hyperparameters_of_its_likelihood():
+    x, y = data()
+    gp = build(x, y.exp().round(), PolyaGammaBound(NegativeBinomial(3.0)))
+    fit(gp, 5, progress=False)
+    assert abs(float(gp.likelihood.base.total_count.detach()) - 3.0) > 0.01
+    with pytest.raises(ValueError, match=r"PolyaGammaBound: expected likelihood Bernoulli\('logit'\), Binomial or"):
+        PolyaGammaBound(Bernoulli("probit"))
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"), [(Gaussian(0.2), 0.4), (LogNormal(0.2), 0.4), (StudentT(4.0, 0.3), 0.4), (Bernoulli(), 1.0)]
+)
+def test_convolved_likelihood_is_the_integral(likelihood, y):
+    y, g = torch.tensor([y], dtype=F64), torch.linspace(-1, 1, 5, dtype=F64)
+    f = torch.linspace(-12, 12, 4_001, dtype=F64)[:, None]
+
+    def integral(loc, var, values):
+        return torch.trapezoid(dist.Normal(loc, var.sqrt()).log_prob(f).exp() * values, f, dim=0)
+
+    v, spread = torch.full_like(g, 0.7), torch.full_like(g, 0.3)
+    both = convolved(likelihood.bind(), v)
+    want = torch.stack([integral(a, v[:1], likelihood(f).log_prob(y).exp()) for a in g])[:, 0].log()
+    torch.testing.assert_close(both(g).log_prob(y).detach(), want.detach(), rtol=1e-6, atol=1e-7)
+    log_density = convolved(likelihood.bind(), v[:1])(f).log_prob(y).detach()
+    want = torch.stack([integral(a, spread[:1], log_density) for a in g])[:, 0]
+    tolerance = 1e-9 if isinstance(likelihood, Gaussian | LogNormal) else 1e-4
+    torch.testing.assert_close(both.expected_log_prob(y, g, spread).detach(), want, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(
+        both.marginal(g, spread).log_prob(y), likelihood.marginal(g, v + spread).log_prob(y), rtol=1e-9, atol=0
+    )
+
+
+def test_closed_forms_of_the_convolution_agree_with_quadrature():
+    likelihood, g = Gaussian(0.2).bind(), torch.linspace(-1, 1, 5, dtype=F64)
+    closed, numeric = convolved(likelihood, g.square()), _Convolved(likelihood, g.square())
+    one, two = (which.expected_log_prob(g, g + 0.1, g.square() + 0.1) for which in (closed, numeric))
+    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_dense_guide_agrees_with_torch():
+    guide = DenseGaussian(6, 3, scale=0.5, like=torch.empty(0, dtype=F64))
+    with torch.no_grad():
+        for param in guide.parameters():
+            param.add_(torch.randn_like(param))
+    q = guide.distribution()
+    cov, a = q.covariance_matrix, torch.randn(4, 6, dtype=F64)
+    torch.testing.assert_close(combined_variance(q, a), torch.einsum("bi,lij,bj->lb", a, cov, a))
+    loc, scale = torch.randn(6, dtype=F64), torch.rand(6, dtype=F64) + 0.5
+    want = kl_divergence(q, dist.MultivariateNormal(loc, torch.diag(scale.square())))
+    torch.testing.assert_close(kl_divergence(q, dist.Normal(loc, scale).to_event(1)), want)
+    with pytest.raises(NotImplementedError, match=r"known for Normal\(...\).to_event\(1\) only"):
+        kl_divergence(q, dist.Laplace(loc, scale).to_event(1))
+    other = DenseGaussian(6, 3, like=loc)
+    other.assign(q)
+    torch.testing.assert_close(other.distribution().covariance_matrix, cov)
+    rows, w = torch.tensor([[0, 3], [5, 2]]), torch.randn(2, 2, dtype=F64)
+    want = torch.stack([torch.einsum("i,lij,j->l", v, cov[:, r][:, :, r], v) for r, v in zip(rows, w, strict=True)], -1)
+    torch.testing.assert_close(neighbor_variance(w, rows, cov), want)
+
+
+@pytest.mark.parametrize("num_neighbors", [None, 6])
+def test_joint_draws_have_the_joint_moments(num_neighbors):
+    x, y = data()
+    gp, new = build(x, y), data(7)[0]
+    gp.mean.value.data += 0.5
+    mean, cov, _, weights, _ = dense_parts(gp, new)
+    prior = dense_covariance(gp.kernel, new).detach()
+    want = prior - gp.kernel(new, gp.z).detach() @ weights.mT + weights @ cov @ weights.mT
+    draws = gp.sample(new, 20_000, num_neighbors=num_neighbors)
+    error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
+    assert ((draws.mT.cov() - want).abs() < 6 * error).all()
+    assert ((draws.mean(0) - 0.5 - weights @ mean).abs() < 6 * (want.diagonal() / 20_000).sqrt()).all()
+
+
+class Deep(nn.Module):
+    """A kernel on the outputs of a network, of no class of the package."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+        self.kernel = Matern52(2, lengthscale=0.3)
+
+    def forward(self, a, b):
+        return self.kernel(self.network(a), self.network(b))
+
+
+@pytest.mark.parametrize("num_neighbors", [None, 10])
+def test_joint_draws_with_a_deep_kernel_in_single_precision(num_neighbors):
+    x, y = data(300, torch.float32)
+    deep = Deep()
+    wide = SVGP(x.double(), y.double(), copy.deepcopy(deep), Gaussian(0.125), inducing=x[:M].double())
+    gp = SVGP(x, y, deep, Gaussian(0.125), inducing=x[:M])
+    nu = torch.randn(2, M)
+    draws = gp.sample(x, 2, num_neighbors=num_neighbors, seed=0, samples={"nu": nu})
+    want = wide.sample(x.double(), 2, num_neighbors=num_neighbors, seed=0, samples={"nu": nu.double()})
+    assert draws.dtype == torch.float32
+    assert all(param.dtype == torch.float32 for param in gp.parameters())
+    torch.testing.assert_close(draws.double(), want, rtol=1e-5, atol=1e-5)
+
+
+class PyroDeep(PyroModule):
+    """The same as a PyroModule, whose parameters Pyro must keep track of."""
+
+    def __init__(self, deep):
+        super().__init__()
+        self.deep = deep
+
+    def forward(self, a, b):
+        return self.deep(a, b)
+
+
+@pytest.mark.parametrize("wrap", [lambda deep: lambda a, b: deep(a, b), PyroDeep], ids=["function", "PyroModule"])
+def test_joint_draws_with_kernels_that_compute_in_single_precision(wrap):
+    x, y = data(dtype=torch.float32)
+    deep, samples = Deep(), {"nu": torch.randn(1, M)}
+    want, draws = (
+        SVGP(x, y, kernel, Gaussian(0.125), inducing=x[:M]).sample(x[:20], 1, seed=0, samples=samples)
+        for kernel in (deep, wrap(deep))
+    )
+    torch.testing.assert_close(draws, want, rtol=0, atol=0.01)
+
+
+def test_joint_draws_of_few_points_take_the_neighbors_there_are():
+    x, y = data()
+    gp = build(x, y)
+    for p in (1, 3):
+        exact = gp.sample(x[:p], 4000)
+        draws = gp.sample(x[:p], 4000, num_neighbors=5)
+        se = (2 * exact.var(0) / 4000).sqrt()
+        assert ((draws.mean(0) - exact.mean(0)).abs() < 6 * se).all()
+        torch.testing.assert_close(draws.std(0), exact.std(0), rtol=0.15, atol=0)
+    with pytest.raises(ValueError, match=r"SVGP: expected num_neighbors in 1\.\.11, got 0"):
+        gp.sample(x[:1], 2, num_neighbors=0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "make"), [(lambda: Categorical(3), classes), (HeteroskedasticGaussian, lambda f: f)]
+)
+@pytest.mark.parametrize("objective", ["vfe", "fitc"])
+def test_likelihoods_of_several_latent_functions(likelihood, make, objective):
+    x, f = data()
+    gp = SVGP(x, make(f), kernel(), likelihood(), inducing=M, objective=objective)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(10)]
+    assert losses[-1] < losses[0]
+    for settings in ({}, {"num_neighbors": 4}):
+        loc, var = gp(x[:5], **settings)
+        assert loc.shape == var.shape == (*gp.latent_shape, 5)
+        assert gp.predict(x[:5], **settings).log_prob(gp.y[:5]).shape == (5,)
+        assert gp.sample(x[:5], 3, **settings).shape == (3, *gp.latent_shape, 5)
+
+
+def test_several_outputs_equal_separate_models():
+    x, y = data()
+    both = torch.stack([y, -2 * y + 1], -1)
+    gp = SVGP(x, both, kernel(), Gaussian(0.125), inducing=M, objective="fitc")
+    singles = [SVGP(x, both[:, t], kernel(), Gaussian(0.125), inducing=M, objective="fitc") for t in range(2)]
+    for model in (gp, *singles):
+        model.solve()
+    idx = torch.arange(0, N, 3)
+    assert loss(gp, idx) == pytest.approx(sum(loss(s, idx) for s in singles), rel=1e-12)
+    assert gp.predict(x[:4]).mean.shape == (2, 4)
+
+
+def test_kmeans_finds_clusters_that_are_there():
+    centers = 10 * torch.cartesian_prod(torch.arange(6.0), torch.arange(5.0)).double()
+    x = centers.repeat(40, 1) + 0.1 * torch.randn(1200, 2, dtype=F64)
+    before = x.clone()
+    found = kmeans(x, 30, seed=3)
+    assert torch.equal(x, before)
+    nearest = torch.cdist(centers, found).min(1)
+    assert nearest.values.max() < 0.1
+    assert len(nearest.indices.unique()) == 30
+    assert torch.equal(found, kmeans(x, 30, seed=3))
+
+
+def test_kmeans_of_fewer_places_than_centers():
+    x = torch.tensor([[0.0], [1.0]]).repeat(10, 1)
+    with pytest.warns(UserWarning, match="clusters is empty"):
+        found = kmeans(x, 5)
+    assert set(found.flatten().tolist()) <= {0.0, 1.0}
+
+
+def test_inducing_points_are_learned_or_not():
+    x, y = data(150)
+    for learn in (True, False):
+        gp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=9, learn_inducing=learn)
+        before, start = gp.z.detach().clone(), loss(gp)
+        fit(gp, 20, batch_size=50, lr=0.05, progress=False)
+        assert loss(gp) < start
+        assert ((gp.z - before).abs().max() > 0.03) == learn
+
+
+def test_hyperparameters_with_priors_are_learned():
+    x, y = data()
+    k = kernel()
+    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
+    likelihood = Gaussian(0.125)
+    likelihood.variance = PyroSample(dist.LogNormal(-2.0, 1.0))
+    gp = SVGP(x, y, k, likelihood, inducing=M)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step() for _ in range(60)]
+    assert sum(losses[-20:]) < sum(losses[:20])
+    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
+    assert gp.sample(x[:3], 5).shape == (5, 3)
+    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
+    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+    assert posterior["f"].shape == (4, N)
+
+
+def test_model_never_reads_the_guide():
+    x, y = data()
+    gp, nu, f = build(x, y), torch.randn(M, dtype=F64), torch.randn(N, dtype=F64)
+    values = []
+    for _ in range(2):
+        trace = pyro.poutine.trace(pyro.poutine.condition(gp.model, {"nu": nu, "f": f})).get_trace()
+        values.append(float(trace.log_prob_sum().detach()))
+        stir(gp)
+    assert values[0] == values[1]
+    _, _, _, weights, var = dense_parts(gp, x)
+    u = torch.linalg.cholesky(dense_covariance(gp.kernel, gp.z)).detach() @ nu
+    parts = (dist.Normal(weights @ u, var.sqrt()).log_prob(f), dist.Normal(f, noise_of(gp).sqrt()).log_prob(y))
+    want = sum(part.sum() for part in parts) + dist.Normal(0, 1).log_prob(nu).sum()
+    assert values[0] == pytest.approx(float(want.detach()), rel=1e-9)
+
+
+def test_inside_a_larger_program():
+    x, y = data()
+    gp = SVGP(x, None, lambda a, b: kernel()(a, b).detach(), inducing=M)
+    covariate = torch.randn(N, dtype=F64)
+    losses = losses_inside_a_larger_program(gp, y, covariate, steps=60, batch_size=24)
+    assert losses[-20:].mean() < losses[:20].mean()
+    assert set(pyro.get_param_store()) == {"loc"}
+    for call in (gp.solve, lambda: gp.predict(x)):
+        with pytest.raises(ValueError, match=r"expected a likelihood in the model, got None"):
+            call()
+
+
+def test_saving_copying_and_pickling_keep_predictions():
+    x, y = data()
+    gp, (new, _) = build(x, y), data(5)
+    fresh = build(x, y, seed=3)
+    fresh.load_state_dict(gp.state_dict())
+    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
+        torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
+
+
+def test_single_precision_is_close_to_double():
+    x, y = data()
+    wide, single = (
+        SVGP(x.to(d), y.to(d), kernel(), Gaussian(0.125), inducing=x[:M].to(d), jitter=1e-5)
+        for d in (F64, torch.float32)
+    )
+    for gp in (wide, single):
+        gp.solve()
+    assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
+    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.full((N, 2), torch.nan)}, r"SVGP: expected x to be finite"),
+        ({"y": torch.zeros(N - 1)}, r"SVGP: expected y of shape \(48,\) or \(48, T\)"),
+        ({"inducing": N + 1}, r"SVGP: expected inducing in 2\.\.48, got 49"),
+        ({"inducing": torch.zeros(9, 3)}, r"SVGP: expected inducing of shape \(M, 2\)"),
+        ({"objective": "ppgpr"}, r"SVGP: expected objective to be 'vfe' or 'fitc', got 'ppgpr'. For PPGPR train under"),
+        (
+            {"objective": "fitc", "likelihood": None, "y": None},
+            r"SVGP: expected likelihood to be given with objective='fitc'",
+        ),
+        ({"loc": torch.zeros(3)}, r"DenseGaussian: expected loc of shape \(11, 1\)"),
+        ({"scale": 0.0}, r"DenseGaussian: expected scale > 0"),
+        ({"num_inducing": 3}, r"unexpected keyword argument 'num_inducing'"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y = data(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "inducing": M} | change
+    with pytest.raises((ValueError, TypeError), match=message):
+        SVGP(**settings)
+
+
+@pytest.mark.parametrize(
+    ("x_new", "settings", "message"),
+    [
+        (torch.zeros(3, 3, dtype=F64), {}, r"expected x_new with 2 columns, as x has, got 3"),
+        (torch.zeros(3, 2), {}, r"expected x_new of the dtype of x"),
+        (torch.full((3, 2), torch.nan, dtype=F64), {}, r"expected x_new to be finite"),
+        (torch.zeros(3, 2, dtype=F64), {"num_neighbors": M + 1}, r"expected num_neighbors in 1\.\.11, got 12"),
+    ],
+)
+def test_wrong_places(x_new, settings, message):
+    x, y = data()
+    with pytest.raises((ValueError, TypeError), match=message):
+        build(x, y)(x_new, **settings)
+
+
+def test_kernels_that_are_not_ours_and_sums_work():
+    x, y = data()
+    own = Matern32(2).double()
+    foreign = SVGP(x, y, lambda a, b: own(a, b), Gaussian(0.125), inducing=x[:M])
+    ours = SVGP(x, y, own, Gaussian(0.125), inducing=x[:M])
+    assert loss(foreign) == pytest.approx(loss(ours), rel=1e-12)
+    torch.testing.assert_close(foreign(x, num_neighbors=5), ours(x, num_neighbors=5))

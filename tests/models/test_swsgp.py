@@ -1,0 +1,404 @@
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.dense import dense_covariance
+from oracles.problems import losses_inside_a_larger_program
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+from torch.distributions import MultivariateNormal, kl_divergence
+
+from pyro_nngp.conditionals.inducing import local_conditional
+from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
+from pyro_nngp.inference import IntegratedELBO, PredictiveELBO, fit
+from pyro_nngp.kernels import Linear, Matern32, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError, cholesky, local_cholesky
+from pyro_nngp.models import SVGP, SWSGP
+
+F64 = torch.float64
+N, M, H = 40, 12, 5
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def stir(gp):
+    """Put q somewhere that is nothing by accident."""
+    with torch.no_grad():
+        for param in gp.local.parameters():
+            param.add_(0.3 * torch.randn_like(param))
+    return gp
+
+
+def build(x, y, likelihood=None, **settings):
+    settings = {"inducing": M, "num_neighbors": H, "scale": 0.5} | settings
+    return stir(SWSGP(x, y, kernel(), Gaussian(0.125) if likelihood is None else likelihood, **settings))
+
+
+def loss(gp, *args, elbo=None):
+    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
+
+
+def covariance(gp):
+    """S over all inducing points."""
+    q = gp.local.distribution()
+    return torch.diag(q.variance) if gp.mean_field else q.covariance_matrix
+
+
+def dense_bound(gp, num_neighbors):
+    """The negative bound, one datum at a time, with gradients."""
+    prior, cov, loc = dense_covariance(gp.kernel, gp.z), covariance(gp), gp.local.loc[:, 0]
+    value = 0.0
+    for point, target in zip(gp.x, gp.y, strict=True):
+        near = ((gp.z - point) / gp.lengthscale).norm(dim=-1).argsort()[:num_neighbors]
+        mean, spread = loc[near], cov[near][:, near]
+        p = MultivariateNormal(torch.zeros_like(mean), prior[near][:, near])
+        cross = gp.kernel(gp.z[near], point[None])[:, 0]
+        w = torch.cholesky_solve(cross[:, None], torch.linalg.cholesky(p.covariance_matrix))[:, 0]
+        var = gp.kernel(point[None], diag=True)[0] * (1 + DEFAULT_JITTER) - w @ cross + w @ spread @ w
+        expected = gp.likelihood.expected_log_prob(target, gp.mean.value + w @ mean, var)
+        value = value - expected + kl_divergence(MultivariateNormal(mean, spread), p) / len(gp.x)
+    return value
+
+
+@pytest.mark.parametrize("mean_field", [True, False])
+@pytest.mark.parametrize("learn_inducing", [True, False])
+def test_bound_and_its_gradient_agree_with_dense_ones(mean_field, learn_inducing):
+    x, y = data()
+    gp = build(x, y, mean_field=mean_field, learn_inducing=learn_inducing)
+    gp.mean.value.data += 0.25
+    params = dict(gp.named_parameters())
+    want = dense_bound(gp, H)
+    wanted = dict(zip(params, torch.autograd.grad(want, params.values()), strict=True))
+    found = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
+    found.backward()
+    assert float(found.detach()) == pytest.approx(float(want.detach()), rel=1e-9)
+    for name, param in params.items():
+        torch.testing.assert_close(param.grad, wanted[name].to(param.dtype), rtol=1e-5, atol=1e-6)
+
+
+def like(svgp, num_neighbors, mean_field=False):
+    """The SWSGP with the inducing points and the q(u) of an SVGP."""
+    gp = SWSGP(
+        svgp.x,
+        svgp.y,
+        svgp.kernel,
+        svgp.likelihood,
+        num_neighbors=num_neighbors,
+        inducing=svgp.z.detach(),
+        mean_field=mean_field,
+    )
+    tril, q = cholesky(gp.kernel(gp.z)).detach(), svgp.q.distribution()
+    gp.local.assign(dist.MultivariateNormal(q.mean @ tril.mT, scale_tril=tril @ q.scale_tril))
+    return gp
+
+
+def test_all_neighbors_give_svgp():
+    x, y = data()
+    svgp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=M)
+    svgp.solve()
+    gp = like(svgp, M)
+    assert loss(gp) == pytest.approx(loss(svgp), rel=1e-9)
+    idx = torch.arange(0, N, 4)
+    assert loss(gp, idx) == pytest.approx(loss(svgp, idx), rel=1e-9)
+    new = data(6)[0]
+    for one, two in zip(gp(new), svgp(new), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+    # SVGP-M-H predicts likewise, in its own metric
+    for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
+        assert (one - two).abs().max() < 0.5
+    gp.refresh()
+    for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_averaged_local_divergence_grows_with_neighbors_up_to_that_of_svgp():
+    """Appendix C of the VNNGP paper: it is a divergence of marginals, so it can only lose."""
+    x, y = data()
+    svgp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=M)
+    svgp.solve()
+    full = float(kl_divergence(svgp.q.distribution(), dist.Normal(torch.zeros(M, dtype=F64), 1.0).to_event(1)).detach())
+    found = []
+    for num_neighbors in (1, 3, 6, 9, M):
+        gp = like(svgp, num_neighbors)
+        loc, var = (value.detach() for value in gp(x))
+        found.append(loss(gp) + float(gp.likelihood.expected_log_prob(y, loc, var).sum().detach()))
+    assert (torch.tensor(found).diff() > 0.01).all()
+    assert found[-1] == pytest.approx(full, rel=1e-8)
+
+
+def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
+    x, y = data()
+    diagonal, full = build(x, y), build(x, y, mean_field=False)
+    q = diagonal.local.distribution()
+    full.local.assign(dist.Normal(q.loc, q.scale).to_event(1))
+    with torch.no_grad():
+        full.z.copy_(diagonal.z)
+    assert loss(full) == pytest.approx(loss(diagonal), rel=1e-9)
+    for one, two in zip(full(x), diagonal(x), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("settings", [{}, {"learn_inducing": False}, {"mean_field": False}])
+@pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.125), StudentT])
+def test_disjoint_batches_average_exactly(settings, likelihood):
+    x, y = data()
+    gp = build(x, y, likelihood(), **settings)
+    for elbo in (IntegratedELBO(), PredictiveELBO(0.3)):
+        parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(8)]
+        assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
+
+
+@pytest.mark.parametrize("mean_field", [True, False])
+def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(mean_field):
+    x, y = data()
+    gp = build(x, y, mean_field=mean_field)
+    exact = loss(gp)
+    assert loss(gp) == exact
+    for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
+        values = torch.tensor([loss(gp, elbo=elbo) for _ in range(60)])
+        assert values.std() > 0
+        assert abs(values.mean() - exact) < 6 * values.std() / 60**0.5
+
+
+def test_neighbors_given_are_neighbors_found():
+    x, y = data()
+    for learn in (True, False):
+        gp, idx = build(x, y, learn_inducing=learn), torch.arange(3, 20)
+        args = gp.batch_args(idx, torch.Generator())
+        near = torch.cdist(x[idx], gp.z.detach()).argsort(-1)[:, :H]
+        assert torch.equal(args[1], near)
+        assert loss(gp, *args) == loss(gp, idx)
+
+
+def test_learned_inducing_points_have_their_neighbors_found_at_each_step():
+    x, y = data(150)
+    gp = build(x, y)
+    before = gp._neighbors(None)
+    fit(gp, 25, batch_size=50, lr=0.05, progress=False)
+    after = torch.cdist(x, gp.z.detach()).argsort(-1)[:, :H]
+    assert not torch.equal(before, after)
+    assert torch.equal(gp._neighbors(None), after)
+
+
+@pytest.mark.parametrize("learn_inducing", [True, False])
+def test_refresh_takes_the_learned_lengthscales(learn_inducing):
+    x, y = data()
+    gp = build(x, y, learn_inducing=learn_inducing)
+    before = gp._neighbors(None).clone()
+    gp.refresh()
+    scale = gp.kernel.lengthscale.detach()
+    after = torch.cdist(x / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
+    assert torch.equal(gp._neighbors(None), after)
+    assert not torch.equal(before, after)
+
+
+def test_gradients_of_the_table_are_sparse_in_training():
+    x, y = data(200)
+    gp = SWSGP(x, y, kernel(), Gaussian(0.125), inducing=x.clone(), learn_inducing=False, num_neighbors=4)
+    start = gp.local.loc.detach().clone()
+    fit(gp, 1, batch_size=10, lr=0.1, progress=False)
+    touched = gp.local.loc.grad.coalesce().indices()[0]
+    moved = (gp.local.loc.detach() - start).abs()[:, 0] > 0
+    assert gp.local.loc.grad.is_sparse
+    assert len(touched) <= 40
+    assert torch.equal(moved.nonzero()[:, 0], touched)
+
+
+@pytest.mark.parametrize("mean_field", [True, False])
+def test_draws_have_the_moments_of_the_guide(mean_field):
+    x, y = data()
+    gp, new = build(x, y, mean_field=mean_field), data(6)[0]
+    gp.mean.value.data += 0.5
+    near = torch.cdist(new, gp.z.detach()).argsort(-1)[:, :H]
+    w, var = nn_conditional(gp.kernel, new, gp.z.detach()[near])
+    weights = torch.zeros(6, M, dtype=F64).scatter_(1, near, w.detach())
+    want = weights @ covariance(gp).detach() @ weights.mT + torch.diag(var.detach())
+    draws = gp.sample(new, 20_000)
+    error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
+    assert ((draws.mT.cov() - want).abs() < 6 * error).all()
+    mean = 0.5 + weights @ gp.local.loc.detach()[:, 0]
+    assert ((draws.mean(0) - mean).abs() < 6 * (want.diagonal() / 20_000).sqrt()).all()
+    loc, spread = gp(new)
+    torch.testing.assert_close(loc.detach(), mean, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(spread.detach(), want.diagonal(), rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("mean_field", [True, False])
+@pytest.mark.parametrize(
+    ("likelihood", "make"),
+    [
+        (Bernoulli, lambda f: (f > 0).to(f.dtype)),
+        (Poisson, lambda f: f.exp().round()),
+        (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+    ],
+)
+def test_other_likelihoods_and_sums_of_kernels(likelihood, make, mean_field):
+    x, f = data()
+    k = Matern32(2, lengthscale=torch.tensor(0.4)) + Linear(2)
+    gp = SWSGP(x, make(f), k, likelihood(), inducing=M, num_neighbors=H, mean_field=mean_field)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(12)]
+    assert losses[-2] + losses[-1] < losses[0] + losses[1]
+    loc, var = gp(x[:5])
+    assert loc.shape == var.shape == (*gp.latent_shape, 5)
+    assert gp.predict(x[:5]).log_prob(gp.y[:5]).shape == (5,)
+    assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
+
+
+@pytest.mark.parametrize("mean_field", [True, False])
+def test_several_outputs_equal_separate_models(mean_field):
+    x, y = data()
+    both = torch.stack([y, -2 * y + 1], -1)
+    settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field}
+    gp = SWSGP(x, both, kernel(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
+    singles = [
+        SWSGP(x, both[:, t], kernel(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t], **settings) for t in (0, 1)
+    ]
+    for idx in (None, torch.arange(0, N, 3)):
+        assert loss(gp, idx) == pytest.approx(sum(loss(single, idx) for single in singles), rel=1e-12)
+    assert gp.predict(x[:4]).mean.shape == (2, 4)
+
+
+def test_hyperparameters_with_priors_are_learned():
+    x, y = data()
+    k = kernel()
+    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
+    gp = SWSGP(x, y, k, Gaussian(0.125), inducing=M, num_neighbors=H)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    losses = [svi.step() for _ in range(40)]
+    assert sum(losses[-10:]) < sum(losses[:10])
+    gp.refresh()
+    assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
+    assert gp.sample(x[:3], 5).shape == (5, 3)
+    posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
+    assert posterior["kernel.lengthscale"].unique(dim=0).shape[0] == 4
+    assert posterior["u"].shape == (4, N, H)
+
+
+def test_model_is_the_stated_density():
+    x, y = data()
+    gp, u, f = build(x, y), torch.randn(N, H, dtype=F64), torch.randn(N, dtype=F64)
+    trace = pyro.poutine.trace(pyro.poutine.condition(gp.model, {"u": u, "f": f})).get_trace()
+    want = 0.0
+    for i, near in enumerate(gp._neighbors(None)):
+        prior = dense_covariance(gp.kernel, gp.z[near])
+        w, var = nn_conditional(gp.kernel, x[i : i + 1], gp.z[near][None])
+        want = want + MultivariateNormal(torch.zeros(H, dtype=F64), prior).log_prob(u[i]) / N
+        want = want + dist.Normal(w[0] @ u[i], var[0].sqrt()).log_prob(f[i])
+        want = want + dist.Normal(f[i], gp.likelihood.variance.sqrt()).log_prob(y[i])
+    assert float(trace.log_prob_sum().detach()) == pytest.approx(float(want.detach()), rel=1e-9)
+
+
+def test_inside_a_larger_program():
+    x, y = data()
+    gp = SWSGP(x, None, kernel(), inducing=M, num_neighbors=H)
+    losses = losses_inside_a_larger_program(gp, y, x[:, 0], steps=60, batch_size=20)
+    assert losses[-20:].mean() < losses[:20].mean()
+    assert set(pyro.get_param_store()) == {"loc"}
+    with pytest.raises(ValueError, match=r"SWSGP.predict: expected a likelihood in the model"):
+        gp.predict(x)
+
+
+@pytest.mark.parametrize("learn_inducing", [True, False])
+def test_saving_copying_and_pickling_keep_predictions(learn_inducing):
+    x, y = data()
+    gp, (new, _) = build(x, y, learn_inducing=learn_inducing), data(5)
+    gp.refresh()
+    fresh = build(x, y, learn_inducing=learn_inducing, seed=3)
+    fresh.load_state_dict(gp.state_dict())
+    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
+        torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
+        assert loss(other) == loss(gp)
+
+
+def test_single_precision_is_close_to_double():
+    x, y = data()
+    wide, single = (
+        SWSGP(x.to(d), y.to(d), kernel(), Gaussian(0.125), inducing=x[:M].to(d), num_neighbors=H)
+        for d in (F64, torch.float32)
+    )
+    assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
+    assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
+
+
+def test_local_conditional_is_the_nearest_neighbor_conditional():
+    x, z = data(9)[0], torch.rand(9, 4, 2, dtype=F64)
+    w, var, tril = local_conditional(kernel(), x, z)
+    torch.testing.assert_close((w, var), nn_conditional(kernel(), x, z))
+    torch.testing.assert_close((tril @ tril.mT)[3], dense_covariance(kernel(), z[3]))
+
+
+def test_coinciding_inducing_points_take_more_of_a_nugget():
+    cov = torch.ones(2, 3, 3) + 2 * torch.eye(3) * torch.tensor([0.0, 1.0])[:, None, None]
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+        tril = local_cholesky(cov)
+    torch.testing.assert_close(tril @ tril.mT, cov, rtol=0, atol=1e-4)
+    torch.testing.assert_close((tril @ tril.mT)[1], cov[1], rtol=1e-6, atol=0)
+    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the neighbor covariances of size 2 in torch.float32"):
+        local_cholesky(-torch.eye(2)[None])
+
+
+def test_hidden_duplicates_train_in_single_precision():
+    x, y = data(60, torch.float32)
+    gp = SWSGP(x, y, kernel(), Gaussian(0.125), inducing=torch.cat([x[:20], x[:20]]), num_neighbors=8)
+    fit(gp, 5, batch_size=20, progress=False)
+    assert torch.isfinite(gp(x)[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x": torch.full((N, 2), torch.nan)}, r"SWSGP: expected x to be finite"),
+        ({"y": torch.zeros(N - 1)}, r"SWSGP: expected y of shape \(40,\) or \(40, T\)"),
+        ({"num_neighbors": M + 1}, r"SWSGP: expected num_neighbors in 1\.\.12, got 13"),
+        ({"num_neighbors": 0}, r"SWSGP: expected num_neighbors in 1\.\.12, got 0"),
+        ({"inducing": N + 1}, r"SWSGP: expected inducing in 2\.\.40, got 41"),
+        ({"inducing": torch.zeros(9, 3)}, r"SWSGP: expected inducing of shape \(M, 2\)"),
+        (
+            {"inducing": torch.rand(10_001, 2), "mean_field": False},
+            r"SWSGP: expected mean_field True beyond M = 10000, got False at M = 10001",
+        ),
+        ({"loc": torch.zeros(3)}, r"LocalGaussian: expected loc of shape \(12, 1\)"),
+        ({"scale": 0.0}, r"LocalGaussian: expected scale > 0"),
+        ({"guide_neighbors": 3}, r"unexpected keyword argument 'guide_neighbors'"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y = data(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "inducing": M, "num_neighbors": H}
+    with pytest.raises((ValueError, TypeError), match=message):
+        SWSGP(**settings | change)
+
+
+@pytest.mark.parametrize(
+    ("x_new", "settings", "message"),
+    [
+        (torch.zeros(3, 3, dtype=F64), {}, r"SWSGP.forward: expected x_new with 2 columns, as x has, got 3"),
+        (torch.zeros(3, 2), {}, r"expected x_new of the dtype of x"),
+        (torch.zeros(3, 2, dtype=F64), {"num_neighbors": M + 1}, r"expected num_neighbors in 1\.\.12, got 13"),
+    ],
+)
+def test_wrong_places(x_new, settings, message):
+    x, y = data()
+    with pytest.raises((ValueError, TypeError), match=message):
+        build(x, y)(x_new, **settings)
+
+
+def test_priors_assigned_too_late_are_an_error():
+    x, y = data()
+    gp = build(x, y)
+    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    with pytest.raises(ValueError, match=r"SWSGP.guide: expected hyperparameter priors to be assigned before"):
+        gp.guide()

@@ -1,0 +1,293 @@
+"""The compiled conditional against the general code, for every kernel, dtype and instruction set of this machine."""
+
+import pytest
+import torch
+
+from pyro_nngp import native
+from pyro_nngp.conditionals import stationary_kernel as radial_conditional
+from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
+from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadratic
+from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError
+from pyro_nngp.native import conditional as compiled
+
+F64 = torch.float64
+FLAGS = ("kernel", "noise", "inputs")
+KERNELS = [RBF, Matern12, Matern32, Matern52]
+needs_library = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
+
+
+def levels():
+    return range(native.library().nn_levels() if native.library() else 0)
+
+
+class Case:
+    """Targets among points with duplicates, padded neighbors, noise, and one unused point."""
+
+    def __init__(self, kernel, b=21, k=7, d=3, dtype=F64, n=40):
+        self.x, self.points = torch.randn(b, d, dtype=dtype), torch.randn(n, d, dtype=dtype)
+        self.points[1] = self.points[0]
+        self.x[2] = self.points[3]
+        self.neighbors = torch.rand(b, n).argsort(-1)[:, :k]
+        self.neighbors[0, : min(2, k)] = torch.arange(min(2, k))
+        self.neighbors[2, 0] = 3
+        self.neighbors[4] = -1
+        self.neighbors[torch.rand(b, k) < 0.2] = -1
+        self.noise = torch.rand(n, dtype=dtype)
+        self.lengthscale, self.variance = torch.rand(d, dtype=dtype) + 0.5, torch.tensor(1.7, dtype=dtype)
+        self.kernel, self.grad_w, self.grad_v = kernel, torch.randn(b, k, dtype=dtype), torch.randn(b, dtype=dtype)
+
+    def inputs(self):
+        every = [self.x, self.points, self.lengthscale, self.variance, self.noise]
+        return [t.clone().requires_grad_() for t in every]
+
+    def bound(self, lengthscale, variance):
+        kernel = self.kernel(len(lengthscale))
+        del kernel.lengthscale, kernel.variance
+        kernel.lengthscale, kernel.variance = lengthscale, variance
+        return kernel
+
+    def problem(self, dtype=F64, jitter=1e-3):
+        rows = self.neighbors.clamp(min=0)
+        tensors = [self.x, self.points, self.lengthscale, self.variance, self.noise[rows]]
+        return compiled.Problem(*(t.to(dtype) for t in tensors), self.neighbors, self.kernel.profile, jitter)
+
+    def run(self, jitter=1e-3, kernel=None):
+        """w, v and the gradients of x, points, lengthscale, variance, noise."""
+        inputs = self.inputs()
+        x, points, lengthscale, variance, noise = inputs
+        made = self.bound(lengthscale, variance)
+        w, v = graph_conditional(kernel(made) if kernel else made, x, points, self.neighbors, noise, jitter=jitter)
+        grads = torch.autograd.grad((w, v), inputs, (self.grad_w, self.grad_v))
+        return [w.detach(), v.detach(), *grads]
+
+
+def general(kernel):
+    """The same kernel as a plain function, which takes the general way."""
+    return lambda a, b: kernel(a, b)
+
+
+@pytest.fixture
+def switched_off(monkeypatch):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", "0")
+
+
+@needs_library
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_values_and_gradients_are_those_of_the_general_code(kernel):
+    case = Case(kernel)
+    torch.testing.assert_close(case.run(), case.run(kernel=general), rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_torch_operations_give_the_same(kernel, switched_off, monkeypatch):
+    case = Case(kernel)
+    want = case.run(kernel=general)
+    torch.testing.assert_close(case.run(), want, rtol=1e-9, atol=1e-10)
+    monkeypatch.setattr("pyro_nngp.conditionals.general_kernel._CHUNK_BYTES", 1)  # chunks of 16 targets
+    torch.testing.assert_close(case.run(), want, rtol=1e-9, atol=1e-10)
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("k", [1, 5, 12, 50, 117])  # no, one and several panels of columns, padded tiles
+def test_every_instruction_set_and_size(level, k):
+    case = Case(Matern32, b=19, k=k, n=150, d=2)
+    problem, kept, every = case.problem(), (torch.zeros(19, dtype=torch.bool),), dict.fromkeys(FLAGS, True)
+    want = case.run(kernel=general)
+    w, v, failed, _ = compiled.forward(problem, level=level)
+    found = compiled.backward(problem, kept, case.grad_w, case.grad_v, **every, level=level)
+    grad_points = torch.zeros_like(case.points)
+    grad_points.index_add_(0, case.neighbors.clamp(min=0).flatten(), found.z.flatten(0, 1))
+    grad_noise = torch.zeros_like(case.noise)
+    grad_noise.index_add_(0, case.neighbors.clamp(min=0).flatten(), found.noise.flatten())
+    scale, variance = found.log_lengthscale / case.lengthscale, found.log_variance / case.variance
+    assert not failed.any()
+    torch.testing.assert_close([w, v, found.x, grad_points, scale, variance, grad_noise], want, rtol=1e-8, atol=1e-9)
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize(("dtype", "k"), [(F64, 5), (torch.float32, 50)])
+def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
+    case = Case(Matern32, b=37, k=k, n=60)
+    problem, every = case.problem(dtype), dict.fromkeys(FLAGS, True)
+    w, v, _, (failed,) = compiled.forward(problem, recording=True, level=level)
+    grads = case.grad_w.to(dtype), case.grad_v.to(dtype)
+    want = compiled.backward(problem, (failed,), *grads, **every, level=level)
+    monkeypatch.setattr(compiled, "_FACTORS_FROM", 1)
+    assert len(compiled.forward(problem, recording=False, level=level)[3]) == 1
+    w2, v2, _, kept = compiled.forward(problem, recording=True, level=level)
+    assert torch.equal(w2, w)
+    assert torch.equal(v2, v)
+    factors = kept[1].clone()
+    for _ in range(2):  # the backward pass may be repeated
+        found = compiled.backward(problem, kept, *grads, **every, level=level)
+        assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+        assert torch.equal(kept[1], factors)
+    nothing = torch.zeros_like(factors)  # it does read them
+    found = compiled.backward(problem, (failed, nothing), *grads, **every, level=level)
+    assert not torch.equal(found.log_variance, want.log_variance)
+    monkeypatch.setattr(compiled, "_FACTORS_BYTES", len(factors) - 1)
+    assert len(compiled.forward(problem, recording=True, level=level)[3]) == 1
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_single_precision(level, kernel):
+    case = Case(kernel, b=35, k=18, n=60)
+    single, every = case.problem(torch.float32), dict.fromkeys(FLAGS, True)
+    want = compiled.backward(case.problem(), compiled.forward(case.problem())[3], case.grad_w, case.grad_v, **every)
+    w, v, _, kept = compiled.forward(single, level=level)
+    got = compiled.backward(single, kept, case.grad_w.float(), case.grad_v.float(), **every, level=level)
+    torch.testing.assert_close((w.double(), v.double()), compiled.forward(case.problem())[:2], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([t.double() for t in got], list(want), rtol=1e-3, atol=1e-3)
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize(("dtype", "end"), [(torch.float32, 87.0), (F64, 708.0)])
+def test_exponential_is_accurate_to_a_few_units_in_the_last_place(level, dtype, end):
+    q = torch.linspace(0, end, 5001, dtype=dtype)[:, None]
+    x, ones = torch.zeros_like(q), torch.ones((), dtype=dtype)
+    points, scale = q.sqrt(), torch.ones(1, dtype=dtype) / RBF.profile.stretch
+    rows = torch.arange(len(q))[:, None]
+    w = compiled.forward(compiled.Problem(x, points, scale, ones, None, rows, RBF.profile, 0.0), level=level)[0]
+    distance = (points - x) / (scale * RBF.profile.stretch)
+    want = torch.exp(-distance.double().square())
+    rounding = (4 + 2 * distance.double().square()) * torch.finfo(dtype).eps  # of the squared distance, and ours
+    assert ((w.double() - want).abs() <= rounding * want).all()
+
+
+@needs_library
+def test_only_what_is_asked_for_and_the_same():
+    problem, case = Case(Matern52).problem(), Case(Matern52)
+    kept = compiled.forward(problem)[3]
+    whole = compiled.backward(problem, kept, case.grad_w, case.grad_v, kernel=True, noise=True, inputs=True)
+    owners = {"log_lengthscale": "kernel", "log_variance": "kernel", "noise": "noise", "x": "inputs", "z": "inputs"}
+    for flag in FLAGS:
+        flags = {name: name == flag for name in FLAGS}
+        part = compiled.backward(problem, kept, case.grad_w, case.grad_v, **flags)
+        for name, owner in owners.items():
+            value = getattr(part, name)
+            assert (value is None) == (owner != flag)
+            if value is not None:
+                torch.testing.assert_close(value, getattr(whole, name), rtol=1e-12, atol=1e-14)
+
+
+@needs_library
+def test_threads_change_no_bit():
+    case = Case(Matern52, b=2000, k=20, n=2100)
+    want = case.run()
+    for threads in (2, 5):
+        torch.set_num_threads(threads)
+        try:
+            assert all(torch.equal(a, b) for a, b in zip(case.run(), want, strict=True))
+        finally:
+            torch.set_num_threads(1)
+
+
+@needs_library
+def test_companions_in_a_block_change_no_bit():
+    case, kernel = Case(Matern32, b=40), Matern32(3).double()
+    w, v = graph_conditional(kernel, case.x, case.points, case.neighbors)
+    rows = torch.randperm(40)[:11]
+    w2, v2 = graph_conditional(kernel, case.x[rows], case.points, case.neighbors[rows])
+    assert torch.equal(w[rows], w2)
+    assert torch.equal(v[rows], v2)
+
+
+@pytest.mark.parametrize("way", ["0", "1"])
+def test_second_derivatives(way, monkeypatch):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", way)
+    case = Case(RBF, b=5, k=4, n=9)
+
+    def values(x, points, lengthscale, variance, noise):
+        kernel = case.bound(lengthscale, variance)
+        return graph_conditional(kernel, x, points, case.neighbors, noise, jitter=1e-2)
+
+    torch.autograd.gradcheck(values, case.inputs())
+    torch.autograd.gradgradcheck(values, case.inputs())
+
+
+@needs_library
+@pytest.mark.parametrize("factors_from", [1, 1000])
+def test_indefinite_members_take_the_way_that_adds_jitter(factors_from, monkeypatch):
+    monkeypatch.setattr(compiled, "_FACTORS_FROM", factors_from)
+    case = Case(RBF, b=20, k=6)
+    case.neighbors[5, :3] = 7  # one point three times, with less than no noise
+    case.noise[7] = -3e-5
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+        got = case.run(jitter=0.0)
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+        want = case.run(jitter=0.0, kernel=general)
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+
+
+@needs_library
+def test_not_a_number_is_an_error_as_elsewhere():
+    case = Case(RBF)
+    case.lengthscale[1] = float("nan")
+    with pytest.raises(NotPositiveDefiniteError, match="stayed indefinite"):
+        case.run()
+
+
+@needs_library
+def test_any_layout_of_memory():
+    case, kernel = Case(Matern52), Matern52(3).double()
+    want = graph_conditional(kernel, case.x, case.points, case.neighbors)
+    strided = [t.mT.contiguous().mT for t in (case.x, case.points, case.neighbors)]
+    assert torch.equal(graph_conditional(kernel, *strided)[0], want[0])
+
+
+@needs_library
+def test_the_switch_and_what_is_not_supported(monkeypatch):
+    calls, forward = [], compiled.forward
+    engine = radial_conditional._NATIVE._replace(forward=lambda *args: calls.append(1) or forward(*args))
+    monkeypatch.setattr(radial_conditional, "_NATIVE", engine)
+    x, z = torch.randn(4, 2), torch.randn(4, 3, 2)
+    for kernel, switch, taken in [
+        (Matern52(2), "1", True),
+        (Matern52(2), "0", False),
+        (RationalQuadratic(2), "1", False),
+        (Matern52(2) + RBF(2), "1", False),
+    ]:
+        calls.clear()
+        monkeypatch.setenv("PYRO_NNGP_NATIVE", switch)
+        nn_conditional(kernel, x, z)
+        assert bool(calls) == taken, (kernel, switch)
+    monkeypatch.setattr(compiled, "MAX_NEIGHBORS", 2)
+    calls.clear()
+    nn_conditional(Matern52(2), x, z)
+    assert not calls
+
+
+def test_columns_of_the_kernel_are_chosen_first():
+    case = Case(RBF)
+    part = RBF(2, active_dims=[2, 0]).double()
+    got = graph_conditional(part, case.x, case.points, case.neighbors)
+    want = graph_conditional(general(part), case.x, case.points, case.neighbors)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
+
+
+def test_no_library_or_one_for_another_system_counts_as_none(monkeypatch, tmp_path):
+    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
+    assert native.library.__wrapped__() is None
+    (tmp_path / native._FILE).write_bytes(b"not a library")
+    assert native.library.__wrapped__() is None
+
+
+@needs_library
+def test_neighbors_that_are_no_points_are_an_error():
+    case = Case(RBF)
+    case.neighbors[3, 2] = len(case.points)
+    with pytest.raises(IndexError, match="expected neighbors below the number of points, 40"):
+        graph_conditional(RBF(3).double(), case.x, case.points, case.neighbors)
+
+
+@needs_library
+def test_lack_of_memory_is_an_error(monkeypatch):
+    problem = Case(RBF).problem()
+    monkeypatch.setattr(native.library(), "nn_conditional_run", lambda *_: 1)
+    with pytest.raises(MemoryError, match="no memory for blocks of points with 7 neighbors"):
+        compiled.forward(problem)

@@ -1,0 +1,120 @@
+"""Orderings: permutations, seeds, the greedy maximin ordering against a plain loop, every error."""
+
+import numpy as np
+import pytest
+import torch
+
+from pyro_nngp.neighbors import ordering
+from pyro_nngp.neighbors.ordering import (
+    coordinate_ordering,
+    given_ordering,
+    make_ordering,
+    maximin_ordering,
+    random_ordering,
+)
+
+F64 = torch.float64
+
+
+def greedy_maximin(x):
+    """The definition, one point at a time: the farthest from all before it, the smaller row at ties."""
+    x = x.double().numpy()
+    order = [int(((x - x.mean(0)) ** 2).sum(-1).argmin())]
+    d2 = ((x - x[order[0]]) ** 2).sum(-1)
+    while len(order) < len(x):
+        d2[order] = -1
+        order.append(int(d2.argmax()))
+        d2 = np.minimum(d2, ((x - x[order[-1]]) ** 2).sum(-1))
+    return torch.tensor(order)
+
+
+def point_sets():
+    grid = torch.cartesian_prod(torch.arange(17, dtype=F64), torch.arange(23, dtype=F64))
+    shuffled = grid[torch.randperm(len(grid))]
+    clusters = torch.rand(6, 1, 2, dtype=F64) + 1e-3 * torch.randn(6, 60, 2, dtype=F64)
+    return {
+        "line": torch.rand(400, 1, dtype=F64),
+        "plane": torch.rand(500, 2, dtype=F64),
+        "eight dimensions": torch.randn(300, 8, dtype=F64),
+        "grid": grid,
+        "shuffled grid": shuffled,
+        "grid twice": shuffled.repeat(2, 1),
+        "clusters": clusters.flatten(0, 1),
+        "one place": torch.ones(20, 2, dtype=F64),
+        "one point": torch.zeros(1, 3, dtype=F64),
+        "float32": torch.rand(300, 2) + 10,
+    }
+
+
+@pytest.mark.parametrize("name", point_sets())
+def test_maximin_is_the_greedy_ordering(name, monkeypatch):
+    x = point_sets()[name]
+    expected = greedy_maximin(x)
+    assert torch.equal(maximin_ordering(x), expected)
+    for max_pairs in (0, 3000):  # points one by one, then in batches
+        monkeypatch.setattr(ordering, "_MAX_PAIRS", max_pairs)
+        assert torch.equal(maximin_ordering(x), expected)
+
+
+def test_maximin_of_many_points_spreads_them():
+    x = torch.rand(20_000, 2, dtype=F64)
+    order = maximin_ordering(x)
+    assert torch.equal(order.sort().values, torch.arange(len(x)))
+    first = x[order[:200]]
+    gap = torch.cdist(first, first).fill_diagonal_(torch.inf).min()
+    cover = torch.cdist(x, first).min(-1).values.max()
+    assert cover <= gap  # a greedy prefix covers within the distance that it keeps
+
+
+def test_random_is_seeded_and_leaves_the_global_state_alone():
+    x = torch.rand(50, 2)
+    state = torch.get_rng_state()
+    order = random_ordering(x, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(order.sort().values, torch.arange(50))
+    assert torch.equal(order, random_ordering(x.double() + 1, seed=3))
+    assert not torch.equal(order, random_ordering(x, seed=4))
+
+
+def test_coordinate_by_sum_or_column_with_ties_by_row():
+    x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
+    assert coordinate_ordering(x).tolist() == [3, 1, 0, 2]
+    assert coordinate_ordering(x, dim=0).tolist() == [1, 3, 2, 0]
+    assert coordinate_ordering(x, dim=-1).tolist() == [0, 3, 1, 2]
+
+
+def test_given_keeps_the_rows():
+    assert given_ordering(torch.rand(4, 2)).tolist() == [0, 1, 2, 3]
+
+
+def test_make_ordering_by_name_and_by_permutation():
+    x = torch.rand(40, 2)
+    assert torch.equal(make_ordering(x, "random", seed=5), random_ordering(x, 5))
+    assert torch.equal(make_ordering(x, "maximin"), maximin_ordering(x))
+    assert torch.equal(make_ordering(x, "coordinate"), coordinate_ordering(x))
+    assert torch.equal(make_ordering(x, "given"), torch.arange(40))
+    permutation = torch.randperm(40)
+    assert torch.equal(make_ordering(x, permutation), permutation)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("sorted", r"make_ordering: expected ordering one of .*'maximin'.* or a permutation, got 'sorted'"),
+        (torch.arange(3), r"expected ordering to be int64 of shape \(4,\), got torch.int64 of shape \(3,\)"),
+        (torch.arange(4.0), r"expected ordering to be int64 of shape \(4,\), got torch.float32"),
+        (torch.tensor([0, 1, 1, 3]), r"expected ordering to hold each of 0\.\.3 once"),
+        (torch.tensor([1, 2, 3, 4]), r"expected ordering to hold each of 0\.\.3 once"),
+    ],
+)
+def test_wrong_orderings(given, message):
+    with pytest.raises(ValueError, match=message):
+        make_ordering(torch.rand(4, 2), given)
+
+
+def test_wrong_points_and_columns():
+    with pytest.raises(ValueError, match=r"make_ordering: expected x to be finite, got 1 NaN"):
+        make_ordering(torch.tensor([[0.0], [torch.nan]]), "random")
+    for dim in (2, -3):
+        with pytest.raises(ValueError, match=r"coordinate_ordering: expected dim in -2\.\.1, got"):
+            coordinate_ordering(torch.rand(4, 2), dim)

@@ -1,0 +1,443 @@
+"""Neighbor search against a float64 oracle: every backend, ties, duplicates, any order of the points, every error."""
+
+import builtins
+import subprocess
+import sys
+import types
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tqdm.auto import tqdm
+
+from pyro_nngp.neighbors.search import backends as search_backends
+from pyro_nngp.neighbors.search import certification as search_proof
+from pyro_nngp.neighbors.search import index as search
+from pyro_nngp.neighbors.search.index import SearchIndex, nearest, nearest_predecessors, recall
+
+F64 = torch.float64
+EXACT = ("kdtree", "scipy", "torch", "faiss")  # "kdtree" is the compiled one where it is there
+
+
+def oracle(queries, points, k, limit=None, exclude=None):
+    """All distances, summed over the dimensions in order; sorted by (distance, index); -1 where no point is left."""
+    queries, points = queries.double().numpy(), points.double().numpy()
+    d2 = np.zeros((len(queries), len(points)))
+    for q, p in zip(queries.T, points.T, strict=True):
+        d2 += (p - q[:, None]) ** 2
+    if limit is not None:
+        d2[np.arange(len(points)) >= np.asarray(limit)[:, None]] = np.inf
+    if exclude is not None:
+        d2[np.arange(len(queries)), exclude] = np.inf
+    index = np.argsort(d2, kind="stable")[:, :k]
+    index[np.isinf(np.take_along_axis(d2, index, -1))] = -1
+    return torch.from_numpy(np.pad(index, ((0, 0), (0, k - index.shape[1])), constant_values=-1))
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Name of a backend, SciPy's tree among them."""
+
+    def switch(backend):
+        monkeypatch.setenv("PYRO_NNGP_NATIVE", "0" if backend == "scipy" else "1")
+        return "kdtree" if backend == "scipy" else backend
+
+    return switch
+
+
+def uniform(n, dim, seed=0):
+    return torch.rand(n, dim, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def shuffled(points, seed=0):
+    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))]
+
+
+def grid(a, b):
+    return torch.cartesian_prod(torch.arange(a, dtype=F64), torch.arange(b, dtype=F64))
+
+
+N = 900
+PLANE = uniform(N, 2)
+POINTS = {
+    **{f"uniform in {dim}-d": uniform(N, dim) for dim in (1, 2, 3, 8, 20)},
+    "grid": grid(30, 30),
+    "shuffled grid": shuffled(grid(30, 30)),
+    "stretched grid": shuffled(grid(30, 30)) * torch.tensor([0.37, 1.1], dtype=F64),
+    "float32, far away": (uniform(N, 3) + 1e3).float(),
+    "ascending": torch.arange(N, dtype=F64)[:, None],
+    "by coordinate": PLANE[PLANE.sum(-1).argsort()],
+    "from outside": PLANE[(PLANE - 0.5).norm(dim=-1).argsort(descending=True)],
+    "clusters in turn": (uniform(9, 2)[:, None] + 1e-4 * uniform(N, 2, 1).view(9, 100, 2)).flatten(0, 1),
+    "few places": shuffled(grid(5, 5).repeat(36, 1)),
+    "two places": shuffled(torch.tensor([[0.0], [-0.0], [1.0]], dtype=F64).repeat(300, 1)),
+    "one place": torch.ones(N, 2, dtype=F64),
+}
+
+
+@pytest.fixture(autouse=True)
+def _optional_library(request):
+    if "faiss" in request.node.name or "backends" in request.node.name:
+        pytest.importorskip("faiss")
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_all_backends_find_the_same_predecessors(name, use):
+    points = POINTS[name]
+    expected = oracle(points, points, 20, limit=range(N))
+    for backend in EXACT:
+        for k in (1, 7, 20):
+            assert torch.equal(nearest_predecessors(points, k, backend=use(backend)), expected[:, :k])
+    for backend in ("kdtree", "scipy"):
+        for start in (300, N - 3):
+            found = nearest_predecessors(points, 7, start=start, backend=use(backend))
+            assert torch.equal(found, expected[start:, :7])
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_all_backends_find_the_same_points(name, use):
+    points = POINTS[name]
+    rows = torch.arange(0, N, 5)
+    elsewhere = points[rows] + 0.5
+    at, beside = oracle(points[rows], points, 40, exclude=rows), oracle(elsewhere, points, 40)
+    for backend in EXACT:
+        index = SearchIndex(points, backend=use(backend))
+        for k in (1, 12, 40):
+            assert torch.equal(index.nearest(points[rows], k, rows)[0], at[:, :k])
+            assert torch.equal(index.nearest(elsewhere, k)[0], beside[:, :k])
+
+
+@pytest.mark.parametrize("backend", EXACT)
+def test_every_point_can_be_asked_for(backend, use):
+    backend = use(backend)
+    points = POINTS["shuffled grid"][:60]
+    assert torch.equal(nearest(points, points, 60, backend=backend), oracle(points, points, 60))
+    rows = torch.arange(60)
+    assert torch.equal(nearest(points, points, 59, rows, backend), oracle(points, points, 59, exclude=rows))
+    more = nearest_predecessors(points, 80, backend=backend)
+    assert torch.equal(more, oracle(points, points, 80, limit=rows))
+    some = torch.where(rows % 2 == 0, rows, -1)
+    mixed = torch.where(some[:, None] < 0, oracle(points, points, 9), oracle(points, points, 9, exclude=rows))
+    assert torch.equal(nearest(points, points, 9, some, backend), mixed)
+
+
+def test_distances_are_exact():
+    points = POINTS["uniform in 3-d"]
+    index, distance = SearchIndex(points).predecessors(5)
+    expected = (points[:, None] - points[index]).square().sum(-1).masked_fill(index < 0, torch.inf)
+    torch.testing.assert_close(distance, expected, rtol=1e-14, atol=0)
+
+
+def test_float32_points_are_compared_in_float64():
+    # In float32 both candidates have the squared distance 1, so the first would win; the second is nearer.
+    points = torch.tensor([[1.0, 1e-5], [1.0, 0.0], [0.0, 0.0]])
+    assert nearest_predecessors(points, 1)[2].item() == 1
+
+
+def test_small_blocks_and_threads_change_nothing(monkeypatch, use):
+    points = POINTS["shuffled grid"]
+    expected = oracle(points, points, 12, limit=range(N))
+    monkeypatch.setattr(search_proof, "BLOCK", 500)
+    for name, tree in (("scipy", search_backends.KDTree), ("kdtree", search_backends.CompiledTree)):
+        monkeypatch.setattr(tree, "threads", lambda self: 3)
+        assert torch.equal(nearest_predecessors(points, 12, backend=use(name)), expected)
+    monkeypatch.setattr(search_backends, "CPU_BLOCK", 4000)
+    assert torch.equal(nearest_predecessors(points, 12, backend="torch"), expected)
+    constant = nearest_predecessors(points, 12, metric=lambda a, b: a.new_zeros(len(a), len(b)))
+    assert torch.equal(constant[20:], torch.arange(12).expand(N - 20, 12))
+
+
+# a metric of the user's
+
+
+def test_own_metric():
+    points = POINTS["shuffled grid"]
+
+    def manhattan(a, b):
+        return (a[:, None] - b).abs().sum(-1)
+
+    distance = manhattan(points, points).masked_fill(torch.ones(N, N).triu().bool(), torch.inf)
+    expected = distance.argsort(dim=-1, stable=True)[:, :9]
+    expected = expected.masked_fill(distance.gather(-1, expected).isinf(), -1)
+    assert torch.equal(nearest_predecessors(points, 9, metric=manhattan), expected)
+    rows = torch.arange(N)
+    distance = manhattan(points, points).fill_diagonal_(torch.inf)
+    expected = distance.argsort(dim=-1, stable=True)[:, :9]
+    assert torch.equal(nearest(points, points, 9, rows, metric=manhattan), expected)
+
+
+def test_own_metric_sees_the_dtype_of_the_points_and_needs_no_gradient():
+    scale = torch.nn.Parameter(torch.ones(()))
+
+    def metric(a, b):
+        assert a.dtype == b.dtype == torch.float32
+        return -(a @ b.T) * scale  # negative, as a correlation is turned into a distance
+
+    points = torch.nn.functional.normalize(torch.randn(50, 3))
+    angle = (points @ points.T).argsort(dim=-1, descending=True, stable=True)[:, :4]
+    assert torch.equal(nearest(points, points, 4, metric=metric), angle)
+
+
+def test_own_metric_may_return_what_it_keeps():
+    points = uniform(30, 2)
+    table = torch.cdist(points, points)
+    kept = table.clone()
+    nearest(points, points, 3, torch.arange(30), metric=lambda a, b: table)
+    assert torch.equal(table, kept)
+
+
+def test_infinitely_far_points_are_never_neighbors():
+    points = torch.tensor([[0.0], [1.0], [2.0], [3.0]], dtype=F64)
+
+    def within_halves(a, b):
+        apart = (a[:, None, 0] < 1.5) != (b[:, 0] < 1.5)
+        return torch.cdist(a, b).masked_fill(apart, torch.inf)
+
+    assert nearest(points, points, 3, metric=within_halves).tolist() == [[0, 1, -1], [1, 0, -1], [2, 3, -1], [3, 2, -1]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "error", "message"),
+    [
+        (lambda a, b: a @ b.T @ b, ValueError, r"expected metric to return a tensor of shape \(5, 5\), got \(5, 2\)"),
+        (lambda a, b: 0.0, ValueError, r"expected metric to return a tensor of shape \(5, 5\), got float"),
+        (lambda a, b: torch.cdist(a, b) / 0 * 0, ValueError, r"expected metric to return numbers, got NaN"),
+        ("cosine", TypeError, r"expected metric to be callable, got str"),
+    ],
+)
+def test_wrong_metrics(metric, error, message):
+    points = uniform(5, 2)
+    with pytest.raises(error, match=message):
+        nearest(points, points, 2, metric=metric)
+
+
+def test_own_metric_goes_by_brute_force_only():
+    with pytest.raises(ValueError, match=r"expected backend 'auto' or 'torch' with a metric, got 'kdtree'"):
+        SearchIndex(PLANE, backend="kdtree", metric=torch.cdist)
+
+
+# backends
+
+
+@pytest.fixture
+def without_faiss(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+
+
+@pytest.mark.parametrize("dim", [2, 20])
+def test_without_the_optional_library_search_is_exact(without_faiss, dim, use):
+    use("scipy")
+    points = POINTS[f"uniform in {dim}-d"]
+    assert torch.equal(nearest_predecessors(points, 6), oracle(points, points, 6, limit=range(N)))
+    assert SearchIndex(points).backend == ("kdtree" if dim == 2 else "torch")
+    for backend in ("faiss", "ivf"):
+        with pytest.raises(
+            ImportError, match=rf"expected FAISS to be installed for backend '{backend}'.*pyro-nngp\[cpu\]"
+        ):
+            SearchIndex(points, backend=backend)
+
+
+def test_a_library_that_does_not_import_counts_as_absent(monkeypatch, use):
+    use("scipy")
+    original = builtins.__import__
+
+    def broken(name, *args, **kwargs):
+        if name == "faiss":
+            raise ImportError("libcublas.so.12: cannot open shared object file")
+        return original(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", broken)
+    assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
+
+
+def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypatch, use):
+    use("scipy")
+    assert SearchIndex(POINTS["uniform in 8-d"]).backend == "kdtree"
+    assert SearchIndex(POINTS["uniform in 20-d"]).backend == "faiss"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
+
+
+def rough_faiss(error, calls):
+    """A stand-in for a GPU build of FAISS, whose distances have a relative error."""
+
+    def knn_gpu(resources, queries, points, k):
+        calls.append(resources)
+        distance = ((queries[:, None] - points) ** 2).sum(-1)
+        distance *= 1 + error * np.sin(1e4 * distance)
+        index = np.argsort(distance, -1, kind="stable")[:, :k]
+        return np.take_along_axis(distance, index, -1), index
+
+    return types.SimpleNamespace(StandardGpuResources=lambda: "resources", get_num_gpus=lambda: 1, knn_gpu=knn_gpu)
+
+
+@pytest.mark.parametrize("error", [0.0, 0.5])
+def test_rough_arithmetic_of_a_gpu_build_is_found_out(monkeypatch, error):
+    points, calls = POINTS["uniform in 3-d"][:300], []
+    monkeypatch.setitem(sys.modules, "faiss", rough_faiss(error, calls))
+    assert search_backends.has_gpu_faiss()
+    monkeypatch.setattr(search, "FlatFaiss", lambda array, on_gpu: search_backends.FlatFaiss(array, True))
+    assert torch.equal(nearest(points, points, 6, backend="faiss"), oracle(points, points, 6))
+    assert set(calls) == {"resources"}
+
+
+def test_faiss_built_for_the_cpu_is_not_taken_for_a_gpu_build(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace())
+    assert not search_backends.has_gpu_faiss()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["shuffled grid", "uniform in 20-d", "float32, far away", "few places"])
+def test_gpu_finds_the_same_predecessors(name):
+    points = POINTS[name]
+    found = nearest_predecessors(points.cuda(), 12)
+    assert found.is_cuda
+    assert torch.equal(found.cpu(), nearest_predecessors(points, 12))
+
+
+def test_faiss_and_torch_run_in_one_process_whichever_comes_first():
+    program = (
+        "import faiss, torch; torch.set_num_threads(2); faiss.omp_set_num_threads(2)\n"
+        "from pyro_nngp.neighbors.search.index import nearest_predecessors as search\n"
+        "x, m = torch.rand(800, 20), torch.rand(300, 300)\n"
+        "for _ in range(2):\n"
+        "    a, b = search(x, 9, backend='faiss'), search(x, 9, backend='torch')\n"
+        "    assert torch.equal(a, b) and torch.equal(m @ m.T, (m @ m.T).T)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_faiss_inverted_file_is_measured_by_recall():
+    points = shuffled(uniform(3000, 6))
+    exact = nearest_predecessors(points, 8)
+    rough, fine = (recall(nearest_predecessors(points, 8, backend="ivf", nprobe=n), exact) for n in (1, 16))
+    assert rough < fine
+    assert fine > 0.97
+    every = nearest_predecessors(points, 8, backend="ivf", nprobe=10_000)
+    assert recall(every, exact) == 1
+    found = nearest_predecessors(points, 8, backend="ivf", nprobe=1)
+    rows = torch.arange(3000)
+    assert (found < rows[:, None]).all()
+    assert ((found >= 0).sum(-1) == rows.clamp(max=8)).all()
+    beside = nearest(points[:50] + 0.01, points, 8, backend="ivf", nprobe=10_000)
+    assert torch.equal(beside, nearest(points[:50] + 0.01, points, 8))
+
+
+def test_recall_counts_real_neighbors():
+    exact = torch.tensor([[0, -1], [1, 0], [2, 1]])
+    assert recall(exact, exact) == 1
+    assert recall(torch.tensor([[0, -1], [0, 5], [7, 8]]), exact) == pytest.approx(2 / 5)
+    with pytest.raises(ValueError, match=r"recall: expected approximate of the shape of exact \(3, 2\), got \(3, 1\)"):
+        recall(exact[:, :1], exact)
+
+
+# duplicates, progress
+
+
+def test_copies_are_counted_from_the_first():
+    points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -0.0], [2.0, 0.0], [1.0, 0.0]], dtype=F64).numpy()
+    assert search_proof.earlier_copies(points).tolist() == [0, 0, 1, 0, 2]
+
+
+def test_different_points_with_one_hash_are_no_copies():
+    one = np.random.default_rng(0).random(3)
+    factor, shift, ones = 0x9E3779B97F4A7C15, np.uint64(32), 2**64 - 1
+
+    def first_step(value):
+        code = np.uint64(int(np.float64(value).view(np.uint64)) * factor & ones)
+        return code ^ code >> shift
+
+    other = one.copy()
+    other[0] = 0.5
+    twin = first_step(one[0]) ^ one[1].view(np.uint64) ^ first_step(other[0])
+    other[1] = twin.view(np.float64)
+    assert search_proof.earlier_copies(np.stack([one, one])).tolist() == [0, 1]
+    assert search_proof.earlier_copies(np.stack([one, other, other])).tolist() == [0, 0, 1]
+
+
+def test_places_that_many_points_share_are_searched_once(monkeypatch):
+    sizes = []
+    build = search_backends.BruteForce.__init__
+    monkeypatch.setattr(
+        search_backends.BruteForce, "__init__", lambda s, p, *args: (sizes.append(len(p)), build(s, p, *args))[1]
+    )
+    points = POINTS["few places"]
+    index = SearchIndex(points, backend="torch")
+    for k in (3, 12, 3):
+        index.nearest(points[:5], k)
+    assert sizes == [25 * 4, 25 * 13]
+
+
+class Bar(tqdm):
+    """A progress bar that can be looked at afterwards."""
+
+    made: ClassVar = []
+    changed: ClassVar = {}
+
+    def __init__(self, **options):
+        super().__init__(**options | self.changed)
+        self.made.append(self)
+
+
+@pytest.fixture
+def bar(monkeypatch):
+    monkeypatch.setattr(Bar, "made", [])
+    monkeypatch.setattr(search, "tqdm", Bar)
+    return Bar
+
+
+def test_progress_counts_every_point_once_and_stays_silent_in_a_quick_search(bar, capsys):
+    points = POINTS["shuffled grid"]
+    index = SearchIndex(points)
+    index.predecessors(12)
+    index.nearest(points[:70], 3)
+    assert [(b.n, b.total) for b in bar.made] == [(N, N), (70, 70)]
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_shows_in_a_slow_search_only_if_wanted(bar, capsys, monkeypatch):
+    monkeypatch.setattr(Bar, "changed", {"delay": 0, "mininterval": 0})
+    nearest_predecessors(POINTS["shuffled grid"], 3, progress=False)
+    assert capsys.readouterr().err == ""
+    nearest_predecessors(POINTS["shuffled grid"], 3)
+    assert "nearest neighbors: 100%" in capsys.readouterr().err
+
+
+# wrong input
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: nearest(x, x, 0), ValueError, r"nearest: expected k in 1\.\.5, got 0"),
+        (lambda x: nearest(x, x, 6), ValueError, r"nearest: expected k in 1\.\.5, got 6"),
+        (lambda x: nearest(x, x, 5, torch.arange(5)), ValueError, r"nearest: expected k in 1\.\.4, got 5"),
+        (lambda x: nearest(x, x, 2.0), TypeError, r"nearest: expected k to be an int, got float"),
+        (lambda x: nearest_predecessors(x, 0), ValueError, r"nearest_predecessors: expected k in 1"),
+        (lambda x: nearest_predecessors(x, 2, 5), ValueError, r"expected start in 0\.\.4, got 5"),
+        (lambda x: nearest_predecessors(x, 2, -1), ValueError, r"expected start in 0\.\.4, got -1"),
+        (lambda x: nearest(x[:, :1], x, 2), ValueError, r"expected queries with 2 columns, as points have, got 1"),
+        (lambda x: nearest(x.float(), x, 2), TypeError, r"expected queries of the dtype of points"),
+        (lambda x: nearest(x[0], x, 2), ValueError, r"expected queries of shape \(N, D\)"),
+        (lambda x: nearest(x.numpy(), x, 2), TypeError, r"expected queries to be a torch.Tensor, got ndarray"),
+        (lambda x: nearest(x / 0, x, 2), ValueError, r"expected queries to be finite"),
+        (lambda x: nearest(x, x.log() / 0, 2), ValueError, r"expected points to be finite"),
+        (lambda x: nearest(x, x.long(), 2), TypeError, r"expected points of a floating-point dtype"),
+        (lambda x: nearest(x, x * 1e200, 2), ValueError, r"expected points at most 1e\+150 in size"),
+        (lambda x: nearest(x * 1e200, x, 2), ValueError, r"expected queries at most 1e\+150 in size"),
+        (lambda x: nearest(x, x, 2, [0, 1, 2, 3, 4]), TypeError, r"expected exclude to be a torch.Tensor, got list"),
+        (lambda x: nearest(x, x, 2, torch.arange(3)), ValueError, r"expected exclude to be int64 of shape \(5,\)"),
+        (lambda x: nearest(x, x, 2, torch.zeros(5)), ValueError, r"expected exclude to be int64 .* got torch.float32"),
+        (lambda x: nearest(x, x, 2, torch.arange(5) + 1), ValueError, r"expected exclude in -1\.\.4, got 1\.\.5"),
+        (lambda x: nearest(x, x, 2, torch.arange(5) - 2), ValueError, r"expected exclude in -1\.\.4, got -2\.\.2"),
+        (lambda x: nearest(x, x, 2, backend="annoy"), ValueError, r"expected backend to be one of .* got 'annoy'"),
+        (lambda x: nearest(x, x, 2, backend="ivf", nprobe=0), ValueError, r"expected nprobe to be at least 1, got 0"),
+        (lambda x: nearest(x, x, 2, workers=3), TypeError, r"unexpected keyword argument 'workers'"),
+    ],
+)
+def test_wrong_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call(uniform(5, 2) + 1)
