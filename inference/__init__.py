@@ -12,9 +12,9 @@ from pyro_nngp.inference.diagnostics.calibration import (
     symmetry,
     uniformity,
 )
-from pyro_nngp.inference.diagnostics.nn_versus_exact import NNReport, nn_versus_exact
+from pyro_nngp.inference.diagnostics.exact_comparison import NNReport, compare_to_exact
 from pyro_nngp.inference.diagnostics.plots import plot_coverage, plot_pit, plot_reliability
-from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
+from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.potential import Minibatch
@@ -39,12 +39,12 @@ __all__ = [
     "NNReport",
     "PolyaGammaGibbs",
     "PolynomialDecay",
-    "PredictiveELBO",
+    "PredictiveLogLikelihood",
     "Reliability",
     "RowAdam",
+    "compare_to_exact",
     "coverage_curve",
     "fit",
-    "nn_versus_exact",
     "pit",
     "plot_coverage",
     "plot_pit",

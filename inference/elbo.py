@@ -41,7 +41,7 @@ class IntegratedELBO(TraceMeanField_ELBO):
         return likelihood.expected_log_prob(y, loc, var)
 
 
-class PredictiveELBO(IntegratedELBO):
+class PredictiveLogLikelihood(IntegratedELBO):
     r"""The objective of parametric predictive GP regression (PPGPR).
 
     .. math:: \sum_i \log \int p(y_i \mid f_i)\, q(f_i)\, df_i - \beta\, KL
@@ -52,7 +52,7 @@ class PredictiveELBO(IntegratedELBO):
     :class:`IntegratedELBO`.
 
     Args:
-        kl_scale: :math:`\beta`, the regularisation; the paper takes 0.01 to 1.
+        kl_scale: :math:`\beta`, the regularization; the paper takes 0.01 to 1.
         kwargs: of ``TraceMeanField_ELBO``.
 
     Raises:
@@ -64,7 +64,7 @@ class PredictiveELBO(IntegratedELBO):
     def __init__(self, kl_scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if kl_scale < 0:
-            fail("PredictiveELBO", "kl_scale", ">= 0", kl_scale, "1 is the evidence bound's own weight.")
+            fail("PredictiveLogLikelihood", "kl_scale", ">= 0", kl_scale, "1 is the evidence bound's own weight.")
         self.kl_scale = kl_scale
 
     def _get_trace(self, model, guide, args, kwargs):

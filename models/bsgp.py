@@ -84,7 +84,7 @@ class BSGP(GPMethod):
         mcmc.run(Minibatch(gp.num_data, 1_000))
         predictive = gp.predict(x_new, mcmc.get_samples())
 
-    The start matters: from u = 0 a noise variance that is optimised grows to explain all of y before u has moved, and
+    The start matters: from u = 0 a noise variance that is optimized grows to explain all of y before u has moved, and
     burn-in takes many times as long. Where an update sees all rows (N up to 1,000, say), the gradient has no noise, and
     a step size of 0.05 moves 25 times as fast as the default. Minibatches of 1,000 from 200,000 rows allow 0.0025, and
     several thousand updates are far too few then: R-hat of f is the judge.
@@ -178,22 +178,22 @@ class BSGP(GPMethod):
         """
         values = {}
         for index, layer in enumerate(self.layers):
-            values[self._site(f"layers.{index}.nu")] = layer.white().mean
+            values[self.site(f"layers.{index}.nu")] = layer.white().mean
             if "z" in layer._pyro_samples:
-                values[self._site(f"layers.{index}.z")] = layer.start.clone()
+                values[self.site(f"layers.{index}.z")] = layer.start.clone()
         return init_to_value(values=values, fallback=init_to_median)
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " B"] | None = None) -> Tensor:
         """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
-        self._start_model(idx)
+        self.start_model(idx)
         noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
         loc, var = self._propagate(self._inputs(idx), noise)
         likelihood = self.likelihood.bind()
-        data, latents = self._plates(idx)
+        data, latents = self.plates(idx)
         law = OBJECTIVES[self.objective](likelihood, loc, var)
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample(self._site("y"), law, obs=self._targets(idx))
+            return pyro.sample(self.site("y"), law, obs=self._targets(idx))
 
     @torch.no_grad()
     def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
@@ -267,10 +267,10 @@ class BSGP(GPMethod):
         draws = []
         with seeded(seed, x_new):
             for _, count in place_draws("BSGP.sample", self, samples, num_samples):
-                draws += [self._joint(x_new) for _ in range(count)]
+                draws += [self.joint_draws(x_new) for _ in range(count)]
         return torch.stack(draws)
 
-    def _joint(self, x_new: Tensor) -> Tensor:
+    def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""
         h = x_new
         for layer in self.layers[:-1]:

@@ -1,4 +1,4 @@
-r"""Leave-one-out training of several correlated outputs, a linear model of coregionalisation on nearest neighbors.
+r"""Leave-one-out training of several correlated outputs, a linear model of coregionalization on nearest neighbors.
 
 :math:`y(x) = c(x) + G g(x) + \epsilon` with independent Gaussian processes :math:`g_1..g_Q` gives the outputs of points
 i and j the covariance :math:`\sum_q G_q G_q^\top k_q(x_i, x_j)`, T x T. The objective of LOO-k (Jankowiak and Pleiss
@@ -26,7 +26,8 @@ from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import cholesky, in_blocks
+from pyro_nngp.linalg import in_blocks
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base import Draw, PredictiveMethod
 from pyro_nngp.neighbors import NearestOthers
@@ -105,27 +106,27 @@ class CoregionalizedLOO(PredictiveMethod):
             mixing = torch.randn(t, q, generator=torch.Generator().manual_seed(seed)) / q**0.5
         self.mixing: Any = nn.Parameter(mixing.to(x, copy=True)) if isinstance(mixing, Tensor) else mixing
         self.graph = NearestOthers(x, num_neighbors, seed=seed)
-        self._finish()
+        self.finish()
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
-        self._start_model(idx)
+        self.start_model(idx)
         batch = self.graph.batch(idx)
         loc, tril = self._given_neighbors(self._inputs(idx), batch.rows[batch.neighbors], noisy=True)
         y = cast(Tensor, self.y)
-        with pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1):
+        with pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1):
             law = dist.MultivariateNormal(loc, scale_tril=tril)
-            return pyro.sample(self._site("y"), law, obs=y if idx is None else y[idx])
+            return pyro.sample(self.site("y"), law, obs=y if idx is None else y[idx])
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The hyperparameters' guide; nothing else is latent."""
-        self._start_guide(idx)
+        self.start_guide(idx)
 
     @pyro_entry
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh_neighbors(self) -> None:
         """Find the neighbors again under the present lengthscales of all kernels.
 
         If a kernel does not have one lengthscale per input, the metric stays Euclidean.
@@ -136,12 +137,12 @@ class CoregionalizedLOO(PredictiveMethod):
         whole = torch.stack(known).pow(-2).mean(0).rsqrt() if len(known) == len(scales) else None
         self.graph.refresh(whole)
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
         return self.graph.query(x_new, num_neighbors)
 
-    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
         loc, tril = self._given_neighbors(x_new, plan, noisy=False)
         return loc.mT, tril.square().sum(-1).mT
@@ -151,12 +152,12 @@ class CoregionalizedLOO(PredictiveMethod):
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
         return dist.MultivariateNormal(loc, scale_tril=tril)
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """An order of the new points, and the nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
         return self.graph.extend(x_new, num_neighbors, seed)
 
-    def _joint(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
         """O(P (K T)^3), O(P K T^2) per draw; O(P T (K T + S)) memory."""
         (order, near), n = plan, self.num_data
         weights, tril = self._weights(x_new, torch.cat([self.x, x_new]), near, noisy=False)

@@ -1,6 +1,6 @@
 r"""Leave-one-out Gaussian processes on nearest neighbors, LOO-k (Jankowiak and Pleiss 2021).
 
-Hyperparameters maximise the density of each datum given its K nearest others,
+Hyperparameters maximize the density of each datum given its K nearest others,
 
 .. math:: \sum_n \log p(y_n \mid y_{n(n)}, X_{n(n)}, x_n) \qquad\text{(eq. 9)}
 
@@ -15,9 +15,9 @@ integrated out already, so nothing pays for moving :math:`q(\omega_n)` away from
 8\omega}`, the part of the joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or
 leaves out (the root, eq. 24). With both, the divergence is that from the posterior :math:`p(\omega_n \mid y_n,
 y_{n(n)}, \omega_{n(n)})`, and each term is below the log density of :math:`y_n`, so there is no run-away
-(``objective="posterior"``, :mod:`pyro_nngp.likelihoods.augmentation`). Here q(omega) goes to that posterior by
+(``divergence="posterior"``, :mod:`pyro_nngp.likelihoods.augmentation`). Here q(omega) goes to that posterior by
 coordinate ascent, without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq. 12 then trains
-kernel and mean alone. ``fit(..., solve_every=0)`` with ``objective="prior"`` is the paper's way. Both sums have one
+kernel and mean alone. ``fit(..., solve_every=0)`` with ``divergence="prior"`` is the paper's way. Both sums have one
 factor (the paper prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises
 with the second, which says nothing about predictions; divergences are computed by quadrature instead of from one draw,
 with the Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw. Of
@@ -95,9 +95,9 @@ class LOO(ResponseMethod):
         num_neighbors: K.
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each.
-        objective: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
+        divergence: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
             "prior" as in the paper. Where q(omega) is solved for, as by ``fit``, and its prior has no hyperparameters,
-            "prior" means that kernel and mean maximise the leave-one-out densities themselves. None is "prior" there
+            "prior" means that kernel and mean maximize the leave-one-out densities themselves. None is "prior" there
             (Bernoulli, Binomial, Categorical) and "posterior" for StudentT and NegativeBinomial.
         coupling: of classes: the "odds" of the one-against-all probabilities divided by their sum, as if C independent
             labels were known to have exactly one 1, or the "probabilities" divided by theirs, as in the paper (eq. 33).
@@ -123,7 +123,7 @@ class LOO(ResponseMethod):
         *,
         num_neighbors: int = 32,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
-        objective: Literal["posterior", "prior"] | None = None,
+        divergence: Literal["posterior", "prior"] | None = None,
         coupling: Coupling = "odds",
         mean: Callable | None = None,
         jitter: float | None = None,
@@ -132,27 +132,27 @@ class LOO(ResponseMethod):
         likelihood = Gaussian() if likelihood is None else likelihood
         check_augmentable("LOO", likelihood)
         check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
-        if objective is None:
-            objective = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
-        check_choice("LOO", "objective", objective, ("posterior", "prior"))
+        if divergence is None:
+            divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
+        check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
         check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
         check_tensor("LOO", "y", y)
         if mean is None:
             mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))
         super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
-        self.objective, self.coupling, self.graph = objective, coupling, NearestOthers(x, num_neighbors, seed=seed)
+        self.divergence, self.coupling, self.graph = divergence, coupling, NearestOthers(x, num_neighbors, seed=seed)
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             with seeded(seed, x):  # its hyperparameters may have priors
                 prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
             self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
-        self._finish()
+        self.finish()
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
-        self._start_model(idx)
-        likelihood, batch, plates = self._bound(), self.graph.batch(idx), self._plates(idx)
+        self.start_model(idx)
+        likelihood, batch, plates = self._bound(), self.graph.batch(idx), self.plates(idx)
 
         def prior(rows: Tensor) -> Distribution:
             return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
@@ -162,21 +162,21 @@ class LOO(ResponseMethod):
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         data, latents = plates
         var = var.expand(loc.shape)
-        if omega is None or self.objective == "prior":
+        if omega is None or self.divergence == "prior":
             y = predictive(likelihood, loc, var, self.coupling)
         else:
             y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets], self.coupling)
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample(self._site("y"), y, obs=self._values(idx))
+            return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
         """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
-        self._start_guide(idx)
+        self.start_guide(idx)
         if self.local is None:
             return None
         local, likelihood = self.local, self._bound()
-        batch, plates = self.graph.batch(idx), self._plates(idx)
+        batch, plates = self.graph.batch(idx), self.plates(idx)
         return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
 
     @property
@@ -221,9 +221,7 @@ class LOO(ResponseMethod):
         """The parameters that :meth:`solve` sets."""
         return [] if self.local is None else list(self.local.parameters())
 
-    def _observations(
-        self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None
-    ) -> tuple[Tensor, Tensor]:
+    def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Auxiliary variables are at their means under the guide, or as drawn."""
         y, omega = self._values(rows), None
         if self.local is not None:
@@ -238,11 +236,11 @@ class LOO(ResponseMethod):
         """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
         data, latents = plates
         with latents, data:
-            own = pyro.sample(self._site("omega"), family(batch.rows[batch.targets]))
+            own = pyro.sample(self.site("omega"), family(batch.rows[batch.targets]))
         omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
         outside = torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
         if len(outside) == 0:
             return omega
-        with latents, pyro.plate(self._site("halo"), len(outside), dim=-1):
-            halo = pyro.sample(self._site("omega_halo"), family(batch.rows[outside]).mask(False))
+        with latents, pyro.plate(self.site("halo"), len(outside), dim=-1):
+            halo = pyro.sample(self.site("omega_halo"), family(batch.rows[outside]).mask(False))
         return omega.index_copy(-1, outside, halo)

@@ -7,7 +7,7 @@ r"""Sparse variational Gaussian process with inducing points (Titsias 2009; Hens
 
 =========  ============================  ===========================================================================
 SVGP-M-H   Tran et al. 2021              ``forward(x_new, num_neighbors=H)``
-PPGPR      Jankowiak et al. 2020         trained under :class:`~pyro_nngp.inference.PredictiveELBO`
+PPGPR      Jankowiak et al. 2020         trained under :class:`~pyro_nngp.inference.PredictiveLogLikelihood`
 FITC-SVGP  Rossi et al. 2021             ``objective="fitc"``
 PG-VI      Wenzel et al. 2019            likelihood :class:`~pyro_nngp.likelihoods.PolyaGammaBound`, ``solve()``
 =========  ============================  ===========================================================================
@@ -37,10 +37,11 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import bind, bind_double, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
-from pyro_nngp.linalg import cholesky
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational import DenseGaussian, combined_variance, factor, natural_gradient, neighbor_variance
+from pyro_nngp.variational import DenseGaussian, combined_variance, factor, neighbor_variance
+from pyro_nngp.variational.natural_gradient import natural_gradient
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
 
@@ -107,13 +108,13 @@ class SVGP(PredictiveMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter)
-        check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveELBO.")
+        check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveLogLikelihood.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
         self.fitc = objective == "fitc"
         self._place_inducing(inducing_points("SVGP", x, inducing, seed), learn_inducing)
         self.q = DenseGaussian(self.num_inducing, self.num_latents, mean_field, loc, scale, like=x)
-        self._finish()
+        self.finish()
 
     @property
     def num_inducing(self) -> int:
@@ -130,17 +131,17 @@ class SVGP(PredictiveMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        self._start_model(idx)
+        self.start_model(idx)
         prior = dist.Normal(self.x.new_zeros(()), 1.0).expand((*self.latent_shape, self.num_inducing))
-        nu = pyro.sample(self._site("nu"), prior.to_event(1 + len(self.latent_shape)))
+        nu = pyro.sample(self.site("nu"), prior.to_event(1 + len(self.latent_shape)))
         return self._given(nu, idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
-        self._start_guide(idx)
+        self.start_guide(idx)
         q = self.q.distribution()
-        nu = pyro.sample(self._site("nu"), q.to_event(len(self.latent_shape)))
+        nu = pyro.sample(self.site("nu"), q.to_event(len(self.latent_shape)))
         return self._given(nu, idx, q)
 
     @property
@@ -192,17 +193,17 @@ class SVGP(PredictiveMethod):
 
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) f alone, with its marginal."""
-        x, plates = self._inputs(idx), self._plates(idx)
+        x, plates = self._inputs(idx), self.plates(idx)
         a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
         mean = self._mean_at(x)
         loc, marginal = mean + nu @ a.mT, None
         if q is not None:
             marginal = (mean + q.mean @ a.mT, combined_variance(q, a) + (0 if self.fitc else var))
-        f = self._record_f(plates, loc, marginal) if self.fitc else self._sample_f(plates, loc, var, marginal)
+        f = self.record_f(plates, loc, marginal) if self.fitc else self.sample_f(plates, loc, var, marginal)
         if q is not None:
             return f
         noisier = convolved(cast(Likelihood, self.likelihood).bind(), var) if self.fitc else None
-        return self._observe(plates, f, idx, noisier)
+        return self.observe(plates, f, idx, noisier)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Whitened weights and conditional variances of f at the data, block by block."""
@@ -239,12 +240,12 @@ class SVGP(PredictiveMethod):
             root = torch.diag_embed(system.diagonal(dim1=-2, dim2=-1).rsqrt())
         self.q.assign(dist.MultivariateNormal(loc, scale_tril=root))
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> int | None:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> int | None:
         """H."""
         self._check_neighbors(num_neighbors, self.num_inducing)
         return num_neighbors
 
-    def _moments(self, x_new: Tensor, plan: int | None, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: int | None, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(M^3 + P M^2), or O(M^3 + P H^3)."""
         mean, q = self._mean_at(x_new), self.q.distribution() if draw is None else None
         nu = self._drawn_nu(cast(Draw, draw)) if q is None else q.mean
@@ -261,13 +262,13 @@ class SVGP(PredictiveMethod):
         spread = 0 if root is None else neighbor_variance(w, neighbors, root @ root.mT)
         return loc, (var + spread).expand(loc.shape)
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[int | None, int]:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[int | None, int]:
         """H, of which there are no more than the other new points, and the seed of the order."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
         nearest = 0 if num_neighbors is None else min(num_neighbors, len(x_new) - 1)
         return nearest or None, seed
 
-    def _joint(self, x_new: Tensor, plan: tuple[int | None, int], count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: tuple[int | None, int], count: int, draw: Draw | None) -> Tensor:
         """O(M^3 + P M^2), and O(P^3) exactly or O(P H^2 (H + M)) by neighbors; computed in float64."""
         num_neighbors, seed = plan
         x, cov = x_new.double(), bind_double(self.kernel, x_new.dtype)

@@ -119,7 +119,7 @@ class SWSGP(PredictiveMethod):
             self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, like=x)
         else:
             self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, like=x)
-        self._finish()
+        self.finish()
 
     @property
     def num_inducing(self) -> int:
@@ -137,16 +137,16 @@ class SWSGP(PredictiveMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        self._start_model(idx)
-        plates = self._plates(idx)
-        return self._observe(plates, self._u_and_f(plates, idx, neighbors), idx)
+        self.start_model(idx)
+        plates = self.plates(idx)
+        return self.observe(plates, self._u_and_f(plates, idx, neighbors), idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
-        self._start_guide(idx)
+        self.start_guide(idx)
         neighbors = self._neighbors(idx) if neighbors is None else neighbors
-        return self._u_and_f(self._plates(idx), idx, neighbors, self._local(neighbors))
+        return self._u_and_f(self.plates(idx), idx, neighbors, self._local(neighbors))
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
@@ -154,7 +154,7 @@ class SWSGP(PredictiveMethod):
 
     @pyro_entry
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh_neighbors(self) -> None:
         """Find neighbors from now on under the kernel's present lengthscales.
 
         Kernels without one lengthscale per input keep the Euclidean metric.
@@ -179,12 +179,12 @@ class SWSGP(PredictiveMethod):
             w, var = graph_conditional(self.kernel, x, self.z, neighbors, jitter=self.jitter)
             of_u = q
         with latents, data, poutine.scale(scale=1 / self.num_data):
-            u = pyro.sample(self._site("u"), of_u)
+            u = pyro.sample(self.site("u"), of_u)
         marginal = None
         if q is not None:
             loc, spread = self._combined(w, q)
             marginal = (mean + loc, var + spread)
-        return self._sample_f(plates, mean + (w * u).sum(-1), var, marginal)
+        return self.sample_f(plates, mean + (w * u).sum(-1), var, marginal)
 
     def _local(self, neighbors: Int[Tensor, "B H"]) -> Distribution:
         """q(u_w) for each row of neighbors, batch shape (*L, B), event shape (H,)."""
@@ -201,11 +201,11 @@ class SWSGP(PredictiveMethod):
         """Means and variances of the combinations w of values under q(u_w)."""
         return (w * q.mean).sum(-1), combined_variance(q, w[:, None])[..., 0]
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         return self._nearest(x_new, num_neighbors)
 
-    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P H^3)."""
         _refuse(draw)
         w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
@@ -216,11 +216,11 @@ class SWSGP(PredictiveMethod):
         loc, spread = in_blocks(block, len(w), w.shape[1] ** 2, -1)
         return self._mean_at(x_new) + loc, var + spread
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The same; there is no order of the new points."""
         return self._nearest(x_new, num_neighbors)
 
-    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """O(P H^3), O(M + P H) per draw."""
         _refuse(draw)
         w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)

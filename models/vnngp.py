@@ -127,7 +127,7 @@ class VNNGP(PredictiveMethod):
             self.local = AmortizedGaussian(
                 encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
             )
-        self._finish()
+        self.finish()
 
     @property
     def num_inducing(self) -> int:
@@ -146,23 +146,23 @@ class VNNGP(PredictiveMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        self._start_model(idx)
+        self.start_model(idx)
         batch = self._batch(idx, inducing_idx)
         prior = NNGP(self.kernel, self.graph, batch, jitter=self.jitter, points=self._points())
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample(self._site("u"), prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
-        plates = self._plates(idx)
-        return self._observe(plates, self._f_given(plates, u, batch, idx), idx)
+            u = pyro.sample(self.site("u"), prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
+        plates = self.plates(idx)
+        return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
-        self._start_guide(idx)
+        self.start_guide(idx)
         batch = self._batch(idx, inducing_idx)
         q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample(self._site("u"), q.to_event(len(self.latent_shape)))
-        return self._f_given(self._plates(idx), u, batch, idx, q)
+            u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
+        return self._f_given(self.plates(idx), u, batch, idx, q)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch; inducing points apart from the data are drawn at random."""
@@ -173,7 +173,7 @@ class VNNGP(PredictiveMethod):
 
     @pyro_entry
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh_neighbors(self) -> None:
         """Find the neighbors again under the kernel's present lengthscales and inducing points.
 
         Kernels without one lengthscale per input keep the Euclidean metric.
@@ -224,12 +224,12 @@ class VNNGP(PredictiveMethod):
         """The parameters that :meth:`solve` sets: all of q(u)."""
         return list(self.local.parameters())
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         self._check_neighbors(num_neighbors, self.num_inducing)
         return self.graph.query(x_new, num_neighbors)
 
-    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
         w, var = graph_conditional(self.kernel, x_new, self._points(), plan, jitter=self.jitter)
         mean = self._mean_at(x_new)
@@ -239,12 +239,12 @@ class VNNGP(PredictiveMethod):
         rows, positions = distinct_rows(plan)
         return self._through(self.local.distribution(rows), w, var, positions, mean)
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest inducing points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
         return self.graph.extend(x_new, num_neighbors, seed)[1]
 
-    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """O(P K^3), O(M + P K) per draw."""
         if draw is None:
             u = self.local.distribution().sample((count,))
@@ -276,9 +276,9 @@ class VNNGP(PredictiveMethod):
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
             w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
             loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
-            return self._sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
+            return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
         marginal = None if q is None else (mean + q.loc[..., positions], q.variance[..., positions])
-        return self._record_f(plates, mean + u[..., positions], marginal)
+        return self.record_f(plates, mean + u[..., positions], marginal)
 
     def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""

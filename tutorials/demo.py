@@ -32,7 +32,7 @@ args.out.mkdir(parents=True, exist_ok=True)
 
 # %% [markdown]
 # ## Data
-# Inputs in kilometres east and north; elevations standardised on the training points, scores in metres again.
+# Inputs in kilometres east and north; elevations standardized on the training points, scores in metres again.
 
 # %%
 data = terrain()

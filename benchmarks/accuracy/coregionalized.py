@@ -1,6 +1,6 @@
-"""LOO-k of a linear model of coregionalisation against one LOO-k per output, on data with several outputs.
+"""LOO-k of a linear model of coregionalization against one LOO-k per output, on data with several outputs.
 
-Splits are 15:3:2 into training, test and validation rows, inputs and outputs standardised on the training rows (the
+Splits are 15:3:2 into training, test and validation rows, inputs and outputs standardized on the training rows (the
 concentrations of jura as logarithms), Matern-5/2 ARD. K is chosen by validation NLL, and so is the number of latent
 functions. NLL is that of all outputs together divided by their number, RMSE the mean over outputs of each one's.
 
@@ -25,7 +25,7 @@ NOISE = 0.1
 
 
 def split(name, seed):
-    """Training, test and validation rows, standardised."""
+    """Training, test and validation rows, standardized."""
     data = load(name)
     x, y = data.x, data.y.log() if name == "jura" else data.y
     parts = random_split(len(x), (0.75, 0.15, 0.1), seed)
@@ -47,7 +47,7 @@ class Independent:
     def train(self, *args, **recipe):
         for part in self.parts:
             fit(part, *args, **recipe)
-            part.refresh()
+            part.refresh_neighbors()
 
     def density(self, x, y):
         """Log densities of the rows, and means."""
@@ -66,7 +66,7 @@ class Coregionalized:
 
     def train(self, *args, **recipe):
         fit(self.gp, *args, **recipe)
-        self.gp.refresh()
+        self.gp.refresh_neighbors()
 
     def density(self, x, y):
         """Log densities of the rows, and means."""

@@ -1,10 +1,10 @@
 """LOO-k, MLL-k and Vecchia on the data sets of Jankowiak and Pleiss (2021): regression, binary, multi-class.
 
-Splits are 15:3:2 into training, test and validation rows, inputs (and real targets) standardised on the training rows,
+Splits are 15:3:2 into training, test and validation rows, inputs (and real targets) standardized on the training rows,
 Matern-5/2 ARD, Adam whose rate is divided by 5 after 25, 50 and 75 % of the steps, neighbors found again under the
 learned lengthscales. SVGP and PG-VI (binary data) are the baselines with inducing points.
 
-Every combination of --neighbors (of --inducing for the baselines), --lr, --variance, --guide, --loo-objective and
+Every combination of --neighbors (of --inducing for the baselines), --lr, --variance, --guide, --loo-divergence and
 --coupling is trained for each seed, and the number of neighbors of predictions is the best of --predict by validation
 NLL. Each run is one row of a CSV file; a row that is there is not run again, so the command can be stopped, repeated
 and extended. The table takes for each data set, method and seed the row of least validation NLL, all rows of the file
@@ -31,14 +31,14 @@ from pyro_nngp.data import Standardizer, crps_gaussian, error_rate, load, nll, r
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, PolyaGammaBound
-from pyro_nngp.models import LOO, SVGP, Vecchia
+from pyro_nngp.models import LOO, SVGP, MLLk, Vecchia
 
 RINGS = (8.5, 10.5)  # abalone in three classes
 BINARY = ("titanic", "spambase", "musk2", "bank_marketing", "adult", "banana", "breast_cancer")
 CLASSES = ("abalone", "page_blocks", "optdigits", "pendigits", "shuttle", "cardiotocography10")
 METHODS = ("LOO-k", "MLL-k", "Vecchia", "SVGP", "PG-VI")
 INDUCING = ("SVGP", "PG-VI")
-SETTINGS = ("data", "method", "seed", "size", "guide", "loo_objective", "variance", "lr", "batch_size", "steps")
+SETTINGS = ("data", "method", "seed", "size", "guide", "loo_divergence", "variance", "lr", "batch_size", "steps")
 SETTINGS += ("refresh_every", "solve_every", "local_lr", "coupling")
 SCORES = ("nll", "rmse", "crps", "error")
 FIELDS = (
@@ -56,7 +56,7 @@ FIELDS = (
 
 
 def split(label, seed):
-    """Training, test and validation rows, inputs standardised, and a likelihood; name:n takes n training rows."""
+    """Training, test and validation rows, inputs standardized, and a likelihood; name:n takes n training rows."""
     name, _, limit = label.partition(":")
     data = load(name)
     x, y = data.x, data.y
@@ -107,11 +107,14 @@ def build(settings, x, y, likelihood):
         size = min(size, len(x) // 2, len(x.unique(dim=0)))
         return SVGP(x, y, kernel, likelihood, inducing=size, jitter=1e-5, seed=seed)
     if method == "LOO-k":
-        family = {"guide": settings["guide"], "objective": settings["loo_objective"], "coupling": settings["coupling"]}
+        family = {
+            "guide": settings["guide"],
+            "divergence": settings["loo_divergence"],
+            "coupling": settings["coupling"],
+        }
         family = {name: value for name, value in family.items() if value}
         return LOO(x, y, kernel, likelihood, num_neighbors=size, seed=seed, **family)
-    objective = "mll" if method == "MLL-k" else "vecchia"
-    return Vecchia(x, y, kernel, likelihood, num_neighbors=size, objective=objective, seed=seed)
+    return (MLLk if method == "MLL-k" else Vecchia)(x, y, kernel, likelihood, num_neighbors=size, seed=seed)
 
 
 def run(settings, predict, degenerate):
@@ -128,7 +131,7 @@ def run(settings, predict, degenerate):
         recipe["refresh_every"] = settings["refresh_every"]
     fit(gp, settings["steps"], milestones=(0.25, 0.5, 0.75), decay=0.2, seed=seed, progress=False, **recipe)
     if nearest:
-        gp.refresh()
+        gp.refresh_neighbors()
     facts = {"seconds": time.process_time() - start, "num_train": len(x), "num_test": len(test[0])}
     facts["noise"] = float(gp.likelihood.variance.detach()) if isinstance(likelihood, Gaussian) else ""
     choice = [k for k in predict or [settings["size"]] if k <= len(x)] if nearest else [""]
@@ -147,14 +150,14 @@ def grid(args):
             continue
         augmented = method == "LOO-k" and (binary or classes)
         sizes = args.inducing if method in INDUCING else args.neighbors
-        families = (args.guide, args.loo_objective) if augmented else ([""], [""])
+        families = (args.guide, args.loo_divergence) if augmented else ([""], [""])
         couplings = args.coupling if augmented and classes else [""]
         choices = itertools.product(sizes, *families, couplings, args.variance, args.lr)
-        for size, guide, objective, coupling, variance, lr in choices:
+        for size, guide, divergence, coupling, variance, lr in choices:
             yield base | {
                 "size": size,
                 "guide": guide,
-                "loo_objective": objective,
+                "loo_divergence": divergence,
                 "coupling": coupling,
                 "variance": variance,
                 "lr": lr,
@@ -201,7 +204,7 @@ def table(rows):
 def chosen(row, group):
     """K, or M, and the settings that were tuned."""
     size = f"M {row['size']}" if row["method"] in INDUCING else f"K {row['size']}, {row['predict']}"
-    tuned = [n for n in ("guide", "loo_objective", "coupling", "variance", "lr") if len({r[n] for r in group}) > 1]
+    tuned = [n for n in ("guide", "loo_divergence", "coupling", "variance", "lr") if len({r[n] for r in group}) > 1]
     return ", ".join([size, *(f"{n.replace('loo_', '')} {row[n] or 'default'}" for n in tuned)])
 
 
@@ -213,7 +216,9 @@ def main():
     parser.add_argument("--predict", type=int, nargs="+", help="numbers of neighbors for predictions; default K")
     parser.add_argument("--inducing", type=int, nargs="+", default=[512], help="M; N/2 and distinct inputs at most")
     parser.add_argument("--guide", nargs="+", default=["lognormal"], choices=["lognormal", "conjugate"])
-    parser.add_argument("--loo-objective", nargs="+", default=[""], choices=["posterior", "prior", ""], help="of LOO-k")
+    parser.add_argument(
+        "--loo-divergence", nargs="+", default=[""], choices=["posterior", "prior", ""], help="of LOO-k"
+    )
     parser.add_argument("--coupling", nargs="+", default=["odds", "probabilities"], help="of classes")
     parser.add_argument("--variance", type=float, nargs="+", default=[1.0], help="of the kernel, to start from")
     parser.add_argument("--lr", type=float, nargs="+", default=[0.1])

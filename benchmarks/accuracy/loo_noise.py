@@ -3,7 +3,7 @@
 An exact Gaussian process (Matern-5/2 ARD) is trained on some rows of a data set by its marginal likelihood (MLL). Then
 the noise variance alone, and the kernel variance alone, runs over a grid, everything else fixed, and each objective
 says where it is largest: the MLL, LOO-k, and the bound of Titsias (2009) at the optimal q(u) with M inducing points
-by k-means. Columns: the maximisers, divided by the trained values.
+by k-means. Columns: the maximizers, divided by the trained values.
 
 Usage: python benchmarks/accuracy/loo_noise.py bike elevators [--points 2000] [--neighbors 64] [--inducing 100]
 The data come from the folder that PYRO_NNGP_DATA names. Seconds are processor time; use one thread.
@@ -25,7 +25,7 @@ JITTER = 1e-6
 
 
 def subset(name, num_points):
-    """Standardised rows of a data set, drawn with seed 0, in double precision."""
+    """Standardized rows of a data set, drawn with seed 0, in double precision."""
     data = load(name, torch.float64)
     rows = torch.randperm(len(data.x), generator=torch.Generator().manual_seed(0))[:num_points]
     return Standardizer(data.x[rows]).transform(data.x[rows]), Standardizer(data.y[rows]).transform(data.y[rows])
@@ -73,7 +73,7 @@ def scan(name, args):
     models = {}
     for k in args.neighbors:
         models[k] = LOO(x, y, kernel, Gaussian(), num_neighbors=k, mean=lambda x: torch.zeros_like(x[:, 0]))
-        models[k].refresh()
+        models[k].refresh_neighbors()
 
     def objectives(noise, variance):
         kernel.variance = variance

@@ -18,7 +18,7 @@ from pyro_nngp.data import nll, rmse
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import LOO, Vecchia
+from pyro_nngp.models import LOO, MLLk, Vecchia
 
 NOISE = 0.1  # standard deviation
 
@@ -41,11 +41,10 @@ def run(method, x, y, neighbors, steps, seed):
     if method == "LOO-k":
         gp = LOO(x[:half], y[:half], kernel, Gaussian(0.1), **settings)
     else:
-        objective = "mll" if method == "MLL-k" else "vecchia"
-        gp = Vecchia(x[:half], y[:half], kernel, Gaussian(0.1), objective=objective, **settings)
+        gp = (MLLk if method == "MLL-k" else Vecchia)(x[:half], y[:half], kernel, Gaussian(0.1), **settings)
     recipe = {"lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refresh_every": 100}
     fit(gp, steps, batch_size=128, seed=seed, progress=False, **recipe)
-    gp.refresh()
+    gp.refresh_neighbors()
     with torch.no_grad():
         predictive = gp.predict(x[half:])
     noise = math.sqrt(float(gp.likelihood.variance.detach()))

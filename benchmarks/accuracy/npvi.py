@@ -3,13 +3,13 @@
 - `birds`: 5,807 Christmas counts of the American robin in 302 circles over 30 years, given place, year and effort;
   negative binomial.
 - `raster`: a grid of 10,920 elevations off Washington; `dem`: 138,632 elevations of a mountain range.
-- `precipitation`: standardised anomalies at the 5,906 stations in the United States that observed in April 1948;
+- `precipitation`: standardized anomalies at the 5,906 stations in the United States that observed in April 1948;
   Gaussian noise, learned.
 - `flights`: arrival delays of flights out of New York City in 2013, eight features, the delays clipped at -60 and 300
   minutes; `--rows` of the 273,853 that have them all, drawn at random.
 
 Elevations and delays are scaled to [0.05, 1.05] with a log-normal of variance 0.01, as in the paper. Splits are
-70/10/20, inputs standardised. All kernels are Matern-3/2 with one lengthscale per input, learned with a linear mean by
+70/10/20, inputs standardized. All kernels are Matern-3/2 with one lengthscale per input, learned with a linear mean by
 `fit`: Adam, lr 0.02 divided by ten at three quarters and nine tenths of the steps, B = 256, and 64 with an encoder,
 which computes the neighbors' rows of q(u) too, with four times the steps. Seconds are CPU seconds of training. Scores
 are of test rows: mean negative log density of y, and median absolute error of the predictive mean in units of y.

@@ -4,7 +4,7 @@ Each run of a method on a data set and seed is one row of a CSV file; a row that
 command can be stopped and repeated, and methods, data sets and seeds added. The table is made of all rows in the file.
 
 Published train/test splits where the data have them, else 80/20 at random; seed s takes split s. Inputs and real
-targets are standardised on the training rows, and scores are in these units. All kernels are Matern-5/2 ARD with
+targets are standardized on the training rows, and scores are in these units. All kernels are Matern-5/2 ARD with
 hyperparameters from 0.6931 (variance, noise) and sqrt(D) / 2 (lengthscales), K = 32 neighbors. Recipes are the same for
 all data. Learning rates are 0.03, and 0.1 for SWSGP-M, the one of SVGP, PPGPR, SWSGP-M and SWSGP-N that another of
 0.01, 0.03 and 0.1 served better on validation rows (a tenth of the training rows of elevators:4000 and
@@ -60,7 +60,7 @@ FIELDS += ("parameters", "steps", "seconds", "num_train", "num_test", "input_dim
 
 
 def split(label, seed, validation=False):
-    """Training and test rows, standardised, and whether the target is binary; "name:2000" takes 2,000 training rows.
+    """Training and test rows, standardized, and whether the target is binary; "name:2000" takes 2,000 training rows.
 
     With `validation` the last tenth of the training rows stands in for the test rows, which are not touched.
     """

@@ -1,4 +1,4 @@
-"""Test NLL and RMSE that papers report on the data of `papers.py`, targets standardised, means over their own splits.
+"""Test NLL and RMSE that papers report on the data of `papers.py`, targets standardized, means over their own splits.
 
 Keys are the methods of `papers.py`; the splits are others than here.
 [1] Wu, Pleiss, Cunningham (2022), "Variational nearest neighbor Gaussian process", tables 1 and 2: 64 % for training, K

@@ -15,10 +15,10 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch.distributions import Normal
 
 from pyro_nngp.hyperparameters import lognormal_priors
-from pyro_nngp.inference import SGHMC, Minibatch, PredictiveELBO, fit
+from pyro_nngp.inference import SGHMC, Minibatch, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder
 
 K, START = 32, 0.6931
@@ -64,7 +64,7 @@ class Trained:
         """Numbers of steps and refreshes, from the times of finding neighbors, of a few steps, of solving for q(u)."""
         start = time.process_time()
         if self.refreshes:
-            gp.refresh()
+            gp.refresh_neighbors()
         refresh = max(time.process_time() - start, 1e-6)
         refreshes = min(self.refreshes, max(0, int(0.4 * budget / refresh)))
         ticks = []
@@ -214,7 +214,7 @@ METHODS = {
         made(SWSGP, num_neighbors=K, inducing=lambda x: x, learn_inducing=False, scale=0.3), lr=0.03, local_lr=0.05
     ),
     "LOO-k": Trained(made(LOO, num_neighbors=K), **NEAREST),
-    "MLL-k": Trained(gaussian_only(made(Vecchia, num_neighbors=K, objective="mll")), **NEAREST),
+    "MLL-k": Trained(gaussian_only(made(MLLk, num_neighbors=K)), **NEAREST),
     "Vecchia": Trained(gaussian_only(made(Vecchia, num_neighbors=K, ordering="coordinate")), **NEAREST),
     "NPVI": Trained(made(NPVI, num_neighbors=20), **LOCAL),
     "NPVI after Vecchia": Trained(after_vecchia(NPVI, num_neighbors=20), **LOCAL),
@@ -225,7 +225,7 @@ METHODS = {
     "BSGP-1": Sampled(1),
     "BSGP-2": Sampled(2),
     "SVGP": Trained(made(SVGP, **M), lr=0.03),
-    "PPGPR": Trained(made(SVGP, **M), lr=0.03, elbo=PredictiveELBO(0.05)),
+    "PPGPR": Trained(made(SVGP, **M), lr=0.03, elbo=PredictiveLogLikelihood(0.05)),
     "exact GP": Exact(),
 }
 

@@ -1,6 +1,6 @@
 """VNNGP on a UCI set: what closed-form local updates, refreshed neighbors and the sparse-Cholesky guide add.
 
-Splits are 64/16/20, inputs and targets standardised on the training rows, Matern-5/2 ARD, K = 32, batches of 1024,
+Splits are 64/16/20, inputs and targets standardized on the training rows, Matern-5/2 ARD, K = 32, batches of 1024,
 all hyperparameters started at 0.6931 (the recipe of the paper). The table shows test rows.
 
 Usage: python benchmarks/accuracy/vnngp.py elevators [--epochs 100] [--seeds 2] [--target 0.5] [--out FILE]
@@ -29,7 +29,7 @@ VARIANTS = {
 
 
 def split(name, seed):
-    """Training, validation and test rows, standardised."""
+    """Training, validation and test rows, standardized."""
     data = uci(name)
     parts = random_split(len(data.x), (0.64, 0.16, 0.2), seed)
     to_x, to_y = Standardizer(data.x[parts[0]]), Standardizer(data.y[parts[0]])

@@ -24,7 +24,7 @@ from pyro_nngp.kernels import Matern52
 
 
 def autograd(kernel, x, z):
-    """Torch differentiates the factorisation and the solves; the kernel blocks have our own gradient."""
+    """Torch differentiates the factorization and the solves; the kernel blocks have our own gradient."""
     cov = kernel.bind()
     nugget = 1e-4 * kernel.variance * torch.eye(z.shape[1], dtype=z.dtype)
     tril = torch.linalg.cholesky(cov(z, z) + nugget)

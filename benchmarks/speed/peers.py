@@ -2,7 +2,7 @@
 
 Both see the same uniform inputs, Matern-5/2 with one lengthscale per input, a Gaussian likelihood, mean-field q(u) with
 inducing points at the data, batches of 1,024, Adam. A step is everything that a user's loop does: batch, loss,
-gradients, optimiser. Each system runs in a process of its own, and they take turns: while one works the others wait for
+gradients, optimizer. Each system runs in a process of its own, and they take turns: while one works the others wait for
 their next line on standard input. The table shows medians, and their ratios to GPyTorch's before and after "tuned",
 which sets glibc's allocator to keep freed memory and spares it the page faults of its large temporaries. Memory is the
 highest during one step beyond what is held between steps. On a busy machine, `--clock process_time` with one thread
@@ -59,7 +59,7 @@ class Ours:
         ticks = [clock()]
         follow = lambda *_: ticks.append(clock())  # noqa: E731
         fit(self.gp, count + 2, batch_size=BATCH, solve_every=0, progress=False, callback=follow)
-        return [b - a for a, b in itertools.pairwise(ticks[2:])]  # the first ones set up optimiser and caches
+        return [b - a for a, b in itertools.pairwise(ticks[2:])]  # the first ones set up optimizer and caches
 
     @torch.no_grad()
     def predict(self, x_new):
@@ -95,18 +95,18 @@ class GPyTorch:
         self.loss = gpytorch.mlls.VariationalELBO(self.likelihood, self.model, num_data=len(x))
         # Start q(u) by hand: the first call would otherwise build the prior over all points.
         self.model.variational_strategy.variational_params_initialized.fill_(1)
-        self.optimiser = torch.optim.Adam([*self.model.parameters(), *self.likelihood.parameters()], lr=0.01)
+        self.optimizer = torch.optim.Adam([*self.model.parameters(), *self.likelihood.parameters()], lr=0.01)
 
     def steps(self, count):
         self.model.train()
         strategy, times = self.model.variational_strategy, []
         while len(times) < count:
             start = clock()
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             output = self.model(x=None)
             rows = strategy.current_training_indices
             (-self.loss(output, self.y[rows])).backward()
-            self.optimiser.step()
+            self.optimizer.step()
             if len(rows) == BATCH:
                 times.append(clock() - start)
         return times

@@ -69,7 +69,7 @@ def ours(method, train, start_values, noise, args):
     for leg in range(args.legs):
         start = clock()
         if leg and args.name != "terrain":  # many inputs: neighbors follow the lengthscales
-            gp.refresh()
+            gp.refresh_neighbors()
         fit(gp, args.steps, batch_size=args.batch_size, lr=0.1 * 0.5**leg, seed=leg, progress=False)
         seconds += clock() - start
         yield (leg + 1) * args.steps, seconds, predict

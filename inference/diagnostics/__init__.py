@@ -10,14 +10,14 @@ from pyro_nngp.inference.diagnostics.calibration import (
     symmetry,
     uniformity,
 )
-from pyro_nngp.inference.diagnostics.nn_versus_exact import NNReport, nn_versus_exact
+from pyro_nngp.inference.diagnostics.exact_comparison import NNReport, compare_to_exact
 from pyro_nngp.inference.diagnostics.plots import plot_coverage, plot_pit, plot_reliability
 
 __all__ = [
     "NNReport",
     "Reliability",
+    "compare_to_exact",
     "coverage_curve",
-    "nn_versus_exact",
     "pit",
     "plot_coverage",
     "plot_pit",

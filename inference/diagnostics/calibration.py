@@ -123,7 +123,7 @@ def sbc_ranks(
 def pit(
     predictive: Distribution | Shaped[Tensor, "S *N"], y: Shaped[Tensor, "*N"], num_draws: int = 1000
 ) -> Float[Tensor, "*N"]:
-    r"""Randomised probability integral transform: where in its predictive distribution does an observation lie?
+    r"""Randomized probability integral transform: where in its predictive distribution does an observation lie?
 
     A distribution that is continuous and knows its cumulative function gives :math:`F(y)`. Anything else gives the rank
     of y among draws :math:`x_s`, :math:`(\#\{x_s < y\} + v\,(1 + \#\{x_s = y\})) / (S + 1)` with v uniform: counts and

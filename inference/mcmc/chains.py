@@ -4,7 +4,7 @@ r"""Chains of a stochastic-gradient sampler side by side in one process, with ch
 :func:`torch.func.vmap` of the model, each with minibatches and noise of its own; draws survive Ctrl-C and errors; a run
 that died continues from its checkpoint with the same bits.
 
-Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimised.
+Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimized.
 
 Cost: that of the sampler for C chains; a checkpoint writes all draws so far.
 """

@@ -2,7 +2,7 @@ r"""The common part of the stochastic-gradient samplers: a Pyro MCMC kernel with
 
 A sampler is a Markov chain on a position and auxiliary variables, driven by gradients of the potential on minibatches;
 its stationary law tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in the base class estimates a
-preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.mcmc.adaptation`) and can optimise parameters;
+preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.mcmc.adaptation`) and can optimize parameters;
 then all of that is frozen, so that draws come from one homogeneous chain.
 
 Cost: an update is one gradient of the potential and O(d). Estimating the noise adds 5 % of burn-in, or 100 gradients.
@@ -58,7 +58,7 @@ class StochasticGradientKernel(MCMCKernel):
         temperature: T, or a schedule. 1 samples the posterior.
         gradient_noise: sigma^2, the variance of each coordinate of the gradient over minibatches; None estimates it.
         adapt: estimate the preconditioner M during burn-in; False keeps M = 1.
-        optim: optimise the model's parameters during burn-in by one step on the potential per update, then freeze them:
+        optim: optimize the model's parameters during burn-in by one step on the potential per update, then freeze them:
             a constructor ``tensors -> torch.optim.Optimizer``, or a dict of arguments of Adam such as {"lr": 0.01}.
             Chains side by side share the parameters; chains of Pyro's ``MCMC`` have their own.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
@@ -192,7 +192,7 @@ class StochasticGradientKernel(MCMCKernel):
             - "gradient noise": sigma^2, averaged over coordinates.
             - "gradient noise share": the part of the sampler's noise that minibatches bring, in the worst coordinate.
               Above 1 it cannot be corrected for, and the coordinate is too hot.
-            - "params": the parameters that were optimised, where there are any.
+            - "params": the parameters that were optimized, where there are any.
         """
         step_size = self._last(self.step_size)
         share = self._noise_share(self._state, step_size, self._last(self.temperature))

@@ -1,6 +1,6 @@
 r"""Stochastic variational inference with the training recipe taken care of.
 
-:func:`fit` is the loop that one would write by hand around an ELBO of Pyro and optimisers of torch: minibatches without
+:func:`fit` is the loop that one would write by hand around an ELBO of Pyro and optimizers of torch: minibatches without
 replacement, Adam with a step schedule, clipped gradients, neighbors found again as the kernel learns, a progress bar,
 checkpoints. The loss is the negative ELBO divided by the number of data points, in nats per point.
 
@@ -22,7 +22,7 @@ from tqdm.auto import tqdm
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
-from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveELBO
+from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 
 _MAX_STEPS_BACK = 5
@@ -74,8 +74,8 @@ def fit(
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
-            ``refresh()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than row
-            numbers. Or a tuple (model, guide), with `num_data`.
+            ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than
+            row numbers. Or a tuple (model, guide), with `num_data`.
         num_steps: number of gradient steps in all, resumed ones included.
         batch_size: rows per step; None, or at least as many as there are, calls the model without row numbers.
         lr: learning rate of Adam.
@@ -84,11 +84,12 @@ def fit(
         milestones: fractions of `num_steps` at which both rates are multiplied by `decay`.
         decay: that factor.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
-        refresh_every: steps between calls of ``method.refresh()``; None never calls it.
+        refresh_every: steps between calls of ``method.refresh_neighbors()``; None never calls it.
         solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
             optimum given all others without gradient steps; the first call comes before the first step, the last after
             the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve`` and `elbo` is a
-            bound of the evidence (a PredictiveELBO has another optimum); 0 leaves these parameters to gradients.
+            bound of the evidence (a PredictiveLogLikelihood has another optimum); 0 leaves these parameters to
+            gradients.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
         num_data: number of data points where `method` does not say.
         validate: score to be small, called every `validate_every` steps; the best state is kept and restored.
@@ -132,9 +133,15 @@ def fit(
         )
     if step_back and checkpoint is None:
         fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
-    if refresh_every is not None and not hasattr(method, "refresh"):
-        fail("fit", "method", "to have refresh() with refresh_every", type(method).__name__, "Leave refresh_every out.")
-    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveELBO)
+    if refresh_every is not None and not hasattr(method, "refresh_neighbors"):
+        fail(
+            "fit",
+            "method",
+            "to have refresh_neighbors() with refresh_every",
+            type(method).__name__,
+            "Leave refresh_every out.",
+        )
+    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     local_lr = lr if local_lr is None else local_lr
@@ -172,7 +179,7 @@ def fit(
                 if run.step % 20 == 0:
                     bar.set_postfix(loss=f"{sum(run.losses[-20:]) / 20:.4f}", refresh=False)
                 if refresh_every is not None and run.step % refresh_every == 0 and run.step < num_steps:
-                    method.refresh()
+                    method.refresh_neighbors()
                 if solving and (run.step % (solve_every or run.steps_per_epoch()) == 0 or run.step == num_steps):
                     method.solve()
                     solved = run.step

@@ -1,4 +1,4 @@
-"""State of a training run: parameters, optimisers, minibatches, random numbers; all of it can be saved and restored."""
+"""State of a training run: parameters, optimizers, minibatches, random numbers; all of it can be saved and restored."""
 
 import hashlib
 from collections.abc import Iterator
@@ -105,9 +105,9 @@ class Run:
         self.params = self._find_parameters()
         self.device = next(iter(self.params.values())).device
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        self.optimisers = self._optimisers(lr, local_lr)
+        self.optimizers = self._optimizers(lr, local_lr)
         steps = [round(fraction * num_steps) for fraction in milestones]
-        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimisers]
+        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimizers]
 
     def advance(self, clip_norm: float | None) -> float:
         """One gradient step on the next minibatch; returns the loss per data point."""
@@ -138,8 +138,8 @@ class Run:
             for param in self.params.values():
                 if param.grad is not None:
                     param.grad.mul_(clip_norm / total)
-        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
-            optimiser.step()
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
             schedule.step()
         self.step += 1
         self.losses.append(value)
@@ -147,9 +147,9 @@ class Run:
 
     def slow_down(self, factor: float) -> None:
         """Multiply all learning rates, present and future."""
-        for optimiser, schedule in zip(self.optimisers, self.schedules, strict=True):
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             schedule.base_lrs = [rate * factor for rate in schedule.base_lrs]
-            for group in optimiser.param_groups:
+            for group in optimizer.param_groups:
                 group["lr"] *= factor
 
     def steps_per_epoch(self) -> int:
@@ -176,7 +176,7 @@ class Run:
         return {
             "kind": self.kind,
             "values": self.snapshot(),
-            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
             "step": self.step,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -204,8 +204,8 @@ class Run:
                 f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
             )
         self.restore(state["values"])
-        for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
-            optimiser.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
             if longer:
@@ -248,7 +248,7 @@ class Run:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
 
-    def _optimisers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
+    def _optimizers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
         local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
         free = [p for p in self.params.values() if id(p) not in self.solved]
         dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
@@ -276,7 +276,7 @@ class Run:
 
 
 def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
-    """Give the optimiser the rates that the schedule has at its present step."""
+    """Give the optimizer the rates that the schedule has at its present step."""
     passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
     for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = rate * schedule.gamma**passed

@@ -2,11 +2,12 @@
 
 from pyro_nngp.models.base.method import GPMethod, Plates
 from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
-from pyro_nngp.models.base.response import ResponseMethod
+from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod
 
 __all__ = [
     "Draw",
     "GPMethod",
+    "GaussianResponseMethod",
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",

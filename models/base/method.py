@@ -45,8 +45,8 @@ Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 class GPMethod(GPModule):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
-    A subclass builds its own parts after ``super().__init__`` and calls :meth:`_finish` last. It defines ``model`` and
-    ``guide``, which begin with :meth:`_start_model` and :meth:`_start_guide` and name their sites by :meth:`_site`;
+    A subclass builds its own parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
+    ``guide``, which begin with :meth:`start_model` and :meth:`start_guide` and name their sites by :meth:`site`;
     predictions are in :mod:`pyro_nngp.models.base.predictive`.
 
     Args:
@@ -102,7 +102,7 @@ class GPMethod(GPModule):
         self.register_buffer("y", None if y is None else y.clone())
         self._try_mean(x[:2])
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""
         self.hyper_guide = HyperparameterGuide(self)
         release(self)  # what was tried in the constructors
@@ -125,12 +125,12 @@ class GPMethod(GPModule):
         else:
             self.register_buffer("z", z.clone())
 
-    def _start_model(self, idx: Tensor | None) -> None:
+    def start_model(self, idx: Tensor | None) -> None:
         """What every model starts with: its rows checked, then the sites of the hyperparameters."""
         self._check_start("model", idx)
         read_hyperparameters(self)
 
-    def _start_guide(self, idx: Tensor | None) -> None:
+    def start_guide(self, idx: Tensor | None) -> None:
         """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
         self._check_start("guide", idx)
         check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
@@ -150,7 +150,7 @@ class GPMethod(GPModule):
         if idx is not None and is_validation_enabled():
             check_batch(where, "idx", idx, self.num_data)
 
-    def _site(self, name: str) -> str:
+    def site(self, name: str) -> str:
         """Full name of a site or plate, with that of the method in front if it has one."""
         return self._pyro_get_fullname(name)
 
@@ -189,14 +189,14 @@ class GPMethod(GPModule):
         """y at the batch, outputs first."""
         return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
 
-    def _plates(self, idx: Tensor | None) -> Plates:
+    def plates(self, idx: Tensor | None) -> Plates:
         """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
-        data = pyro.plate(self._site("data"), self.num_data, subsample=idx, dim=-1)
+        data = pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1)
         if not self.latent_shape:
             return data, nullcontext()
-        return data, pyro.plate(self._site("latents"), *self.latent_shape, dim=-2)
+        return data, pyro.plate(self.site("latents"), *self.latent_shape, dim=-2)
 
-    def _sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
+    def sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
         """The site f ~ N(loc, var) given the inducing values.
 
         The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
@@ -205,25 +205,25 @@ class GPMethod(GPModule):
         infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
         data, latents = plates
         with latents, data:
-            return pyro.sample(self._site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+            return pyro.sample(self.site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 
-    def _record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
-        """The site f where it is a function of other sites; `marginal` as in :meth:`_sample_f`."""
+    def record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f where it is a function of other sites; `marginal` as in :meth:`sample_f`."""
         data, latents = plates
         with latents, data:
             if marginal is None:
-                return pyro.deterministic(self._site("f"), f, event_dim=0)
+                return pyro.deterministic(self.site("f"), f, event_dim=0)
             infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
-            return pyro.sample(self._site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
+            return pyro.sample(self.site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
 
-    def _observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
+    def observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
         """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
         if self.likelihood is None:
             return f
         likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            infer = {"integrate": (self._site("f"), likelihood)}
-            return pyro.sample(self._site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
+            infer = {"integrate": (self.site("f"), likelihood)}
+            return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
 
 
 def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:

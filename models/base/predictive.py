@@ -37,8 +37,8 @@ Result = TypeVar("Result")
 class PredictiveMethod(GPMethod):
     """A method with predictions at new points.
 
-    A subclass defines :meth:`_plan` and :meth:`_moments`, :meth:`_joint_plan` and :meth:`_joint`. Both are called with
-    the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
+    A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
+    with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
     """
 
     def forward(
@@ -63,7 +63,7 @@ class PredictiveMethod(GPMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
-        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self._moments)
+        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self.moments)
         if samples is None:
             return pairs[0]
         return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
@@ -123,13 +123,13 @@ class PredictiveMethod(GPMethod):
         """
         self._check_new("sample", x_new)
         with seeded(seed, x_new):
-            plan = self._joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
+            plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
             if samples is None:
                 counts = self._hyperparameter_draws(num_samples, self._most_draws(len(x_new)))
-                draws = [self._joint(x_new, plan, count, None) for count in counts]
+                draws = [self.joint_draws(x_new, plan, count, None) for count in counts]
             else:
                 given = place_draws(f"{type(self).__name__}.sample", self, samples, num_samples)
-                draws = [self._joint(x_new, plan, count, draw) for draw, count in given]
+                draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
         return torch.cat(draws)
 
     def _at_draws(
@@ -142,7 +142,7 @@ class PredictiveMethod(GPMethod):
     ) -> list[Result]:
         """`result` of new points and their plan: under the guide, or at one posterior draw after the other."""
         self._check_new(method, x_new)
-        plan = self._plan(x_new, num_neighbors)
+        plan = self.plan(x_new, num_neighbors)
         if samples is None:
             self._place_medians()
             return [result(x_new, plan, None)]
@@ -150,23 +150,23 @@ class PredictiveMethod(GPMethod):
             draws = place_draws(f"{type(self).__name__}.{method}", self, samples)
             return [result(x_new, plan, draw) for draw, _ in draws]
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
         """What moments at new points need that no hyperparameter changes, such as their neighbors."""
         raise NotImplementedError
 
-    def _moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
         raise NotImplementedError
 
     def _law_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
         """The law of y: under the guide, or given a posterior draw."""
-        return self._law_of_y(*self._moments(x_new, plan, draw))
+        return self._law_of_y(*self.moments(x_new, plan, draw))
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """The same for joint draws; the seed is that of the order of the new points."""
         raise NotImplementedError
 
-    def _joint(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
         """Joint draws of f, (count, *L, P): under the guide, or given a posterior draw."""
         raise NotImplementedError
 
@@ -192,7 +192,7 @@ class PredictiveMethod(GPMethod):
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""
-        where, name = type(self).__name__, self._site(site)
+        where, name = type(self).__name__, self.site(site)
         if name not in draw:
             cure = f"A site that was reparametrized comes from Predictive(model, samples, return_sites=[{name!r}])."
             fail(where, "samples", f"to hold the site {name!r}", sorted(draw), cure)

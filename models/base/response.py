@@ -11,18 +11,22 @@ Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols:
 its neighbors, B points, K neighbors, P new points, L latent functions.
 """
 
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
+from pyro import poutine
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyro_nngp._checks import fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import neighbor_lengthscale
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborTable, distinct_rows
 
@@ -31,14 +35,14 @@ class ResponseMethod(PredictiveMethod):
     """A method that predicts f from noisy observations of its neighbors, up to N of them per new point.
 
     A subclass sets ``graph`` and, where targets are no Gaussian observations themselves, overrides
-    :meth:`_observations`; ``model`` and ``guide`` are its own.
+    :meth:`observations`; ``model`` and ``guide`` are its own.
     """
 
     graph: NeighborTable
 
     @pyro_entry
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh_neighbors(self) -> None:
         """Find the neighbors again under the kernel's present lengthscales.
 
         Kernels without one lengthscale per input keep the Euclidean metric.
@@ -46,28 +50,28 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
 
-    def _plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
         return self.graph.query(x_new, num_neighbors)
 
-    def _moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
-        observations = self._observations(self._bound(), rows, draw)
+        observations = self.observations(self._bound(), rows, draw)
         loc, var = self._given_neighbors(x_new, rows, positions, *observations)
         return loc, var.expand(loc.shape)
 
-    def _joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
         return self.graph.extend(x_new, num_neighbors, seed)[1]
 
-    def _joint(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
         n, (p, k), latents = self.num_data, plan.shape, self.latent_shape
         points, every = torch.cat([self.x, x_new]), torch.arange(n, device=self.x.device)
-        obs, noise = self._observations(self._bound(), every, draw)
+        obs, noise = self.observations(self._bound(), every, draw)
         w, var = graph_conditional(self.kernel, x_new, points, plan, pad(noise, (0, p)), self.jitter)
         residual = pad(obs - self._mean_at(self.x), (0, p))[..., plan.clamp(min=0)]  # 0 at new points
         loc = (w * residual).sum(-1).expand(count, *latents, p).reshape(count, -1, p)
@@ -83,9 +87,7 @@ class ResponseMethod(PredictiveMethod):
         """y at some rows (None: all), outputs first."""
         return cast(Tensor, self._targets(rows))
 
-    def _observations(
-        self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None
-    ) -> tuple[Tensor, Tensor]:
+    def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Gaussian observations of f at some rows, (*L, U), and their noise variances, (U,) or (L, U).
 
         They are under the guide of what makes them Gaussian, or given a posterior draw.
@@ -100,3 +102,68 @@ class ResponseMethod(PredictiveMethod):
         w, var = graph_conditional(self.kernel, x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near)
         return self._mean_at(x) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
+
+
+class GaussianResponseMethod(ResponseMethod):
+    """A method for Gaussian noise whose model has no latent values: f is integrated out, hyperparameters remain.
+
+    A subclass sets ``graph``, calls :meth:`finish`, and defines ``model`` with the site ``y``.
+
+    Args:
+        x: inputs (N, D).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        likelihood: Gaussian; None makes one.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
+        jitter: relative nugget; None takes 1e-6.
+
+    Raises:
+        ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
+    """
+
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"],
+        y: Float[Tensor, "N *T"],
+        kernel: Any,
+        likelihood: Likelihood | None,
+        mean: Callable | None,
+        jitter: float | None,
+    ) -> None:
+        likelihood = Gaussian() if likelihood is None else likelihood
+        if not isinstance(likelihood, Gaussian):
+            cure = "Use LOO or VNNGP for other data."
+            fail(type(self).__name__, "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
+        super().__init__(x, y, kernel, likelihood, mean, jitter)
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
+        """The hyperparameters' guide; nothing else is latent."""
+        self.start_guide(idx)
+
+    @torch.no_grad()
+    def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
+        r"""Log density of all data, with hyperparameters that have a prior at the median of their guide.
+
+        Args:
+            batch_size: rows at a time.
+
+        Returns:
+            The sum over all rows of the log density that ``model`` gives them.
+
+        Cost: O(N K^3).
+        """
+        total = self.x.new_zeros(())
+        for idx in torch.arange(self.num_data, device=self.x.device).split(batch_size):
+            total = total + self._batch_log_prob(idx)
+        return total
+
+    @pyro_entry
+    def _batch_log_prob(self, idx: Tensor) -> Tensor:
+        self._place_medians()
+        trace = poutine.trace(self.model).get_trace(idx)
+        trace.compute_log_prob(lambda name, _: name == self.site("y"))
+        return trace.nodes[self.site("y")]["log_prob_sum"] * len(idx) / self.num_data  # undo the scale of the plate
+
+    def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
+        return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)

@@ -1,4 +1,4 @@
-"""The K x K systems of the nearest-neighbor conditional: assembled, factorised, solved, differentiated.
+"""The K x K systems of the nearest-neighbor conditional: assembled, factorized, solved, differentiated.
 
 Formulas are in :mod:`pyro_nngp.conditionals.nearest_neighbor`. A covariance that is not positive definite in floating
 point takes an extra nugget, its own and no one else's, and says so.
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import cholesky_ex, factorise
+from pyro_nngp.linalg import cholesky_ex, factorize
 
 _CHUNK_BYTES = 2**20
 
@@ -101,7 +101,7 @@ def solve(
 
     K_nn is overwritten.
     """
-    tril, extra = factorise(_system(cov_nn, noise, mask, jitter), cholesky_ex)
+    tril, extra = factorize(_system(cov_nn, noise, mask, jitter), cholesky_ex)
     rhs = cov_nx if mask is None else cov_nx * mask
     half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
     w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from pyro_nngp.conditionals.general_kernel import variance_left
 from pyro_nngp.kernels import bind
-from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.linalg import DEFAULT_JITTER, local_cholesky
+from pyro_nngp.linalg.cholesky import cholesky
 
 
 def whitened_conditional(
@@ -35,7 +36,7 @@ def whitened_conditional(
         a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`.
 
     Raises:
-        NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorised.
+        NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorized.
     """
     cov = bind(kernel)
     tril = cholesky(cov(z, z), jitter)
@@ -60,7 +61,7 @@ def local_conditional(
         w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target.
 
     Raises:
-        NotPositiveDefiniteError: if some covariance cannot be factorised even with a nugget of 1e-2.
+        NotPositiveDefiniteError: if some covariance cannot be factorized even with a nugget of 1e-2.
 
     Cost: O(B H^3) time, O(B H^2) memory.
     """

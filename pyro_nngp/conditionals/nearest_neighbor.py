@@ -11,7 +11,7 @@ so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al
 
 where :math:`\bar K_{nn}` stands for its symmetric part, which is all that a symmetric matrix can pass on. The backward
 pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
-factorisation. One stationary kernel goes through kernel, factor and gradient in one piece, see
+factorization. One stationary kernel goes through kernel, factor and gradient in one piece, see
 :mod:`pyro_nngp.conditionals.stationary_kernel`; any other covariance function is evaluated in blocks that autograd
 differentiates.
 
@@ -33,6 +33,7 @@ from pyro_nngp._checks import check_same_kind, fail
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.linalg import DEFAULT_JITTER
 
 __all__ = ["graph_conditional", "nn_conditional"]
 
@@ -61,7 +62,7 @@ def nn_conditional(
 
     Raises:
         ValueError: if shapes, dtypes or devices disagree.
-        NotPositiveDefiniteError: if some neighbor covariance cannot be factorised even with a nugget of 1e-2.
+        NotPositiveDefiniteError: if some neighbor covariance cannot be factorized even with a nugget of 1e-2.
 
     Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
     """

@@ -46,7 +46,7 @@ class Dataset:
         y: targets, shape (N,) or (N, T); labels and counts are whole numbers in the same floating-point dtype.
         feature_names: D names.
         target_names: T names.
-        description: content, source and licence where known.
+        description: content, source and license where known.
         test_mask: published test rows, shape (N,), or (N, S) for S splits; None if there are none.
         grid_shape: rows and columns if the points fill a grid, so that `y.reshape(grid_shape)` is an image; else None.
         extras: further arrays of the file, by key.
@@ -197,7 +197,7 @@ def uci(name: str, dtype: torch.dtype = torch.float32) -> Dataset:
     source = _uci.SOURCES[name]
     pooch = _import("uci", "pooch")
     path = pooch.retrieve(source.url, f"sha256:{source.sha256}", fname=f"{name}.txt", path=pooch.os_cache("pyro_nngp"))
-    return _dataset(name, dtype, *_uci.read(path, source), description=f"{source.url}, licence CC BY 4.0.")
+    return _dataset(name, dtype, *_uci.read(path, source), description=f"{source.url}, license CC BY 4.0.")
 
 
 def _dataset(

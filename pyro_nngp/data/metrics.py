@@ -94,7 +94,7 @@ def crps_sample(y: Float[Tensor, "*N"], draws: Float[Tensor, "S *N"]) -> Float[T
         fail("crps_sample", "draws", "of shape (S, *y.shape) with S >= 2", tuple(draws.shape), "Draw more samples.")
     _check_real("crps_sample", y=y, **{"draws[0]": draws[0]})
     num_draws = draws.shape[0]
-    # Centred on the observation, so that large offsets do not cancel in the weighted sum.
+    # Centered on the observation, so that large offsets do not cancel in the weighted sum.
     ordered = (draws - y).sort(dim=0).values
     weight = 2 * torch.arange(1, num_draws + 1, dtype=y.dtype, device=y.device) - num_draws - 1
     spread = torch.tensordot(weight, ordered, dims=1) / (num_draws * (num_draws - 1))

@@ -1,4 +1,4 @@
-"""Hold-out splits and standardisation.
+"""Hold-out splits and standardization.
 
 A random split of spatial data asks for interpolation between close neighbors; `block_split` holds out whole blocks and
 asks how a method bridges a gap. All splits are seeded and do not touch the global random state. Cost: O(N log N).

@@ -8,7 +8,7 @@ with weights and variances from :mod:`pyro_nngp.conditionals.nearest_neighbor` (
 With K = N-1 it is the exact Gaussian process.
 
 Cost: O(N K^3) for the conditionals, computed once per instance; then O(N K) per log density and per draw. A draw takes
-one vectorised step per dependency level of the graph (a few hundred for 10^5 randomly ordered points).
+one vectorized step per dependency level of the graph (a few hundred for 10^5 randomly ordered points).
 """
 
 import math

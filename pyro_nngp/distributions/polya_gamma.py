@@ -52,7 +52,7 @@ class PolyaGamma(TorchDistribution):
         concentration: b > 0, any real number.
         tilt: c, any real number; its sign does not matter.
 
-    Draws are exact for all b and are not reparameterised. Log densities have the relative error of the floating-point
+    Draws are exact for all b and are not reparameterized. Log densities have the relative error of the floating-point
     arithmetic (1e-9 or better in double precision) and are differentiable in omega, b and c.
 
     Reference: Polson, Scott, Windle (2013), "Bayesian inference for logistic models using Polya-Gamma latent

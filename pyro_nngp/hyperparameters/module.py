@@ -91,8 +91,8 @@ def own_param_store(module: GPModule) -> Iterator[None]:
 
     The parameters of modules are held by the modules and enter the store as they are read; between calls it keeps only
     what the user's own ``pyro.param`` statements made, in a mean function for instance. ``ParamStoreDict.scope`` is not
-    used: it strips the marks by which ``SVI`` recognises a parameter, from the global ones too. Names stay known
-    outside, for optimisers with settings per parameter.
+    used: it strips the marks by which ``SVI`` recognizes a parameter, from the global ones too. Names stay known
+    outside, for optimizers with settings per parameter.
 
     Raises:
         RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.

@@ -21,7 +21,7 @@ from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.inducing.priors import InducingPrior, inducing_prior
 from pyro_nngp.kernels import bind, check_covariance
-from pyro_nngp.linalg import cholesky
+from pyro_nngp.linalg.cholesky import cholesky
 
 
 class SparseLayer(GPModule):

@@ -31,7 +31,8 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import fail
 from pyro_nngp.kernels import bind
-from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.linalg.cholesky import cholesky
 
 InducingPrior: TypeAlias = str | Distribution | Callable[[Any, Tensor], Distribution]
 """A name, a distribution over (M, D), or a function of the kernel and of any set of that shape, dtype and device."""
@@ -98,7 +99,7 @@ class Determinantal(_Interacting):
         jitter: relative nugget; None takes 1e-6. With it the density is positive where points coincide.
 
     Raises:
-        NotPositiveDefiniteError: if the covariance cannot be factorised.
+        NotPositiveDefiniteError: if the covariance cannot be factorized.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Memory for large results and temporaries: split into blocks, and on CPUs without a page fault for each page.
 
 The first touch of a page costs about a microsecond, which over matrices of tens of megabytes adds up to a time like
-that of factorising them.
+that of factorizing them.
 """
 
 import contextlib

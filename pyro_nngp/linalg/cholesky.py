@@ -17,7 +17,7 @@ DEFAULT_JITTER = 1e-6
 """Relative nugget where none is given: a thousandth of the standard deviation."""
 
 _ESCALATION = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
-_PANEL, _PANELLED = 16, range(80, 129)  # columns of a panel, and sizes at which LAPACK itself does not work in blocks
+_PANEL, _PANELED = 16, range(80, 129)  # columns of a panel, and sizes at which LAPACK itself does not work in blocks
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError):
@@ -61,12 +61,12 @@ def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[
     if not info.any():
         return tril
     with torch.no_grad():
-        _, extra = factorise(system.detach().flatten(0, -3))
+        _, extra = factorize(system.detach().flatten(0, -3))
     more = cast(Tensor, extra).reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
     return torch.linalg.cholesky(system + torch.diag_embed(more))
 
 
-def factorise(
+def factorize(
     system: Tensor, cholesky_ex: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.cholesky_ex
 ) -> tuple[Tensor, Tensor | None]:
     """Cholesky factors, and what had to be added to the diagonal of the members that failed (None: nothing)."""
@@ -107,7 +107,7 @@ def cholesky_ex(system: Tensor) -> tuple[Tensor, Tensor]:
     together: each panel of rows less what those above it contribute, then times the inverse of its own triangle.
     """
     size = system.shape[-1]
-    if system.device.type != "cpu" or size not in _PANELLED:
+    if system.device.type != "cpu" or size not in _PANELED:
         return torch.linalg.cholesky_ex(system)
     triu, info = torch.zeros_like(system), system.new_zeros(system.shape[:-2], dtype=torch.int32)
     for start in range(0, size, _PANEL):

@@ -3,8 +3,8 @@ r"""Exact draws from a nearest-neighbor prior times a Gaussian likelihood, by so
 .. math:: p(u) \propto N(u \mid 0, \Lambda^{-1})\, \exp(h^\top u - \tfrac12 u^\top \mathrm{diag}(\tau)\, u), \qquad
    \Lambda = (I - A)^\top V^{-1} (I - A) .
 
-Up to 1,000 points one Cholesky factorisation of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
-optimisation (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`,
+Up to 1,000 points one Cholesky factorization of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
+optimization (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`,
 
 .. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
 

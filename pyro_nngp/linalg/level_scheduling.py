@@ -1,6 +1,6 @@
 """Dependency levels: the rows of a neighbor table in groups that can be treated in parallel, one group after the other.
 
-Cost: O(N K), in as many vectorised passes as there are groups: some hundreds for 10^5 points in random order, some
+Cost: O(N K), in as many vectorized passes as there are groups: some hundreds for 10^5 points in random order, some
 thousands in coordinate order.
 
 Symbols: N rows, K neighbors.

@@ -4,7 +4,7 @@
 // the docstring of pyro_nngp/conditional.py. Points are worked on in blocks of as many as a vector register holds, one
 // lane each: every operation below acts on a whole block and no instruction ever mixes two points. A block goes through
 // kernel, Cholesky factor, solves and gradient while its K x K values stay in cache. The backward pass takes the factors
-// that the forward pass has left in the caller's memory, or else factorises again and nothing of size B K^2 is stored.
+// that the forward pass has left in the caller's memory, or else factorizes again and nothing of size B K^2 is stored.
 //
 // Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
 // started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
@@ -225,7 +225,7 @@ template <class T, int BYTES, int R> struct Block {
 
     // Cholesky factor of K_nn + noise, in panels of columns and in tiles within them. Panel by panel, first what the
     // columns before it contribute, a slice of columns at a time so that the panel's part of it stays in cache.
-    INLINE void factorise() {
+    INLINE void factorize() {
         typename Real<T>::Int bad[W] = {};
         for (int64_t start = 0; start < rows; start += PANEL) {
             const int64_t end = start + PANEL < rows ? start + PANEL : rows;
@@ -252,7 +252,7 @@ template <class T, int BYTES, int R> struct Block {
                             tile[a][b] += i + a == j + b ? diagonal[i + a] : q[a * R + b] * mask[i + a] * mask[j + b];
                     update(i, j, start, j, tile);
                     if (i == j)
-                        factorise_tile(i, tile, bad);
+                        factorize_tile(i, tile, bad);
                     else
                         solve_tile(j, tile);
                     exchange<true>(i, j, tile);
@@ -298,7 +298,7 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // tile <- its Cholesky factor, noting points whose pivots are not positive.
-    template <class Int> INLINE void factorise_tile(const int64_t i, V (&tile)[R][R], Int (&bad)[W]) {
+    template <class Int> INLINE void factorize_tile(const int64_t i, V (&tile)[R][R], Int (&bad)[W]) {
 #pragma GCC unroll 8
         for (int b = 0; b < R; ++b) {
 #pragma GCC unroll 8
@@ -523,7 +523,7 @@ template <class T, int BYTES, int R> struct Block {
             live = arg.num_targets - first < W ? arg.num_targets - first : W;
             if (arg.factors) place(static_cast<V *>(arg.factors) + first / W * factor_size(rows));
             load();
-            if (!arg.factors || !arg.grad_w) factorise();
+            if (!arg.factors || !arg.grad_w) factorize();
             if (arg.grad_w)
                 backward();
             else

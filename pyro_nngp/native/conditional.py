@@ -2,7 +2,7 @@
 
 Cost: O(B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
 AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
-pass; beyond 256 MB, and for small K, it factorises again.
+pass; beyond 256 MB, and for small K, it factorizes again.
 """
 
 import ctypes

@@ -10,7 +10,7 @@ from pyro_nngp.variational.gaussian import (
     factor,
     neighbor_variance,
 )
-from pyro_nngp.variational.natural_gradient import natural_gradient, variational_optimum
+from pyro_nngp.variational.natural_gradient import variational_optimum
 
 __all__ = [
     "AmortizedGaussian",
@@ -21,7 +21,6 @@ __all__ = [
     "LocalTables",
     "combined_variance",
     "factor",
-    "natural_gradient",
     "neighbor_variance",
     "variational_optimum",
 ]

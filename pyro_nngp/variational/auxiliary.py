@@ -69,7 +69,7 @@ class LocalLogNormal(LocalTables):
 class LocalConjugate(LocalTables):
     r"""The families that coordinate ascent would find: PG(b, c) with free c, and Gamma((\nu + 1)/2, .) with free rate.
 
-    Polya-Gamma variables cannot be reparameterised; the guide's value is their mean, on which alone the optimal q(f) of
+    Polya-Gamma variables cannot be reparameterized; the guide's value is their mean, on which alone the optimal q(f) of
     mean-field inference depends. Their divergence from the prior is exact.
 
     Args:
@@ -102,7 +102,7 @@ class LocalConjugate(LocalTables):
 
 
 class MeanPolyaGamma(PolyaGamma):
-    """PG(b, c) whose reparameterised draw is its mean: for guides, where a draw stands for what E[omega] decides."""
+    """PG(b, c) whose reparameterized draw is its mean: for guides, where a draw stands for what E[omega] decides."""
 
     has_rsample = True
 

@@ -1,7 +1,7 @@
 """Gaussian variational families: one row of parameters per point, or one dense Cholesky factor for all of them.
 
 Cost: a batch of :class:`LocalGaussian` touches its own rows alone. With ``sparse_grad`` the gradients are sparse too,
-so that an optimiser for them (:class:`~pyro_nngp.inference.RowAdam`) spends O(batch) per step whatever the number of
+so that an optimizer for them (:class:`~pyro_nngp.inference.RowAdam`) spends O(batch) per step whatever the number of
 points. :class:`DenseGaussian` is O(M^2) per latent function in all it does.
 """
 
@@ -203,7 +203,7 @@ def neighbor_variance(
 
 @register_kl(MultivariateNormal, Independent)
 def _kl_dense_independent(q: MultivariateNormal, p: Independent) -> Tensor:
-    """The divergence from independent normal values, as those of a whitened prior, without a factorisation."""
+    """The divergence from independent normal values, as those of a whitened prior, without a factorization."""
     if not isinstance(p.base_dist, Normal) or p.reinterpreted_batch_ndims != 1:
         raise NotImplementedError("no closed form: known for Normal(...).to_event(1) only")
     tril, scale = q.scale_tril, p.base_dist.scale

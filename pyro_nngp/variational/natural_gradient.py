@@ -27,7 +27,7 @@ themselves. For a Gaussian likelihood they are the noise precision and y at once
 only as well as the next one needs: the residual goes down to a tenth. A factor with off-diagonal entries, which costs
 more than a step, is found again when the means stand still for the one before, until the sites no longer ask for it.
 
-Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorisation
+Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorization
 instead. Numbers are in ``benchmarks/results/npvi.md``.
 """
 
@@ -41,11 +41,12 @@ from torch import Tensor
 
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import PriorPrecision, Whitening, conjugate_gradients
+from pyro_nngp.linalg import PriorPrecision, Whitening
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
-_DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorisation is then quick, and exact
+_DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorization is then quick, and exact
 _EASY = 200  # iterations on P at most, before the change to whitened coordinates
 _LOOK = 20  # of them between looks at the residual
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step

@@ -1,4 +1,4 @@
-r"""The covariance factor that maximises an ELBO of Gaussian sites, in closed form for any sparsity pattern.
+r"""The covariance factor that maximizes an ELBO of Gaussian sites, in closed form for any sparsity pattern.
 
 For :math:`q(u) = N(m, R R^\top)` and the posterior precision :math:`P = \Lambda + \mathrm{diag}\,\tau`, prior and
 sites together, the ELBO depends on R through
@@ -14,7 +14,7 @@ meet, and each has its optimum at
 
 An empty pattern gives the mean-field optimum :math:`R_{cc} = P_{cc}^{-1/2}`, a full one the exact posterior. It is
 the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021); as a
-preconditioner it is the factorised sparse approximate inverse of Kolotilina and Yeremin (1993).
+preconditioner it is the factorized sparse approximate inverse of Kolotilina and Yeremin (1993).
 
 Columns with more than 256 entries, such as those of the first of many points at one place, are found by conjugate
 gradients on the sparse :math:`P_{S_c S_c} x = e_c` with :math:`r_c = x / \sqrt{x_c}`. The value of the bound is then
@@ -40,7 +40,7 @@ from torch import Tensor
 
 from pyro_nngp.linalg import PriorPrecision
 
-_GROUP_ENTRIES = 2**21  # of the systems factorised at once
+_GROUP_ENTRIES = 2**21  # of the systems factorized at once
 _BATCH_ENTRIES = 2**25  # of those filled at once: the more, the more of them want the same row of the precision
 _LOOKUPS = 2**22  # in it at once
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most

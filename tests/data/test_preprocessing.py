@@ -1,4 +1,4 @@
-"""Splits and standardisation: partitions, block structure, inversion, and the messages for input they refuse."""
+"""Splits and standardization: partitions, block structure, inversion, and the messages for input they refuse."""
 
 import math
 

@@ -430,7 +430,7 @@ def test_a_gaussian_guide_reaches_the_collapsed_objective(objective):
     assert svi.evaluate_loss() != pytest.approx(-want, rel=1e-6)
 
 
-def test_what_is_sampled_and_what_is_optimised():
+def test_what_is_sampled_and_what_is_optimized():
     x, y = data()
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior=None)
     before = {name: value.clone() for name, value in gp.named_parameters()}

@@ -111,7 +111,7 @@ def test_training_and_refreshing_under_all_lengthscales():
     gp = model(x, y, num_neighbors=4)
     result = fit(gp, 40, batch_size=20, lr=0.05, refresh_every=10, progress=False)
     assert result.losses[-10:].mean() < result.losses[:3].mean()
-    gp.refresh()
+    gp.refresh_neighbors()
     scales = torch.stack([kernel.lengthscale.detach() for kernel in gp.kernel])
     torch.testing.assert_close(gp.graph.lengthscale, scales.pow(-2).mean(0).rsqrt())
 

@@ -73,7 +73,7 @@ def test_full_neighbors_give_the_closed_form_of_leave_one_out():
 def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     x, f = data()
     y, bound = make(f), likelihood().double().bind()
-    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, objective="prior")
+    gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, divergence="prior")
     gp.mean.value.data += 0.4
     omega = auxiliary_prior(bound, y, F64).sample()
     obs, noise = gaussian_observations(bound, y, omega, F64)
@@ -159,11 +159,11 @@ def test_own_auxiliary_variables_of_classes(coupling):
     assert density.sample((7,)).shape == (7, 5)
 
 
-@pytest.mark.parametrize("objective", ["posterior", "prior"])
-def test_conjugate_objective_term_by_term(objective):
+@pytest.mark.parametrize("divergence", ["posterior", "prior"])
+def test_conjugate_objective_term_by_term(divergence):
     """The density at the mean of omega, minus one divergence per datum."""
     x, f = data()
-    settings = {"num_neighbors": N - 1, "guide": "conjugate", "objective": objective}
+    settings = {"num_neighbors": N - 1, "guide": "conjugate", "divergence": divergence}
     gp = LOO(x, (f > 0).to(F64), kernel(), Bernoulli(), **settings)
     gp.local.log_square.data.uniform_(-1, 3)
     c = gp.local.log_square.data[:, 0].exp().sqrt()
@@ -171,7 +171,7 @@ def test_conjugate_objective_term_by_term(objective):
     cost = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
     loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
     want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - cost.sum()
-    if objective == "posterior":
+    if divergence == "posterior":
         t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
         f, weight = loc + var.sqrt() * t, torch.softmax(-t.square() / 2, 0).log()
         want = torch.logsumexp(weight + (gp.y - 0.5) * f - omega * f.square() / 2 - math.log(2), 0).sum() - cost.sum()
@@ -215,12 +215,12 @@ def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
     torch.testing.assert_close((q.mean, q.variance), (p.mean, p.variance), rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("objective", ["posterior", "prior"])
-def test_solving_and_training_find_the_classes_of_clouds(objective):
+@pytest.mark.parametrize("divergence", ["posterior", "prior"])
+def test_solving_and_training_find_the_classes_of_clouds(divergence):
     """Labels of well separated clouds have a predictive probability near one."""
     y = torch.arange(120) % 3
     x = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 3.0]])[y] + 0.3 * torch.randn(120, 2)
-    gp = LOO(x, y, Matern52(2), Categorical(3), num_neighbors=15, guide="conjugate", objective=objective)
+    gp = LOO(x, y, Matern52(2), Categorical(3), num_neighbors=15, guide="conjugate", divergence=divergence)
     fit(gp, 30, batch_size=60, lr=0.2, progress=False)
     assert gp.predict(x).log_prob(y).mean() > -0.15
 
@@ -318,7 +318,7 @@ def test_refresh_uses_the_learned_lengthscales():
     gp = LOO(x, y, kernel(), num_neighbors=5)
     gp.model()
     before = gp.graph.neighbors.clone()
-    gp.refresh()
+    gp.refresh_neighbors()
     gp.model()
     torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
     assert not torch.equal(before, gp.graph.neighbors)
@@ -510,7 +510,7 @@ def test_two_models_do_not_share_parameters():
         ({"likelihood": Binomial(3), "y": torch.full((N,), 4.0)}, r"expected y to be counts in 0\.\.3"),
         ({"likelihood": NegativeBinomial(), "y": torch.full((N,), 0.5)}, r"expected y to be counts"),
         ({"guide": "normal"}, r"expected guide to be 'lognormal' or 'conjugate', got 'normal'"),
-        ({"objective": "none"}, r"expected objective to be 'posterior' or 'prior', got 'none'"),
+        ({"divergence": "none"}, r"expected divergence to be 'posterior' or 'prior', got 'none'"),
         ({"coupling": "sum"}, r"expected coupling to be 'odds' or 'probabilities', got 'sum'"),
     ],
 )

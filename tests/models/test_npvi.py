@@ -465,7 +465,7 @@ def test_hyperparameters_with_priors_reach_encoder_and_amortized_model():
 def test_saving_copying_and_pickling_keep_predictions(make):
     x, y = data()
     gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=shaken(make()))
-    gp.refresh()
+    gp.refresh_neighbors()
     fresh = NPVI(x, y, kernel(), Gaussian(), num_neighbors=5, encoder=make(), seed=3)
     fresh.load_state_dict(gp.state_dict())
     for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):

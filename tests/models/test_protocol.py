@@ -20,7 +20,7 @@ from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
 
 VOCABULARY = {
     *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
-    *("mean_field", "guide", "guide_neighbors", "encoder", "coupling", "loc", "scale", "jitter", "seed"),
+    *("divergence", "mean_field", "guide", "guide_neighbors", "encoder", "coupling", "loc", "scale", "jitter", "seed"),
 }
 
 
@@ -89,7 +89,7 @@ def test_minibatches_train_and_the_result_exports_and_reloads(name, tmp_path):
     gp, x_new = build(name), data()[0][:P]
     fit(gp, 5, batch_size=20, progress=False)
     idata = to_arviz(gp, num_samples=3)
-    event = (K + 1,) if name == "MLL" else ()  # a point together with its neighbors
+    event = (K + 1,) if name == "MLLk" else ()  # a point together with its neighbors
     assert idata.observed_data["y"].shape == (N, *event)
     assert idata.posterior_predictive["y"].shape == (1, 3, N, *event)
     torch.save(gp.state_dict(), tmp_path / "state.pt")
@@ -141,7 +141,7 @@ def test_priors_assigned_too_late_are_no_silent_randomness(name):
     prior = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=torch.float64), 1.0))
     gp.kernel.lengthscale = prior
     calls = {"call": lambda: gp(x_new), "predict": lambda: gp.predict(x_new), "sample": lambda: gp.sample(x_new, 2)}
-    for optional in ("refresh", "log_prob"):
+    for optional in ("refresh_neighbors", "log_prob"):
         if hasattr(gp, optional):
             calls[optional] = getattr(gp, optional)
     if getattr(gp, "can_solve", False):

@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.inducing.points import kmeans
-from pyro_nngp.inference import IntegratedELBO, PredictiveELBO, fit
+from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
@@ -200,7 +200,7 @@ def test_blocks_of_the_data_do_not_matter(monkeypatch):
 def test_disjoint_batches_average_exactly(likelihood, make, objective):
     x, f = data()
     gp = build(x, make(f), likelihood(), objective=objective)
-    for elbo in (IntegratedELBO(), PredictiveELBO(0.3)):
+    for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(12)]
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
 
@@ -225,7 +225,7 @@ def test_predictive_objective_scores_the_predictive_distribution(kl_scale):
         gp = build(x, target, likelihood)
         divergence = kl_divergence(gp.q.distribution(), prior)
         want = kl_scale * divergence - gp.predict(x).log_prob(target).sum()
-        assert loss(gp, elbo=PredictiveELBO(kl_scale)) == pytest.approx(float(want.detach()), rel=1e-9)
+        assert loss(gp, elbo=PredictiveLogLikelihood(kl_scale)) == pytest.approx(float(want.detach()), rel=1e-9)
 
 
 def test_predictive_objective_serves_other_methods():
@@ -236,14 +236,14 @@ def test_predictive_objective_serves_other_methods():
     precision = torch.cholesky_inverse(torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach()))
     divergence = gaussian_kl(q.mean.detach(), torch.diag(q.variance.detach()), precision)
     fitted = dist.Normal(q.mean.detach(), (q.variance.detach() + noise_of(gp)).sqrt()).log_prob(y).sum()
-    assert loss(gp, elbo=PredictiveELBO(0.2)) == pytest.approx(float(0.2 * divergence - fitted), rel=1e-8)
+    assert loss(gp, elbo=PredictiveLogLikelihood(0.2)) == pytest.approx(float(0.2 * divergence - fitted), rel=1e-8)
 
 
 def test_fit_leaves_the_optimum_of_the_bound_to_the_bound():
     x, y = data()
     gp, start = build(x, y), build(x, y).state_dict()
     results = []
-    for elbo in (None, PredictiveELBO()):
+    for elbo in (None, PredictiveLogLikelihood()):
         gp.load_state_dict(start)
         before = loss(gp)
         fit(gp, 1, lr=1e-6, elbo=elbo, progress=False)
@@ -251,12 +251,12 @@ def test_fit_leaves_the_optimum_of_the_bound_to_the_bound():
     assert results[0] > 10  # solved
     assert abs(results[1]) < 0.1  # one small step
     with pytest.raises(ValueError, match=r"to be able to solve\(\) with solve_every"):
-        fit(gp, 1, elbo=PredictiveELBO(), solve_every=5, progress=False)
+        fit(gp, 1, elbo=PredictiveLogLikelihood(), solve_every=5, progress=False)
 
 
-def test_negative_regularisation_is_refused():
-    with pytest.raises(ValueError, match=r"PredictiveELBO: expected kl_scale >= 0, got -1"):
-        PredictiveELBO(-1)
+def test_negative_regularization_is_refused():
+    with pytest.raises(ValueError, match=r"PredictiveLogLikelihood: expected kl_scale >= 0, got -1"):
+        PredictiveLogLikelihood(-1)
 
 
 def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
@@ -264,7 +264,7 @@ def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
     x = torch.rand(150, 1, dtype=F64)
     y = torch.sin(30 * x[:, 0]) + 0.05 * torch.randn(150, dtype=F64)
     noise = []
-    for elbo in (None, PredictiveELBO(0.05)):
+    for elbo in (None, PredictiveLogLikelihood(0.05)):
         k = Matern52(1, lengthscale=torch.tensor(0.1))
         gp = SVGP(x, y, k, Gaussian(0.125), inducing=8, learn_inducing=False)
         fit(gp, 100, lr=0.1, elbo=elbo, progress=False)

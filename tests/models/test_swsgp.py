@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.conditionals.inducing import local_conditional
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
-from pyro_nngp.inference import IntegratedELBO, PredictiveELBO, fit
+from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import Linear, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError, cholesky, local_cholesky
@@ -118,7 +118,7 @@ def test_all_neighbors_give_svgp():
     # SVGP-M-H predicts likewise, in its own metric
     for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
         assert (one - two).abs().max() < 0.5
-    gp.refresh()
+    gp.refresh_neighbors()
     for one, two in zip(gp(new, num_neighbors=H), svgp(new, num_neighbors=H), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
@@ -155,7 +155,7 @@ def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
 def test_disjoint_batches_average_exactly(settings, likelihood):
     x, y = data()
     gp = build(x, y, likelihood(), **settings)
-    for elbo in (IntegratedELBO(), PredictiveELBO(0.3)):
+    for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(8)]
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
 
@@ -197,7 +197,7 @@ def test_refresh_takes_the_learned_lengthscales(learn_inducing):
     x, y = data()
     gp = build(x, y, learn_inducing=learn_inducing)
     before = gp._neighbors(None).clone()
-    gp.refresh()
+    gp.refresh_neighbors()
     scale = gp.kernel.lengthscale.detach()
     after = torch.cdist(x / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
     assert torch.equal(gp._neighbors(None), after)
@@ -279,7 +279,7 @@ def test_hyperparameters_with_priors_are_learned():
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     losses = [svi.step() for _ in range(40)]
     assert sum(losses[-10:]) < sum(losses[:10])
-    gp.refresh()
+    gp.refresh_neighbors()
     assert gp(x[:3])[0].equal(gp(x[:3])[0])  # the median, not a draw
     assert gp.sample(x[:3], 5).shape == (5, 3)
     posterior = Predictive(gp.model, guide=gp.guide, num_samples=4)()
@@ -315,7 +315,7 @@ def test_inside_a_larger_program():
 def test_saving_copying_and_pickling_keep_predictions(learn_inducing):
     x, y = data()
     gp, (new, _) = build(x, y, learn_inducing=learn_inducing), data(5)
-    gp.refresh()
+    gp.refresh_neighbors()
     fresh = build(x, y, learn_inducing=learn_inducing, seed=3)
     fresh.load_state_dict(gp.state_dict())
     for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):

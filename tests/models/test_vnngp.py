@@ -223,7 +223,7 @@ def test_learned_inducing_points_move_and_neighbors_follow():
     for step in range(60):
         svi.step(torch.randperm(200)[:40])
         if step % 20 == 19:
-            gp.refresh()
+            gp.refresh_neighbors()
     assert (gp.z - before).abs().max() > 0.05
     torch.testing.assert_close(gp.graph.x, gp.z.detach())
     distance = (torch.cdist(x / gp.graph.lengthscale, gp.z.detach() / gp.graph.lengthscale)).argsort(-1)[:, :6]
@@ -235,7 +235,7 @@ def test_refresh_uses_the_learned_lengthscales():
     gp = trained(x, y, num_neighbors=5, guide_neighbors=5)
     weights = gp.local.distribution().weights.detach().clone()
     old = gp.graph.neighbors.clone()
-    gp.refresh()
+    gp.refresh_neighbors()
     torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
     assert not torch.equal(old, gp.graph.neighbors)
     assert torch.equal(gp.local.pattern, gp.graph.neighbors)
@@ -346,7 +346,7 @@ def test_two_models_do_not_share_parameters():
 def test_saving_copying_and_pickling_keep_predictions():
     x, y = data()
     gp, (new, _) = trained(x, y, num_neighbors=6, guide_neighbors=3), data(5)
-    gp.refresh()
+    gp.refresh_neighbors()
     fresh = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=6, guide_neighbors=3, seed=3)
     fresh.load_state_dict(gp.state_dict())
     for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):

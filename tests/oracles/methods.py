@@ -4,7 +4,7 @@ import torch
 
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 
 N, K, P = 60, 8, 7
@@ -14,7 +14,7 @@ METHODS = {
     "VNNGP-inducing": (VNNGP, {"num_neighbors": K, "inducing": 20, "learn_inducing": True}),
     "LOO": (LOO, {"num_neighbors": K}),
     "Vecchia": (Vecchia, {"num_neighbors": K}),
-    "MLL": (Vecchia, {"num_neighbors": K, "objective": "mll"}),
+    "MLLk": (MLLk, {"num_neighbors": K}),
     "NPVI": (NPVI, {"num_neighbors": K}),
     "NPVI-NN": (NPVI, {"num_neighbors": K, "encoder": lambda: GraphConvolutionEncoder()}),
     "NPVI-conditional": (NPVI, {"num_neighbors": K, "encoder": lambda: ConditionalEncoder()}),

@@ -18,8 +18,8 @@ from pyro_nngp.distributions import Mixture
 from pyro_nngp.inference import (
     NNReport,
     Reliability,
+    compare_to_exact,
     coverage_curve,
-    nn_versus_exact,
     pit,
     plot_coverage,
     plot_pit,
@@ -300,7 +300,7 @@ def regression(n=30):
 
 def test_nearest_neighbors_against_the_exact_process():
     kernel, x, y = regression()
-    report = nn_versus_exact(kernel, x, y, [1, 4, 29], 0.1, seed=3)
+    report = compare_to_exact(kernel, x, y, [1, 4, 29], 0.1, seed=3)
     assert report.num_neighbors.tolist() == [1, 4, 29]
     exact, zero = dense_covariance(kernel, x).detach(), torch.zeros(30, dtype=F64)
     noise = 0.1 * torch.eye(30, dtype=F64)
@@ -311,7 +311,7 @@ def test_nearest_neighbors_against_the_exact_process():
         expected = deleted_score(exact + noise, y) - deleted_score(approximate + noise, y)
         torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
     assert report.kl[0] > 2 * report.kl[1] > 0.01
-    single = nn_versus_exact(kernel, x.float(), y.float(), [1, 4, 29], 0.1, seed=3)
+    single = compare_to_exact(kernel, x.float(), y.float(), [1, 4, 29], 0.1, seed=3)
     torch.testing.assert_close(single.kl, report.kl, rtol=1e-4, atol=1e-5)
     assert abs(report.kl[2]) < 1e-7
 
@@ -332,7 +332,7 @@ def test_nearest_neighbor_report_needs_values_of_the_hyperparameters():
     own = Matern52(2, lengthscale=PyroSample(prior))
     for kernel in (own, lambda a, b: own(a, b)):
         with pytest.raises(ValueError, match=r"expected kernel to have values, got priors on \['lengthscale'\]. Build"):
-            nn_versus_exact(kernel, x, y, [3], 0.1)
+            compare_to_exact(kernel, x, y, [3], 0.1)
 
 
 def test_nearest_neighbor_report_on_a_module_in_single_precision():
@@ -346,8 +346,8 @@ def test_nearest_neighbor_report_on_a_module_in_single_precision():
 
     _, x, y = regression(200)
     kernel = Warped().float()
-    single = nn_versus_exact(kernel, x.float(), y.float(), [4], 0.1)
-    wide = nn_versus_exact(kernel.double(), x.float().double(), y.float().double(), [4], 0.1)
+    single = compare_to_exact(kernel, x.float(), y.float(), [4], 0.1)
+    wide = compare_to_exact(kernel.double(), x.float().double(), y.float().double(), [4], 0.1)
     torch.testing.assert_close(single.kl, wide.kl, rtol=1e-6, atol=0)
     assert isinstance(single, NNReport)
 
@@ -361,5 +361,5 @@ def test_nearest_neighbor_report_errors():
         (x, y, [3], 0.0, "expected noise_var to be a variance > 0, got 0.0"),
         (x.where(x > 0.1, torch.nan), y, [3], 0.1, "expected x to be finite"),
     ):
-        with pytest.raises(ValueError, match=f"nn_versus_exact: {message}"):
-            nn_versus_exact(kernel, x_bad, y_bad, ks, noise_var)
+        with pytest.raises(ValueError, match=f"compare_to_exact: {message}"):
+            compare_to_exact(kernel, x_bad, y_bad, ks, noise_var)

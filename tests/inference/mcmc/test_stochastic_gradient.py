@@ -1,4 +1,4 @@
-"""The kernels in Pyro's MCMC: interface, burn-in, partly optimised models, snapshots, errors."""
+"""The kernels in Pyro's MCMC: interface, burn-in, partly optimized models, snapshots, errors."""
 
 import io
 import math

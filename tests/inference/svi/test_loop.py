@@ -180,8 +180,8 @@ def test_a_finished_run_goes_on_at_the_rates_of_the_longer_schedule(tmp_path):
     path, line = tmp_path / "run.pt", Line()
 
     def rates():
-        state = load_checkpoint(path)["run"]["optimisers"]
-        return [group["lr"] for optimiser in state for group in optimiser["param_groups"]]
+        state = load_checkpoint(path)["run"]["optimizers"]
+        return [group["lr"] for optimizer in state for group in optimizer["param_groups"]]
 
     fit(line, 8, checkpoint=path, **SETTINGS)
     assert rates() == [pytest.approx(0.02 * 0.1**2)]
@@ -366,7 +366,7 @@ def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
     finally:
         pyro.enable_validation(True)
     assert len(result.losses) == 10
-    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimisers"] for group in o["param_groups"]]
+    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimizers"] for group in o["param_groups"]]
     assert rates == pytest.approx([0.5 * 0.02 * 0.1**2] * len(rates))
 
 
@@ -385,7 +385,7 @@ def test_stepping_back_twice_quarters_the_rate(tmp_path):
         fit(line, 10, checkpoint=path, callback=callback, **settings)
     finally:
         pyro.enable_validation(True)
-    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimisers"] for group in o["param_groups"]]
+    rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimizers"] for group in o["param_groups"]]
     assert rates == pytest.approx([0.25 * 0.02] * len(rates))
 
 
@@ -427,7 +427,7 @@ def test_clipping_bounds_the_step():
     ("settings", "message"),
     [
         ({"step_back": True}, r"expected checkpoint to be given with step_back"),
-        ({"refresh_every": 3}, r"expected method to have refresh\(\)"),
+        ({"refresh_every": 3}, r"expected method to have refresh_neighbors\(\)"),
         ({"solve_every": 3}, r"expected method to be able to solve\(\)"),
         ({"refresh_every": 0}, r"expected refresh_every to be an int >= 1, got 0"),
         ({"checkpoint_every": 0}, r"expected checkpoint_every to be an int >= 1, got 0"),

@@ -35,12 +35,12 @@ def test_it_is_sparse_adam(kind):
     ours, theirs = tables(), tables()
     settings = {"lr": 0.1, "betas": (0.8, 0.97), "eps": 1e-6}
     one, two = RowAdam(ours, **settings), torch.optim.SparseAdam(theirs, **settings)
-    schedules = [torch.optim.lr_scheduler.MultiStepLR(optimiser, [10], 0.1) for optimiser in (one, two)]
+    schedules = [torch.optim.lr_scheduler.MultiStepLR(optimizer, [10], 0.1) for optimizer in (one, two)]
     for step in range(20):
         rows = draw_rows(step, kind)
-        for params, optimiser, schedule in zip((ours, theirs), (one, two), schedules, strict=True):
+        for params, optimizer, schedule in zip((ours, theirs), (one, two), schedules, strict=True):
             backward(params, rows)
-            optimiser.step()
+            optimizer.step()
             schedule.step()
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)
@@ -49,16 +49,16 @@ def test_it_is_sparse_adam(kind):
 def test_rows_without_a_gradient_stay():
     params = tables()
     before = [param.detach().clone() for param in params]
-    optimiser = RowAdam(params, lr=0.1)
+    optimizer = RowAdam(params, lr=0.1)
     for rows in (torch.tensor([3, 7]), torch.tensor([3, 9])):
         backward(params, rows)
-        optimiser.step()
+        optimizer.step()
     backward(params[:1], torch.tensor([11]))
     params[1].grad = None
-    optimiser.step()
+    optimizer.step()
     for param, start, moved in zip(params, before, ([3, 7, 9, 11], [3, 7, 9]), strict=True):
         assert (param != start).any(-1).nonzero()[:, 0].tolist() == moved
-        assert set(optimiser.state[param]["exp_avg_sq"].any(-1).nonzero()[:, 0].tolist()) == set(moved)
+        assert set(optimizer.state[param]["exp_avg_sq"].any(-1).nonzero()[:, 0].tolist()) == set(moved)
 
 
 def test_a_closure_is_evaluated_first():
@@ -71,14 +71,14 @@ def test_a_closure_is_evaluated_first():
 
 def test_a_saved_state_goes_on_with_the_same_bits():
     params = tables()
-    optimiser = RowAdam(params, lr=0.1)
+    optimizer = RowAdam(params, lr=0.1)
     for step in range(3):
         backward(params, draw_rows(step, "repeated"))
-        optimiser.step()
+        optimizer.step()
     again = [torch.nn.Parameter(param.detach().clone()) for param in params]
     resumed = RowAdam(again, lr=0.5)
-    resumed.load_state_dict(copy.deepcopy(optimiser.state_dict()))
-    for group, each in ((params, optimiser), (again, resumed)):
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for group, each in ((params, optimizer), (again, resumed)):
         backward(group, draw_rows(9, "repeated"))
         each.step()
     assert all(torch.equal(one, two) for one, two in zip(params, again, strict=True))

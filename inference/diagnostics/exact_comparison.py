@@ -23,7 +23,8 @@ from torch import Tensor
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import bind_double
-from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.neighbors import NeighborGraph
 
 _MAX_POINTS = 2000
@@ -44,7 +45,7 @@ class NNReport(NamedTuple):
 
 
 @torch.no_grad()
-def nn_versus_exact(
+def compare_to_exact(
     kernel: Any,
     x: Float[Tensor, "N D"],
     y: Float[Tensor, " N"],
@@ -68,7 +69,7 @@ def nn_versus_exact(
 
     Cost: O(N^3) time and O(N^2) memory for each K.
     """
-    where = "nn_versus_exact"
+    where = "compare_to_exact"
     check_inputs(where, "x", x)
     check_tensor(where, "y", y)
     if len(x) > _MAX_POINTS:
