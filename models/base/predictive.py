@@ -12,7 +12,7 @@ L latent functions, T outputs, S draws.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -26,15 +26,12 @@ from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base.method import GPMethod
-
-Draw: TypeAlias = Mapping[str, Tensor]
-"""Values of all sites in one posterior draw."""
+from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
 
 Result = TypeVar("Result")
 
 
-class PredictiveMethod(GPMethod):
+class PredictiveMethod(LeaveOneOutMethod):
     """A method with predictions at new points.
 
     A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
