@@ -36,6 +36,7 @@ from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import place_draws, pyro_entry, release
+from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Likelihood
@@ -298,6 +299,25 @@ class BSGP(LeaveOneOutMethod):
             for _, count in place_draws("BSGP.sample", self, samples, num_samples):
                 draws += [self.joint_draws(x_new) for _ in range(count)]
         return torch.stack(draws)
+
+    def predictions_by_draw(self, x_new: Float[Tensor, "P D"]) -> Callable[[Draw], tuple[Tensor, Tensor]]:
+        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+
+        Args:
+            x_new: new inputs.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+        """
+        self._check_new("predictions_by_draw", x_new)
+        return lambda draw: self._predictions_at(draw, x_new)
+
+    @pyro_entry
+    @torch.no_grad()
+    def _predictions_at(self, draw: Draw, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        place_hyperparameters("BSGP.predictions_by_draw", self, draw)
+        f = self.joint_draws(x_new)
+        return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
 
     def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""

@@ -71,6 +71,8 @@ class CoregionalizedLOO(PredictiveMethod):
     Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
     """
 
+    generative = False
+
     def __init__(
         self,
         x: Float[Tensor, "N D"],

@@ -40,6 +40,7 @@ class ResponseMethod(PredictiveMethod):
     """
 
     graph: NeighborTable
+    generative = False
 
     @pyro_entry
     @torch.no_grad()
