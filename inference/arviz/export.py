@@ -193,10 +193,17 @@ def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, An
     return list(torch.arange(num_data).split(batch_size))
 
 
-def _container(datasets: Mapping[str, Any]) -> Any:
-    """The container of the installed ArviZ. It is imported here because that takes long, and 0.x warns of 1.x."""
+def is_old() -> bool:
+    """Whether ArviZ is of version 0.x. It is imported here because that takes long, and 0.x warns of 1.x."""
     import arviz
 
-    if arviz.__version__.startswith("0."):
-        return arviz.InferenceData(**datasets)
-    return xr.DataTree.from_dict(datasets)
+    return arviz.__version__.startswith("0.")
+
+
+def _container(datasets: Mapping[str, Any]) -> Any:
+    """The container of the installed ArviZ."""
+    if not is_old():
+        return xr.DataTree.from_dict(datasets)
+    import arviz
+
+    return arviz.InferenceData(**datasets)

@@ -179,13 +179,14 @@ def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tens
 
 def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> Moments:
     """Posterior means and variances of the weighted inducing values given Gaussian observations of them."""
-    dtype, system, right = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape).clone(), 0
+    dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape).clone()
+    right = torch.zeros_like(system[..., 0])
     for rows, a, _ in blocks():
         a, weight = a.double(), precision[..., rows].double()
         system += (a.mT * weight[..., None, :]) @ a
-        right = right + (weight * residual[..., rows].double()) @ a
+        right += (weight * residual[..., rows].double()) @ a
     tril = torch.linalg.cholesky(system)
-    loc = torch.cholesky_solve(torch.as_tensor(right)[..., None], tril)[..., 0]
+    loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
     means, variances = [], []
     for _, a, _ in blocks():
         a = a.double()
