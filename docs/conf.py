@@ -37,6 +37,7 @@ autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": True, "undoc-members": False}
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # links to other projects' pages need the network
