@@ -25,7 +25,7 @@ extern "C" {
 
 enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 
-// Mirrored by _Arguments in conditional.py. Pointers may be null where that is said.
+// Mirrored by Arguments in structures.py. Pointers may be null where that is said.
 struct Arguments {
     int64_t num_targets, num_neighbors, num_dims, num_points;
     int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
@@ -573,6 +573,9 @@ int64_t nn_levels() {
     return 1;
 #endif
 }
+
+// Bytes of the structure of arguments, for the caller to compare.
+int64_t nn_conditional_size() { return sizeof(Arguments); }
 
 // Points per block at a level; `sums` has one row per block.
 int64_t nn_conditional_width(const int64_t level, const int64_t is_double) {
