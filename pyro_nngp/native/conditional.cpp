@@ -94,6 +94,9 @@ template <class T, class V> INLINE V square_root(const V x) {
     return s;
 }
 
+// A squared distance that has overflowed is a large one: infinity times exp(-infinity) would be NaN. NaN stays NaN.
+template <class T, class V> INLINE V finite(const V q) { return q > T(1e30) ? V{} + T(1e30) : q; }
+
 // k(q) and, if asked for, its slope dk/dq for COUNT squared distances, q in and k out.
 template <class T, int COUNT, bool SLOPE, class V>
 INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
@@ -113,6 +116,7 @@ INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
         break;
     case MATERN32:
         for (int e = 0; e < COUNT; ++e) {
+            q[e] = finite<T>(q[e]);
             const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
             if (SLOPE) slope[e] = T(-0.5) * f;
             q[e] = f + s * f;
@@ -120,6 +124,7 @@ INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
         break;
     default:
         for (int e = 0; e < COUNT; ++e) {
+            q[e] = finite<T>(q[e]);
             const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
             if (SLOPE) slope[e] = T(-1.0 / 6) * g;
             q[e] = g + q[e] * T(1.0 / 3) * f;
