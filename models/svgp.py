@@ -233,7 +233,7 @@ class SVGP(PredictiveMethod):
             system += (a.mT * weight[..., None, :]) @ a
             right += (weight * residual) @ a
         # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
-        upper = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)
+        upper = cholesky(system.flip(-1, -2), 0.0).flip(-1, -2)
         root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         loc = (root @ (root.mT @ right[..., None]))[..., 0]
         if self.q.mean_field:

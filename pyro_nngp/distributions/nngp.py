@@ -21,7 +21,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.linalg import VecchiaFactor, solve_triangular
@@ -147,6 +147,7 @@ class NNGP(TorchDistribution):
 
         Cost: O(P K^3), and one neighbor query per point.
         """
+        self._check_values("NNGP.predict", f)
         w, var, neighbors = self.new_conditionals(x_new, num_neighbors)
         return dist.Normal((w * _values_at(f, neighbors)).sum(-1), var.sqrt())
 
@@ -202,13 +203,20 @@ class NNGP(TorchDistribution):
         Cost: O(P K^3) once, O(P K) per draw; memory O(P K + S (N + P)).
         """
         check_new_inputs("NNGP.sample_new", x_new, self.graph.x)
-        check_same_kind("NNGP.sample_new", x=self.graph.x, f=f)
+        self._check_values("NNGP.sample_new", f)
         if neighbors is None:
             _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
         old = neighbors < self.graph.num_points
         loc = ((w * old) * _values_at(f, torch.where(old, neighbors, -1))).sum(-1)
         return draw_appended(w, var, neighbors, loc, self.graph.num_points)
+
+    def _check_values(self, where: str, f: Tensor) -> None:
+        check_tensor(where, "f", f)
+        check_same_kind(where, x=self.graph.x, f=f)
+        if f.shape[-1:] != self.graph.x.shape[:1]:
+            expectation, cure = f"of shape (..., {self.graph.num_points})", "Give a value for each point of the graph."
+            fail(where, "f", expectation, tuple(f.shape), cure)
 
 
 def draw_appended(

@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.linalg.cholesky import cholesky
+
 _SEARCH_ROUNDS, _SEARCH_NODES, _NODES = 4, 24, 64
 _START = 9.0  # first search window, in standard deviations: the normal density is e^-40 at its ends
 _DROP = 30.0  # nodes further than this below the largest log-integrand are outside
@@ -47,7 +49,7 @@ def normal_nodes(num_dims: int, num_nodes: int, dtype: torch.dtype, device: torc
         engine = torch.quasirandom.SobolEngine(num_dims, scramble=True, seed=0)
         half = torch.special.ndtri(engine.draw((num_nodes + 1) // 2, dtype=torch.float64).clamp(1e-10, 1 - 1e-10)).mT
         if half.shape[1] > num_dims:
-            root = torch.linalg.cholesky(half @ half.mT / half.shape[1])
+            root = cholesky(half @ half.mT / half.shape[1], 0.0)
             half = torch.linalg.solve_triangular(root, half, upper=False)
         return torch.cat([half, -half], -1).to(dtype=dtype, device=device)
 

@@ -1,13 +1,7 @@
 """Linear algebra that knows no Gaussian process: Cholesky factors, sparse triangular systems, conjugate gradients."""
 
 from pyro_nngp.linalg.blocks import empty, in_blocks, keep_freed
-from pyro_nngp.linalg.cholesky import (
-    DEFAULT_JITTER,
-    NotPositiveDefiniteError,
-    cholesky_ex,
-    factorize,
-    local_cholesky,
-)
+from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular
@@ -18,13 +12,10 @@ __all__ = [
     "NotPositiveDefiniteError",
     "SparseTriangle",
     "VecchiaFactor",
-    "cholesky_ex",
     "dependency_levels",
     "draw_posterior",
     "empty",
-    "factorize",
     "in_blocks",
     "keep_freed",
-    "local_cholesky",
     "solve_triangular",
 ]

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 DENSE_UP_TO = 1000
@@ -49,7 +50,7 @@ def draw_posterior(
     dtype, n = linear.dtype, len(factor)
     linear, precision = linear.double(), precision.double()
     if n <= dense_up_to:
-        tril = torch.linalg.cholesky(factor.dense() + torch.diag_embed(precision))
+        tril = cholesky(factor.dense() + torch.diag_embed(precision), 0.0)
         half = torch.linalg.solve_triangular(tril, linear[:, None], upper=False) + torch.randn_like(linear)[:, None]
         return torch.linalg.solve_triangular(tril.mT, half, upper=True)[:, 0].to(dtype)
 

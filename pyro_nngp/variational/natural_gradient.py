@@ -43,6 +43,7 @@ from torch import Tensor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
@@ -236,7 +237,7 @@ def posterior_mean(
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
     if y.numel() * len(prior) <= limits.dense_up_to:
-        tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
+        tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
         return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
 
     def product(m: Tensor) -> Tensor:

@@ -40,6 +40,7 @@ from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
 from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.cholesky import cholesky
 
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
 _DELAY, _GAIN = 8, 1e-6
@@ -124,7 +125,7 @@ def _by_cholesky(
     support, places, lower = (torch.from_numpy(table).to(tau.device) for table in (members, slots, systems))
     real = torch.cat([places >= 0, support[:, -1:] >= 0], -1)
     added = torch.where(real, tau[..., support], 1.0)  # a padded row is one of the identity
-    tril = torch.linalg.cholesky(lower + torch.diag_embed(added))
+    tril = cholesky(lower + torch.diag_embed(added), 0.0)
     last = torch.eye(lower.shape[-1], dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
     found = torch.linalg.solve_triangular(tril.mT, last, upper=True)[..., 0]
     scale[..., support[:, -1]] = found[..., -1]
