@@ -149,8 +149,7 @@ def fit(
     solving = can_solve if solve_every is None else solve_every > 0
     run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, solving, device, seed)
     best, start, slower, interrupted = _Best(), time.perf_counter(), 0, False
-    with torch.random.fork_rng(devices=run.cuda_devices()), run.sparse_gradients(), deferred_interrupt() as pressed:
-        torch.manual_seed(seed)
+    with run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         if checkpoint is not None and os.path.exists(checkpoint):
             _load(checkpoint, run, best)
             interrupted = best.waited_out(patience)
@@ -187,7 +186,8 @@ def fit(
                     best.update(run, float(validate()))
                     interrupted = best.waited_out(patience)
                 if callback is not None:
-                    callback(run.step, loss)
+                    with run.random.paused():
+                        callback(run.step, loss)
         finally:
             bar.close()
         if checkpoint is not None:

@@ -11,6 +11,7 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp._random import RandomStream
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
 from pyro_nngp.linalg import NotPositiveDefiniteError
@@ -102,15 +103,20 @@ class Run:
             "solving": solving,
             "data": [_fingerprint(module) for module in self.modules],
         }
-        self.params = self._find_parameters()
+        self.params = self._find_parameters(seed)
         self.device = next(iter(self.params.values())).device
+        self.random = RandomStream(seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
         self.optimizers = self._optimizers(lr, local_lr)
         steps = [round(fraction * num_steps) for fraction in milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimizers]
 
     def advance(self, clip_norm: float | None) -> float:
-        """One gradient step on the next minibatch; returns the loss per data point."""
+        """One gradient step on the next minibatch; returns the loss per data point.
+
+        Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
+        run the rest of a step side by side.
+        """
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for param in self.params.values():
             param.grad = None
@@ -122,6 +128,10 @@ class Run:
                 raise  # an error of the model's own
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+        with self.random.paused():
+            return self._descend(loss, clip_norm)
+
+    def _descend(self, loss: Tensor, clip_norm: float | None) -> float:
         loss.backward()
         for param in self.params.values():
             if id(param) in self.solved:
@@ -232,7 +242,7 @@ class Run:
             for module in switches:
                 module.sparse_grad = False
 
-    def _find_parameters(self) -> dict[str, Tensor]:
+    def _find_parameters(self, seed: int) -> dict[str, Tensor]:
         """Every parameter that model and guide touch, by its Pyro name."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size)
         known = next((param for module in self.modules for param in module.parameters()), None)
@@ -240,7 +250,7 @@ class Run:
             idx = idx.to(known.device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         cuda = [known.device.index] if known is not None and known.is_cuda else []
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda), poutine.trace(param_only=True) as capture:
+        with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
         params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}

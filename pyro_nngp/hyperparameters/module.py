@@ -9,11 +9,12 @@ from typing import Any, NoReturn
 
 import pyro
 from pyro.nn import PyroModule, pyro_method
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine import runtime
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
 class GPModule(PyroModule):
@@ -28,7 +29,8 @@ class GPModule(PyroModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._store: tuple[dict, dict, dict] = ({}, {}, {})
+        self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
+        self._pyro_context = ThreadContext()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -98,13 +100,14 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
     """
     store, recorded = pyro.get_param_store(), _recorded_parameters()
-    outside = store._params, store._constraints, store._param_to_name
-    store._params, store._constraints, store._param_to_name = params, bounds, names = module._store
+    outside, own = store._param_to_name, {key: dict(values) for key, values in module._store.items()}
+    params, names = own["_params"], own["_param_to_name"]
     try:
-        yield
+        with store.private(own):
+            yield
         for before, after in zip(recorded, _recorded_parameters(), strict=True):
             changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in outside[2]]  # of a module that lives on
+            twice = [name for name in changed if before[name] in outside]  # of a module that lives on
             if twice:
                 _fail_twice(module, sorted(twice))
     except RuntimeError as error:
@@ -113,15 +116,15 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             raise
         _fail_twice(module, [repeated[1]], error)
     finally:
-        store._params, store._constraints, store._param_to_name = outside
-        new = {param: name for param, name in names.items() if store._param_to_name.get(param) != name}
+        new = {param: name for param, name in names.items() if outside.get(param) != name}
         if new:  # known for as long as the module lives: a model may build kernels anew at every call
-            store._param_to_name.update(new)
+            outside.update(new)
             weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
-            del params[name], bounds[name]
-        names.clear()
-        names.update({param: name for name, param in params.items()})
+            del params[name], own["_constraints"][name]
+        if params:
+            own["_param_to_name"] = {param: name for name, param in params.items()}
+            module.__dict__["_store"] = own
 
 
 def _recorded_parameters() -> list[dict[str, Tensor]]:
@@ -130,7 +133,7 @@ def _recorded_parameters() -> list[dict[str, Tensor]]:
     def leaf(value: Any) -> Tensor:
         return value.unconstrained() if hasattr(value, "unconstrained") else value
 
-    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    traces = [handler.trace for handler in runtime._PYRO_STACK if isinstance(handler, TraceMessenger)]
     return [{n: leaf(s["value"]) for n, s in t.nodes.items() if s["type"] == "param"} for t in traces]
 
 
@@ -145,6 +148,6 @@ def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = No
 
 
 def _forget_names(params: list[Tensor]) -> None:
-    names = pyro.get_param_store()._param_to_name
+    names = pyro.get_param_store().shared_names
     for param in params:
         names.pop(param, None)
