@@ -1,6 +1,7 @@
 """State of a training run: parameters, optimizers, minibatches, random numbers; all of it can be saved and restored."""
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -128,6 +129,8 @@ class Run:
                 raise  # an error of the model's own
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+        if not self.losses:
+            _warn_of_others(loss, self.params)
         with self.random.paused():
             return self._descend(loss, clip_norm)
 
@@ -279,7 +282,8 @@ class Run:
         with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
-        params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
+        leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
+        params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
@@ -316,3 +320,24 @@ def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
     passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
     for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = rate * schedule.gamma**passed
+
+
+def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
+    """Warn of tensors that ask for a gradient of the loss but are not among the parameters of the run."""
+    known = {id(param) for param in params.values()}
+    nodes, seen, shapes = [loss.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [inner for inner, _ in node.next_functions]
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            shapes.append(tuple(node.variable.shape))
+    if shapes:
+        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
+        warnings.warn(
+            "fit: expected all tensors with requires_grad to be parameters of model or guide, got others of shapes "
+            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
+            stacklevel=4,
+        )

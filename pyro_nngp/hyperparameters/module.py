@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import pyro
+import torch
 from pyro.nn import PyroModule, pyro_method
 from pyro.poutine import runtime
 from pyro.poutine.trace_messenger import TraceMessenger
@@ -43,6 +44,21 @@ class GPModule(PyroModule):
         if module is not None:
             release(module)
         super().add_module(name, module)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a number or a tensor becomes the new value of the parameter of that name.
+
+        Raises:
+            ValueError: if the value is not within the constraint of the parameter, or `name` has a prior.
+        """
+        if isinstance(value, int | float | Tensor) and not isinstance(value, nn.Parameter):
+            where = type(self).__name__
+            if name in self.__dict__.get("_pyro_samples", ()):
+                cure = "Assign a PyroParam or a PyroSample, or condition the model on a value."
+                fail(where, name, "to keep its prior", f"the value {value!r:.40}", cure)
+            if name in self.__dict__.get("_pyro_params", ()):
+                value = _as_value(where, name, value, self._parameters[f"{name}_unconstrained"], self._pyro_params)
+        super().__setattr__(name, value)
 
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
@@ -125,6 +141,17 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         if params:
             own["_param_to_name"] = {param: name for name, param in params.items()}
             module.__dict__["_store"] = own
+
+
+def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrained: dict) -> Tensor:
+    """A new value of a parameter, in its dtype and on its device; a number takes its shape."""
+    constraint = constrained[name][0]
+    new = value.detach().clone() if isinstance(value, Tensor) else torch.full(param.shape, float(value))
+    new = new.to(param)
+    if not (bool(new.isfinite().all()) and bool(constraint.check(new).all())):
+        cure = "Use del first to replace the parameter by something else."
+        fail(where, name, f"to be finite and within {constraint}", new.tolist(), cure)
+    return new
 
 
 def _recorded_parameters() -> list[dict[str, Tensor]]:

@@ -479,3 +479,41 @@ def test_parameters_that_no_loss_can_take_are_named():
 
     with pytest.raises(DivergenceError, match=r"no loss at step 1; not finite: .*lengthscale"):
         fit(method, 2, solve_every=0, callback=spoil, progress=False)
+
+
+class Deep(nn.Module):
+    """A user's own module around a kernel of the package."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernel = Matern52(2)
+
+    def forward(self, x, z):
+        return self.kernel(x, z)
+
+
+def test_a_kernel_inside_a_users_module_moves_once_per_step():
+    plain = gp()
+    inner = VNNGP(plain.x, plain.y, Deep(), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+    for model in (plain, inner):
+        fit(model, 1, batch_size=None, lr=0.02, progress=False)
+    moved = inner.kernel.kernel.lengthscale_unconstrained
+    assert abs(moved.item()) == pytest.approx(0.02, rel=1e-3)  # a first step of Adam is the rate itself
+    torch.testing.assert_close(moved, plain.kernel.lengthscale_unconstrained)
+
+
+def test_a_function_that_closes_over_a_net_is_warned_of():
+    net = nn.Linear(2, 1)
+    x, y = gp().x, gp().y
+
+    def built(mean):
+        return VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=6, mean=mean)
+
+    with pytest.warns(UserWarning, match=r"got others of shapes \[\(1,\), \(1, 2\)\], .*Pass the network itself"):
+        fit(built(lambda x: net(x)), 2, **SETTINGS)
+    before = net.weight.clone()
+    fit(built(net), 2, **SETTINGS)
+    fit(built(lambda x: pyro.module("net", net)(x)), 2, **SETTINGS)
+    assert (net.weight != before).all()
+    net.requires_grad_(False)
+    fit(built(lambda x: net(x)), 2, **SETTINGS)
