@@ -24,10 +24,8 @@ from torch.distributions import Distribution, constraints
 from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import Kernel, bind, check_covariance
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg import VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
-
-_DENSE_UP_TO = 500  # points
 
 
 class NNGP(TorchDistribution):
@@ -94,6 +92,12 @@ class NNGP(TorchDistribution):
         return self._conditionals.of(self.batch)
 
     @property
+    def factor(self) -> VecchiaFactor:
+        """(I - A, V) over all N points, whatever the batch."""
+        w, var = self._conditionals.of(self._whole())
+        return VecchiaFactor(w, var, self.graph.neighbors, self.graph.levels())
+
+    @property
     def mean(self) -> Float[Tensor, "*S U"]:
         """Zero, shape ``batch_shape + event_shape``."""
         return self.graph.x.new_zeros(self._extended_shape())
@@ -119,13 +123,11 @@ class NNGP(TorchDistribution):
 
     def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """Values at all N points made from independent standard normal ones: (I - A)^-1 V^1/2 white."""
-        w, var = self._conditionals.of(self._whole())
-        return _ancestral(w, self.graph.neighbors, white * var.sqrt(), self.graph.levels())
+        return self.factor.color(white)
 
     def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
-        w, var = self._conditionals.of(self._whole())
-        return (value - (w * _values_at(value, self.graph.neighbors)).sum(-1)) / var.sqrt()
+        return self.factor.whiten(value)
 
     def _whole(self) -> Batch:
         return self.batch if self.batch.neighbors is self.graph.neighbors else self.graph.batch()
@@ -231,8 +233,7 @@ def draw_appended(
     Cost: O(P K) per draw.
     """
     among_new = torch.where(neighbors < num_old, -1, neighbors - num_old)
-    start = loc + torch.randn_like(loc) * var.sqrt()
-    return _ancestral(w * (among_new >= 0), among_new, start, dependency_levels(among_new))
+    return solve_triangular(w, among_new, loc + torch.randn_like(loc) * var.sqrt())
 
 
 class _Conditionals:
@@ -258,17 +259,3 @@ class _Conditionals:
 def _values_at(f: Tensor, neighbors: Tensor) -> Tensor:
     """f at the neighbors, shape (..., P, K); what stands at a -1 is arbitrary and meets weight 0."""
     return f[..., neighbors.clamp(min=0)]
-
-
-def _ancestral(w: Tensor, neighbors: Tensor, start: Tensor, levels: list[Tensor]) -> Tensor:
-    """Solve u = A u + start for the weights A (rows w, columns `neighbors`)."""
-    columns = neighbors.clamp(min=0)
-    if len(w) <= _DENSE_UP_TO:  # one triangular solve beats many short steps
-        order = torch.cat(levels)
-        place = torch.argsort(order)
-        system = torch.eye(len(w), dtype=w.dtype, device=w.device).scatter_add(-1, place[columns[order]], -w[order])
-        return torch.linalg.solve_triangular(system, start[..., order, None], upper=False)[..., place, 0]
-    u = start.clone()
-    for rows in levels[1:]:
-        u[..., rows] = start[..., rows] + (w[rows] * u[..., columns[rows]]).sum(-1)
-    return u

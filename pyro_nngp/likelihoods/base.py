@@ -10,7 +10,6 @@ does. Cost: Q log-densities per expectation, 160 per marginal log-density. Symbo
 means and variances, Q nodes, L latent functions per output.
 """
 
-import copy
 import math
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_tensor, fail
-from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
 
@@ -66,11 +65,7 @@ class Likelihood(GPModule):
 
         A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context.
         """
-        parameters = (name.removesuffix("_unconstrained") for name in self._parameters)
-        values = {name: getattr(self, name) for name in (*parameters, *self._pyro_samples, *self._modules)}
-        bound = copy.copy(self)
-        bound.__dict__.update(values)  # found before the parameters and priors that the copy still holds
-        return bound
+        return bound_copy(self)
 
     @pyro_entry
     def expected_log_prob(

@@ -12,8 +12,8 @@ The last two use the trapezoidal rule in a variable u that crowds the nodes arou
 
 with spacing proportional to a near c, to the distance from c between a and L, and to L further out, where it has to
 resolve the normal density only. A feature of width a thus costs :math:`O(\log L / a)` nodes, and the error falls
-geometrically in their number. Where c and a are not given, a search without gradients finds them: it looks on a grid for
-the largest fourth difference of g, which smooth functions do not have, and repeats that on finer grids around it.
+geometrically in their number. Where c and a are not given, a search without gradients finds them: it looks on a grid
+for the largest fourth difference of g, which smooth functions do not have, and repeats that on finer grids around it.
 
 Differs from the sinh transformation of Johnston and Elliott (2005), which grows without bound away from c: its outer
 nodes miss the normal density when c lies in a tail.
@@ -119,8 +119,8 @@ def log_expectation(
 ) -> Float[Tensor, "..."]:
     r"""The logarithm of the expectation of :math:`\exp g(t)` over a standard normal t, elementwise.
 
-    A search without gradients narrows (or moves) a window until it just holds the integrand. The gradient is that of the
-    rule with its nodes held fixed.
+    A search without gradients narrows (or moves) a window until it just holds the integrand. The gradient is that of
+    the rule with its nodes held fixed.
 
     Args:
         log_function: g, from t of shape (Q, \*shape) to values of that shape; :math:`\exp g` should have one peak.

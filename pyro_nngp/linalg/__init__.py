@@ -10,14 +10,14 @@ from pyro_nngp.linalg.cholesky import (
 )
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 from pyro_nngp.linalg.level_scheduling import dependency_levels
-from pyro_nngp.linalg.precision import PriorPrecision, square_matrix
-from pyro_nngp.linalg.whitening import Whitening
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 __all__ = [
     "DEFAULT_JITTER",
     "NotPositiveDefiniteError",
-    "PriorPrecision",
-    "Whitening",
+    "SparseTriangle",
+    "VecchiaFactor",
     "cholesky_ex",
     "dependency_levels",
     "draw_posterior",
@@ -26,5 +26,5 @@ __all__ = [
     "in_blocks",
     "keep_freed",
     "local_cholesky",
-    "square_matrix",
+    "solve_triangular",
 ]
