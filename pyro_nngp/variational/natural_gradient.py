@@ -52,6 +52,7 @@ _LOOK = 20  # of them between looks at the residual
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _RELATIVE = 1e-3  # units of the residual are at least this part of the right-hand side: rounding stops it in time
 _SAME_SITES = 10  # tolerances by which the sites' precisions may differ from those that the factor is for
+_SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is rounding
 _FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
 
 
@@ -100,18 +101,30 @@ def variational_optimum(
     one_step = isinstance(likelihood, Gaussian)
     easy, precision, used, moved = True, q.loc, None, 0.0
 
-    def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+    def divergence() -> float:
+        """KL of q from the prior, up to what does not change while q has its factor."""
+        value = (q.loc * prior.product(q.loc.double())).sum()
+        if q.is_diagonal:
+            value = value + (prior.diagonal() * q.variance - q.variance.log()).sum()
+        return float(value) / 2
+
+    def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal q, easy, precision
         reduction = 0.0 if one_step else _STEP_REDUCTION
         loc, easy = posterior_mean(prior, targets - mean, now, q.loc, easy, tolerance, reduction, limits)
         precision, q = now, SparseCholeskyNormal(loc, q.scale, q.weights, q.pattern)
         if q.is_diagonal:
             q = _with_factor(q, *root(now))
-        return mean + loc, q.variance
+        return mean + loc, q.variance, 0.0 if one_step else divergence()
 
     while max_steps > 0:
-        steps, moved = natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
+        start = (mean + q.loc, q.variance, 0.0 if one_step else divergence())
+        before = q
+        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance)
         max_steps -= steps
+        if not improved:
+            q = before
+            break
         known = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES * tolerance
         if q.is_diagonal or known:
             break
@@ -134,12 +147,11 @@ def _with_factor(q: SparseCholeskyNormal, scale: Tensor, weights: Tensor) -> Spa
 def natural_gradient(
     likelihood: Likelihood,
     y: Tensor,
-    loc: Float[Tensor, "*L N"],
-    var: Float[Tensor, "*L N"],
-    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    start: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"], float],
+    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, float]],
     max_steps: int = 20,
     tolerance: float = 1e-3,
-) -> tuple[int, float]:
+) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
     A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
@@ -147,30 +159,55 @@ def natural_gradient(
     until a step of length one would move it by less than `tolerance`, in the root mean square and in units of what the
     likelihood resolves, the standard deviations of the sites.
 
+    A step that lowers the bound is taken back and repeated at half the length. Sites are at least as precise as the
+    secant of the gradient over the last trial says: the curvature at a point knows nothing of a kink (Laplace) or of
+    the far side of a mode (Student-t) that a step of its length would cross. The secant does not move the optimum of
+    the means, and it becomes the curvature itself as steps get short.
+
     Args:
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
-        loc: means of f to start from.
-        var: variances of f to start from.
+        start: means and variances of f to start from, and the divergence of q from the prior there.
         solve: given targets and precisions of Gaussian observations of f, finds q and returns its means and variances
-            of f.
+            of f, and its divergence from the prior, up to a constant.
         max_steps: at most so many steps.
         tolerance: where to stop.
 
     Returns:
-        Number of steps, and how far the last one would have moved the mean at length one.
+        Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
+        bound; if none did, q has to be put back.
     """
+    loc, var, divergence = start
     shift, precision, length, moved, steps = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf, 0
-    while steps < max_steps:
+    if isinstance(likelihood, Gaussian):
         target, found = gaussian_sites(likelihood, y, loc, var)
-        shift, precision = torch.lerp(shift, found * target, length), torch.lerp(precision, found, length)
-        before, before_moved = loc, moved
-        loc, var = solve(shift / precision, precision)
-        moved, steps = float(((loc - before).square() * precision).mean().sqrt()) / length, steps + 1
-        if isinstance(likelihood, Gaussian) or moved < tolerance:
+        loc_new, _, _ = solve(target, found)
+        return 1, float(((loc_new - loc).square() * found).mean().sqrt()), True
+    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var)
+    bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
+    while steps < max_steps and length >= _SHORTEST / 64:
+        found = torch.maximum(floored(curvature, var), secant)
+        trial_shift = torch.lerp(shift, found * loc + gradient, length)
+        trial_precision = torch.lerp(precision, found, length)
+        new_loc, new_var, divergence = solve(trial_shift / trial_precision, trial_precision)
+        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var)
+        steps, moves = steps + 1, new_loc - loc
+        measurable = moves.square() > _SECANT * var
+        secant = torch.where(measurable, (gradient - new_gradient) / torch.where(measurable, moves, 1), 0).clamp(min=0)
+        slack = tolerance**2 * loc.numel() + 1e-6 * abs(bound)
+        rejected = not value - divergence >= bound - slack
+        if rejected:
+            length /= 2
+            continue
+        before_moved, moved = moved, float((moves.square() * trial_precision).mean().sqrt()) / length
+        loc, var, gradient, curvature, bound = new_loc, new_var, new_gradient, new_curvature, value - divergence
+        shift, precision, improved = trial_shift, trial_precision, True
+        if moved < tolerance:
             break
         length = min(1.0, length * _GROW) if moved < before_moved else max(length / 2, _SHORTEST)
-    return steps, moved
+    if rejected and improved:
+        solve(shift / precision, precision)
+    return steps, moved, improved
 
 
 def gaussian_sites(
@@ -193,18 +230,29 @@ def gaussian_sites(
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
         precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
-    differentiable = differentiable and torch.is_grad_enabled()
+    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, differentiable and torch.is_grad_enabled())
+    precision = floored(curvature, var.detach())
+    return loc.detach() + gradient / precision, precision
+
+
+def floored(curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    """Positive precisions of sites: see :func:`gaussian_sites`."""
+    average = curvature.clamp(min=0).mean(-1, keepdim=True).detach()
+    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
+    return torch.maximum(curvature, least)
+
+
+def _expectation_gradients(
+    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False
+) -> tuple[Tensor, Tensor, float]:
+    """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
         value = likelihood.expected_log_prob(y, loc, var).sum()
-        grad_loc, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
-    loc, var = loc.detach(), var.detach()
+        gradient, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
     if not differentiable:
-        grad_loc, grad_var = grad_loc.detach(), grad_var.detach()
-    average = (-2 * grad_var).clamp(min=0).mean(-1, keepdim=True).detach()
-    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
-    precision = torch.maximum(-2 * grad_var, least)
-    return loc + grad_loc / precision, precision
+        gradient, grad_var = gradient.detach(), grad_var.detach()
+    return gradient, -2 * grad_var, float(value.detach())
 
 
 def posterior_mean(
