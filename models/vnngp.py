@@ -29,7 +29,6 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg import PriorPrecision, Whitening
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
@@ -40,7 +39,6 @@ from pyro_nngp.variational import (
     scattered,
     variational_optimum,
 )
-from pyro_nngp.variational.natural_gradient import posterior_mean
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities are then below .02 where 20 leave .06
@@ -224,11 +222,10 @@ class VNNGP(PredictiveMethod):
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
         self._place_medians()
-        w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
+        factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
-        neighbors, levels, q = self.graph.neighbors, self.graph.levels(), self.local.distribution()
-        q = variational_optimum(likelihood, y, mean, w, var, neighbors, levels, q, max_steps, tolerance)
-        self.local.assign(q)
+        q = self.local.distribution()
+        self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u)."""
@@ -262,14 +259,9 @@ class VNNGP(PredictiveMethod):
         leave_one_out = LatentLeaveOneOut(self.x, near, self.jitter)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-            kernel, neighbors = bind(self.kernel), self.graph.neighbors
-            w, var = NNGP(kernel, self.graph, jitter=self.jitter).conditionals
-            prior, white = PriorPrecision(w, var, neighbors), Whitening(w, var, neighbors, self.graph.levels())
-
-            def posterior(residual: Tensor, precision: Tensor, start: Tensor) -> Tensor:
-                return posterior_mean(prior, white, residual, precision, start)[0]
-
-            return leave_one_out(likelihood, y, mean, kernel, posterior, kernel.diag(self.x))
+            kernel = bind(self.kernel)
+            prior = NNGP(kernel, self.graph, jitter=self.jitter).factor.prepared()
+            return leave_one_out(likelihood, y, mean, kernel, prior)
 
         return moments
 
@@ -279,8 +271,7 @@ class VNNGP(PredictiveMethod):
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             kernel, z, near = bind(self.kernel), self._points(), self.data_neighbors
-            w, var = NNGP(kernel, self.graph, jitter=self.jitter, points=z).conditionals
-            prior = PriorPrecision(w, var, self.graph.neighbors).dense()
+            prior = NNGP(kernel, self.graph, jitter=self.jitter, points=z).factor.dense()
             w, var = graph_conditional(kernel, self.x, z, near, jitter=self.jitter)
             blocks = scattered(w, near, var, self.num_inducing)
             return leave_one_out(likelihood, y, mean, blocks, prior, kernel.diag(self.x))

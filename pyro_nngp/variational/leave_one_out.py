@@ -30,8 +30,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.likelihoods import Likelihood, convolved
-from pyro_nngp.variational.natural_gradient import natural_gradient
+from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
 
 Moments: TypeAlias = tuple[Tensor, Tensor]
 """Means and variances."""
@@ -40,6 +41,8 @@ Blocks: TypeAlias = Callable[[], Iterator[tuple[slice, Tensor, Tensor]]]
 """Some rows of the data, the weights (B, M) of the inducing values there, and the variances (B,) that they leave."""
 
 _MAX_STEPS, _TOLERANCE, _FAR = 50, 1e-3, 0.1
+_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_START_VAR = 1e-2  # of latent values where the first natural-gradient step is taken
 _BLOCK = 2**22  # weights held at once
 
 
@@ -72,13 +75,7 @@ class LatentLeaveOneOut:
         self._start: Moments | None = None
 
     def __call__(
-        self,
-        likelihood: Likelihood,
-        y: Tensor,
-        mean: Float[Tensor, "*L N"],
-        kernel: Any,
-        posterior_mean: Callable[[Tensor, Tensor, Tensor], Tensor],
-        prior_var: Float[Tensor, " N"],
+        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], kernel: Any, prior: VecchiaFactor
     ) -> Moments:
         """Means and variances of f at each datum given the others, (*L, N).
 
@@ -87,24 +84,37 @@ class LatentLeaveOneOut:
             y: data, outputs first.
             mean: mean function at the data, of the shape of f.
             kernel: the kernel.
-            posterior_mean: from observations of the values without their mean function, their precisions, and where
-                to start, to the posterior mean.
-            prior_var: prior variances of f, where to start.
+            prior: of the latent values, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
 
-        Cost: O(N K^3) per natural-gradient step, and one posterior mean.
+        Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
-        loc, var = (mean, prior_var.expand(mean.shape)) if self._start is None else self._start
-        u, cavity = loc - mean, (loc, var)
+        loc, var = (mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
+        u, easy, steps = loc - mean, True, _MAX_STEPS
 
-        def step(target: Tensor, precision: Tensor) -> Moments:
-            nonlocal u, cavity
-            u = posterior_mean(target - mean, precision, u)
+        def state() -> tuple[Tensor, Tensor, float]:
+            """Moments, and the divergence from the prior up to what does not change while variances stay."""
+            return mean + u, var, float((u * prior.product(u.double())).sum()) / 2
+
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal u, easy
+            u, easy = posterior_mean(prior, target - mean, precision, u, easy, _TOLERANCE)
+            return state()
+
+        used = None
+        while True:
+            before = u
+            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE)
+            steps -= taken
+            u = u if improved else before
+            target, precision = gaussian_sites(likelihood, y, mean + u, var)
             _, left = graph_conditional(kernel, self._x, self._x, self._others, 1 / precision, self._jitter)
-            cavity = mean + u + left * precision * (mean + u - target), left
-            return mean + u, left / (1 + left * precision)
-
-        self._start = _converged(likelihood, y, loc, var, step)
-        return cavity
+            settled = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES
+            if isinstance(likelihood, Gaussian) or settled or steps <= 0 or not improved:
+                break
+            var, used = left / (1 + left * precision), precision
+        _warn(steps, moved)
+        self._start = mean + u, left / (1 + left * precision)
+        return mean + u + left * precision * (mean + u - target), left
 
 
 class InducingLeaveOneOut:
@@ -142,19 +152,27 @@ class InducingLeaveOneOut:
 
         Cost: O(N M^2 + M^3) for each latent function and natural-gradient step; O(M^2) memory beside a block.
         """
-        noise = torch.cat([var for _, _, var in blocks()])
-        seen = convolved(likelihood, noise) if self._fitc else likelihood
-        loc, var = (mean, prior_var.expand(mean.shape)) if self._start is None else self._start
-        cavity = loc, var
+        noise, prior = torch.cat([var for _, _, var in blocks()]), prior.double()
+        seen, added = (convolved(likelihood, noise), 0 * noise) if self._fitc else (likelihood, noise)
 
-        def step(target: Tensor, precision: Tensor) -> Moments:
-            nonlocal cavity
-            found, spread = _projected(blocks, prior.double(), target - mean, precision)
-            cavity = without_site(mean + found, spread, target, precision)
-            return mean + found, spread + (0 if self._fitc else noise)
+        def state(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            loc, spread, divergence = _projected(blocks, prior, target - mean, precision)
+            return mean + loc, spread + added, divergence
 
-        self._start = _converged(seen, y, loc, var, step)
-        return cavity[0], cavity[1] + noise
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal last
+            last = state(target, precision)
+            return last
+
+        sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
+        last = start = state(*sites)
+        steps, moved, improved = natural_gradient(seen, y, start, step, _MAX_STEPS, _TOLERANCE)
+        _warn(_MAX_STEPS - steps, moved)
+        loc, var, _ = last if improved else start
+        target, precision = self._start = gaussian_sites(seen, y, loc, var)
+        loc, var, _ = state(target, precision)
+        loc, var = without_site(loc, var - added, target, precision)
+        return loc, var + noise
 
 
 def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tensor, " N"], num_inducing: int) -> Blocks:
@@ -177,38 +195,31 @@ def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tens
     return blocks
 
 
-def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> Moments:
-    """Posterior means and variances of the weighted inducing values given Gaussian observations of them."""
+def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Posterior moments of the weighted inducing values given observations of them, and their divergence."""
     dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape).clone()
     right = torch.zeros_like(system[..., 0])
     for rows, a, _ in blocks():
         a, weight = a.double(), precision[..., rows].double()
         system += (a.mT * weight[..., None, :]) @ a
         right += (weight * residual[..., rows].double()) @ a
-    tril = torch.linalg.cholesky(system)
+    tril, prior_tril = torch.linalg.cholesky(system), torch.linalg.cholesky(prior)
     loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
     means, variances = [], []
     for _, a, _ in blocks():
         a = a.double()
         means.append((a @ loc[..., None])[..., 0])
         variances.append(torch.linalg.solve_triangular(tril, a.mT, upper=False).square().sum(-2))
-    return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype)
+    ratio = torch.linalg.solve_triangular(tril, prior_tril, upper=False)
+    spread = ratio.square().sum((-1, -2)) - 2 * ratio.diagonal(dim1=-2, dim2=-1).log().sum(-1) - len(prior)
+    divergence = 0.5 * (spread + (loc @ prior_tril).square().sum(-1)).sum()
+    return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), float(divergence)
 
 
-def _converged(likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, step: Callable) -> Moments:
-    """Posterior moments of f where sites and posterior agree."""
-    last = loc, var
-
-    def solve(target: Tensor, precision: Tensor) -> Moments:
-        nonlocal last
-        last = step(target, precision)
-        return last
-
-    steps, moved = natural_gradient(likelihood, y, loc, var, solve, _MAX_STEPS, _TOLERANCE)
-    if steps == _MAX_STEPS and moved > _FAR:
+def _warn(steps_left: int, moved: float) -> None:
+    if steps_left <= 0 and moved > _FAR:
         warnings.warn(
             f"loo: means still moved by {moved:.1e} after {_MAX_STEPS} natural-gradient steps, in units of the "
             "likelihood's resolution: the result is rough. Check the hyperparameters.",
             stacklevel=2,
         )
-    return last
