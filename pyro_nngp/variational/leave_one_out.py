@@ -159,13 +159,14 @@ class InducingLeaveOneOut:
             loc, spread, divergence = _projected(blocks, prior, target - mean, precision)
             return mean + loc, spread + added, divergence
 
+        sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
+        last = start = state(*sites)
+
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal last
             last = state(target, precision)
             return last
 
-        sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
-        last = start = state(*sites)
         steps, moved, improved = natural_gradient(seen, y, start, step, _MAX_STEPS, _TOLERANCE)
         _warn(_MAX_STEPS - steps, moved)
         loc, var, _ = last if improved else start

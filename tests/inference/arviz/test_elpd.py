@@ -80,10 +80,11 @@ def test_loo_of_exports_is_the_score_on_fresh_data(data):
         kernel.lengthscale = PyroSample(dist.LogNormal(scalar(-1.0), 1.0))
         likelihood.variance = PyroSample(dist.LogNormal(scalar(-3.0), 1.0))
         gp = method(x, y, kernel, likelihood, **options)
-        fit(gp, 300, batch_size=100, lr=0.03, progress=False)
+        fit(gp, 200, batch_size=100, lr=0.03, progress=False)
         exports[name] = to_arviz(gp, num_samples=100, posterior_predictive=False, progress=False)
         fresh[name], error = score(gp, x_new, y_new)
-        assert abs(total(az.loo(exports[name])) - fresh[name]) < 2 * error
+        found = az.loo(exports[name])
+        assert abs(total(found) - fresh[name]) < 2 * (error**2 + found.se**2) ** 0.5
     assert az.compare(exports).index[-1] == min(fresh, key=fresh.get)
 
 
