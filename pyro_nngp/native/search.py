@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
-from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, check_range
 from pyro_nngp.native.structures import Queries

@@ -485,8 +485,8 @@ def test_batches_of_inducing_points_estimate_the_loss_without_bias():
     gp.local.log_scale.data += 3 * torch.arange(16)[:, None] / 16  # the first rows and the last ones count differently
     generator, idx, whole = torch.Generator().manual_seed(0), torch.arange(24)[:4], []
     full = loss(gp, idx, torch.arange(16))
-    for _ in range(400):
+    for _ in range(100):
         whole.append(loss(gp, *gp.batch_args(idx, generator)))
     values = torch.tensor(whole, dtype=F64)
-    assert abs(values.mean() - full) < 6 * values.std() / 20
-    assert values.std() / 20 < 0.05 * abs(full)
+    assert abs(values.mean() - full) < 6 * values.std() / 10
+    assert values.std() / 10 < 0.1 * abs(full)
