@@ -689,11 +689,24 @@ def test_marginals_are_pyro_distributions() -> None:
         (lambda: Bernoulli("cloglog"), r"Bernoulli: expected link to be 'logit' or 'probit', got 'cloglog'"),
         (lambda: Poisson("identity"), r"Poisson: expected link to be 'exp' or 'softplus', got 'identity'"),
         (lambda: Ordinal(CUTS, "log"), r"Ordinal: expected link to be 'logit' or 'probit', got 'log'"),
-        (lambda: Bernoulli(num_quadrature=0), r"Bernoulli: expected num_quadrature >= 1, got 0"),
+        (lambda: Bernoulli(num_quadrature=0), r"Bernoulli: expected num_quadrature >= 2, got 0"),
     ],
 )
 def test_construction_errors(make: Callable[[], Likelihood], match: str) -> None:
     with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Binomial(2.5), r"Binomial: expected total_count to be an int, got 2.5. Pass the number of trials"),
+        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Count the distinct"),
+        (lambda: StudentT(num_quadrature=9.0), r"StudentT: expected num_quadrature to be an int, got 9.0"),
+    ],
+)
+def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         make()
 
 
