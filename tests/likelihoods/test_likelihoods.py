@@ -34,7 +34,7 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import SVGP, VNNGP
 
 CUTS = torch.tensor([-1.0, 0.2, 1.5])
 ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
@@ -755,3 +755,11 @@ def test_data_outside_the_support(likelihood: Likelihood, good: list[float], bad
 def test_integer_data_pass() -> None:
     for likelihood in (Bernoulli(), Binomial(2), Poisson(), NegativeBinomial(), Categorical(2), Ordinal(CUTS)):
         likelihood.check(torch.tensor([[0, 1], [1, 0]]))
+
+
+def test_integer_targets_are_numbers_to_a_gaussian() -> None:
+    x, y = torch.rand(30, 2), torch.arange(30)
+    fits = [SVGP(x, targets, RBF(2), Gaussian(), inducing=5) for targets in (y, y.float())]
+    for gp in fits:
+        gp.solve()
+    torch.testing.assert_close(fits[0](x[:4]), fits[1](x[:4]))
