@@ -177,6 +177,7 @@ class SVGP(PredictiveMethod):
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
         if isinstance(likelihood, Gaussian):
+            y = y.to(self.x.dtype)
             noise = likelihood.variance.to(y)
             self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
             return
