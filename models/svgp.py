@@ -177,14 +177,16 @@ class SVGP(PredictiveMethod):
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
         if isinstance(likelihood, Gaussian):
+            y = y.to(self.x.dtype)
             noise = likelihood.variance.to(y)
             self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
             return
 
         def state() -> tuple[Tensor, Tensor, float]:
             q = self.q.distribution()
-            prior = dist.Normal(torch.zeros_like(q.mean), 1.0).to_event(1)
-            return *self._marginals(), float(kl_divergence(q, prior).sum())
+            root = factor(q)
+            divergence = (root.square().sum() + q.mean.square().sum()) / 2 - root.diagonal(dim1=-2, dim2=-1).log().sum()
+            return *self._marginals(), float(divergence)
 
         def step(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             self._condition(targets, precision)

@@ -59,6 +59,14 @@ def check_choice(where: str, arg: str, value: Any, choices: Iterable[str], cure:
         fail(where, arg, "to be " + " or ".join(map(repr, choices)), repr(value), cure)
 
 
+def check_count(where: str, arg: str, value: Any, least: int, cure: str) -> None:
+    """Raise unless `value` is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        fail(where, arg, "to be an int", repr(value), cure, TypeError)
+    if value < least:
+        fail(where, arg, f">= {least}", value, cure)
+
+
 def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbors") -> None:
     """Raise unless `k` is an integer with 1 <= k <= limit."""
     if isinstance(k, bool) or not isinstance(k, int):
