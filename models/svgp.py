@@ -28,7 +28,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributions import Distribution, kl_divergence
+from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
