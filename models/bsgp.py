@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
@@ -288,7 +289,7 @@ class BSGP(GPMethod):
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
         self._check_new(method, x_new)
-        block = max(1, _BLOCK_BUDGET // (self.num_draws * len(self.layers[0].start)))
+        block = at_once(_BLOCK_BUDGET, self.num_draws * len(self.layers[0].start))
         for _ in place_draws(f"BSGP.{method}", self, samples):
             parts = [self._propagate(part) for part in x_new.split(block)]
             loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters import pyro_entry
@@ -218,7 +219,7 @@ class SVGP(PredictiveMethod):
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Whitened weights and conditional variances of f at the data, block by block."""
-        size = max(self.num_inducing, _BLOCK // self.num_inducing)
+        size = at_once(_BLOCK, self.num_inducing)
         for start in range(0, self.num_data, size):
             rows = slice(start, start + size)
             a, var, _ = whitened_conditional(self.kernel, self.x[rows], self.z, self.jitter)

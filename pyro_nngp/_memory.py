@@ -1,4 +1,4 @@
-"""Memory for large results and temporaries, on CPUs without a page fault for each page.
+"""Memory for large results and temporaries: how much at once, and on CPUs without a page fault for each page.
 
 The first touch of a page costs about a microsecond, which over matrices of tens of megabytes adds up to a time like
 that of factorizing them.
@@ -7,12 +7,34 @@ that of factorizing them.
 import contextlib
 import math
 import mmap
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 _LARGE = 2**23
 _KEPT = 2**24
+_LIMIT: ContextVar[int | None] = ContextVar("block_limit", default=None)
+
+
+@contextlib.contextmanager
+def block_limit(entries: int) -> Iterator[None]:
+    """Hold at most so many entries of temporaries at once, in everything that works in blocks; results are the same.
+
+    Args:
+        entries: >= 1; where one row needs more, it is worked on alone.
+    """
+    token = _LIMIT.set(entries)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+def at_once(usual: int, row_entries: int) -> int:
+    """Rows of a block: as many as have `usual` entries, or those of :func:`block_limit`, and one at least."""
+    return max(1, min(usual, _LIMIT.get() or usual) // max(1, row_entries))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:

@@ -6,6 +6,8 @@ from itertools import chain
 import torch
 from torch import Tensor
 
+from pyro_nngp._memory import at_once
+
 _BLOCK_ENTRIES = 2**24
 
 
@@ -23,7 +25,7 @@ def in_blocks(
         row_entries: entries of the temporaries of one row.
         dim: that of the rows in the results.
     """
-    size = max(1, _BLOCK_ENTRIES // row_entries)
+    size = at_once(_BLOCK_ENTRIES, row_entries)
     first, *rest = [slice(start, start + size) for start in range(0, max(1, num_rows), size)]
     results = compute(first)
     if not rest:

@@ -7,6 +7,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 from pyro.nn import PyroSample
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian, StudentT
@@ -161,10 +162,9 @@ def test_blocks_of_points_do_not_matter(monkeypatch):
         return loss(gp), *gp(new), gp.predict(new).scale_tril, gp.sample(new, 3, seed=0)
 
     whole, sizes, compute = everything(), [], gp._block_weights
-    entries = 4 * 6 * (5 * T) ** 2  # of four points
-    monkeypatch.setattr("pyro_nngp.linalg.blocks._BLOCK_ENTRIES", entries)
     monkeypatch.setattr(gp, "_block_weights", lambda *args: sizes.append(len(args[1])) or compute(*args))
-    torch.testing.assert_close(everything(), whole, rtol=1e-12, atol=1e-12)
+    with block_limit(4 * 6 * (5 * T) ** 2):  # four points
+        torch.testing.assert_close(everything(), whole, rtol=1e-12, atol=1e-12)
     assert sizes == [4] * 5 + [4, 4, 3] * 3
 
 
