@@ -33,6 +33,7 @@ from pyro_nngp.inference.mcmc.adaptation import (
     follow_scale,
     kinetic_temperature,
 )
+from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Refined, Schedule, as_schedule
 from pyro_nngp.inference.svi.run import DivergenceError
@@ -137,8 +138,7 @@ class StochasticGradientKernel(MCMCKernel):
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
         self.potential = ModelPotential(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
-        self._params = {} if self._optim is None else dict(sorted(self.potential.params.items()))
-        self._optimizer = self._make_optimizer()
+        self._optimized = ParameterOptimizer(self._where, self.potential.params, self._optim)
         if self._loaded is None:
             self._state = self._first_state(batch)
             self._updates, self._warmup_end = 0, warmup_steps
@@ -201,7 +201,7 @@ class StochasticGradientKernel(MCMCKernel):
             found["kinetic temperature"] = self._state["kinetic"]
         found["gradient noise"] = self._state["gradient_variance"].mean(-1)
         found["gradient noise share"] = share.amax(-1)
-        params = {"params": self.potential.param_values()} if self._params else {}
+        params = {"params": self.potential.param_values()} if self._optimized.leaves else {}
         return {"step size": step_size, **{name: value.tolist() for name, value in found.items()}, **params}
 
     def cleanup(self) -> None:
@@ -224,8 +224,7 @@ class StochasticGradientKernel(MCMCKernel):
             "updates": self._updates,
             "warmup_end": self._warmup_end,
             "state": dict(self._state),
-            "params": {name: leaf.detach().clone() for name, leaf in self._params.items()},
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()) if self._optimizer else None,
+            **self._optimized.state_dict(),
             "rng": torch.get_rng_state(),
             "device_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         }
@@ -239,18 +238,14 @@ class StochasticGradientKernel(MCMCKernel):
 
     def _restore(self, saved: dict[str, Any], batch: tuple[int, ...]) -> None:
         here = {"kernel": self._where, "sites": self._site_shapes(), "chains": list(batch)}
-        here["params"] = list(self._params)
+        here["params"] = list(self._optimized.leaves)
         there = {**{name: saved[name] for name in ("kernel", "sites", "chains")}, "params": list(saved["params"])}
         if there != here:
             fail(self._where, "snapshot", f"of {here}", there, "Load it into a run like the one it came from.")
         device = self.potential.device
         self._state = {name: value.to(device) for name, value in saved["state"].items()}
         self._updates, self._warmup_end = saved["updates"], saved["warmup_end"]
-        if self._optimizer:
-            with torch.no_grad():
-                for name, leaf in self._params.items():
-                    leaf.copy_(saved["params"][name])
-            self._optimizer.load_state_dict(saved["optimizer"])
+        self._optimized.load_state_dict(saved)
         torch.set_rng_state(saved["rng"].cpu())
         if saved["device_rng"] is not None:
             torch.cuda.set_rng_state(saved["device_rng"].cpu(), device)
@@ -275,7 +270,7 @@ class StochasticGradientKernel(MCMCKernel):
 
     def _step(self, state: State, updates: int) -> State:
         burn_in, left = updates < self._warmup_end, self._warmup_end - updates
-        params = tuple(self._params.values()) if burn_in else ()
+        params = tuple(self._optimized.leaves.values()) if burn_in else ()
         potential, gradient, by_params = self.potential.gradient(state["position"], params)
         self._check_finite(state["position"], potential, gradient, updates)
         state = {**state, "potential": potential}
@@ -289,7 +284,7 @@ class StochasticGradientKernel(MCMCKernel):
             pair_every = min(max(self._warmup_end // (2 * _PAIRS), 1), _PAIR_EVERY)
             if self.gradient_noise is None and settled and left % pair_every == 0:
                 state |= follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
-            self._optimize(by_params)
+            self._optimized.step(by_params)
         elif left == 0:
             self._warn_of_heat(state, step_size, temperature)
         changed = self.update(state, gradient, step_size, temperature)
@@ -302,21 +297,6 @@ class StochasticGradientKernel(MCMCKernel):
         if "velocity" in state:
             now["kinetic"] = kinetic_temperature(state, changed["velocity"])
         return {name: state[name] + (value - state[name]) / count for name, value in now.items()}
-
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if self._optim is None:
-            return None
-        if not self._params:
-            fail(self._where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
-        leaves = list(self._params.values())
-        return torch.optim.Adam(leaves, **self._optim) if isinstance(self._optim, dict) else self._optim(leaves)
-
-    def _optimize(self, gradients: list[Tensor | None]) -> None:
-        if self._optimizer:
-            for leaf, gradient in zip(self._params.values(), gradients, strict=True):
-                leaf.grad = gradient
-            self._optimizer.step()
-            self._optimizer.zero_grad()
 
     def _check_finite(self, position: Tensor, potential: Tensor, gradient: Tensor, updates: int) -> None:
         finite = potential.isfinite() & gradient.isfinite().all(-1)
