@@ -89,8 +89,9 @@ class ModelPotential:
         params: unconstrained leaf of each ``pyro.param`` the model reads.
 
     Raises:
-        ValueError: if observed data are off the support of their distribution (all data are looked at once, or 200
-            evenly spaced minibatches of them); if a latent site is discrete or inside a subsampled plate, if there is none, or if dtypes differ.
+        ValueError: if observed data are off the support of their distribution (all are looked at once, or 200
+            evenly spaced minibatches of them); if a latent site is discrete or inside a subsampled plate; if there is
+            none; or if dtypes differ.
     """
 
     def __init__(
