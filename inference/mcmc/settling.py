@@ -30,7 +30,8 @@ def unsettled(draws: Float[Tensor, "C S d"]) -> Bool[Tensor, " d"]:
     draws = draws.double()
     spread = draws.std((0, 1))
     free = 2 * chains - 1
-    chance = math.sqrt(1 + (1 + _ERRORS * math.sqrt(2 / free)) / (size // 2))  # halves of independent draws
+    tail = 2 / (9 * free)  # Wilson and Hilferty: of chi-squared over its degrees of freedom, at five standard errors
+    chance = math.sqrt(1 + (1 - tail + _ERRORS * math.sqrt(tail)) ** 3 / (size // 2))
     differ = split_gelman_rubin(draws) > max(_RHAT, chance)
     early, late = draws[:, : size // 2], draws[:, -(size // 2) :]
     drift = (early.mean((0, 1)) - late.mean((0, 1))).abs()

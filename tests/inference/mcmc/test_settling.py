@@ -42,7 +42,7 @@ START = init_to_value(values={"near": torch.tensor(0.1, dtype=F64), "far": torch
 
 
 def test_chains_on_their_way_are_reported_by_site():
-    message = r"expected chains to settle, got .* at the sites \\[.*'far'.*\\]. Increase warmup_steps"
+    message = r"expected chains to settle, got .* at the sites \[.*'far'.*\]. Increase warmup_steps"
     kernel = SGLD(far, 0.005, init_strategy=START)
     with pytest.warns(RuntimeWarning, match="SGMCMC: " + message):
         SGMCMC(kernel, 100, 10, 2, disable_progbar=True).run()
@@ -51,7 +51,7 @@ def test_chains_on_their_way_are_reported_by_site():
 
 
 def test_a_hot_chain_is_reported():
-    with pytest.warns(RuntimeWarning, match=r"expected a kinetic temperature near .*got 1.50 of it over .*\\['z'\\]"):
+    with pytest.warns(RuntimeWarning, match=r"expected a kinetic temperature near .*got 1.50 of it over .*\['z'\]"):
         warn_unsettled("Here", torch.randn(2, 100, 1, dtype=F64), lambda marked: ["z"], 1.5, 0.01)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
