@@ -1,5 +1,6 @@
 """Engines that know no method: variational inference, stochastic-gradient MCMC, export and diagnostics."""
 
+from pyro_nngp.inference.arviz.elpd import elpd
 from pyro_nngp.inference.arviz.export import to_arviz
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.diagnostics.calibration import (
@@ -44,6 +45,7 @@ __all__ = [
     "RowAdam",
     "compare_to_exact",
     "coverage_curve",
+    "elpd",
     "fit",
     "pit",
     "plot_coverage",

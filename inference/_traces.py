@@ -4,7 +4,7 @@ Cost: one run of the model each.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +25,7 @@ def run_at(
     model: Callable,
     args: tuple,
     kwargs: Mapping[str, Any],
-    values: Mapping[str, Tensor],
+    values: Mapping[str, Tensor] | None,
     rows: Int[Tensor, " B"] | None = None,
     resample: bool = False,
 ) -> Trace:
@@ -36,14 +36,14 @@ def run_at(
         model: the model.
         args: its arguments.
         kwargs: its keyword arguments.
-        values: one for each latent site; others are ignored.
+        values: one for each latent site; others are ignored. None draws them from the model.
         rows: run ``model(rows)`` instead, at values that are of all rows.
         resample: draw the observed data from the model instead of keeping them.
 
     Raises:
         ValueError: if a latent site has no value, or one that does not follow the rows.
     """
-    if rows is not None:
+    if rows is not None and values is not None:
         args = (rows.to(next(iter(values.values())).device),)
     return poutine.trace(_AtValues(where, values, rows, resample)(model)).get_trace(*args, **kwargs)
 
@@ -88,7 +88,23 @@ def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
 
 def total_log_prob(trace: Trace) -> Float[Tensor, ""]:
     """Log density of all sites of a trace, without any scale, summed in double precision."""
-    return torch.stack([log_prob(site, 0.0).double().sum() for site in sample_sites(trace).values()]).sum()
+    return log_prob_parts(trace).sum()
+
+
+def log_prob_parts(trace: Trace) -> Float[Tensor, " 2"]:
+    """Log density of all sites of a trace, without any scale, summed in double precision, in two parts.
+
+    Returns:
+        That of the sites which follow the rows of a batch, to be added up over batches, and that of the others. If the
+        model took all rows, the first is 0.
+    """
+    parts = torch.zeros(2, dtype=torch.float64)
+    for site in sample_sites(trace).values():
+        frames, prior = site["cond_indep_stack"], base_law(site["fn"])
+        part = any(frame.vectorized and frame.size < frame.full_size for frame in frames)
+        part = part or (isinstance(prior, NNGP) and len(prior.batch.targets) < prior.graph.num_points)
+        parts[0 if part else 1] += log_prob(site, 0.0).double().sum().cpu()
+    return parts
 
 
 def plate_rows(trace: Trace) -> dict[str, tuple[Int[Tensor, " B"], int]]:
@@ -143,7 +159,7 @@ def plate_dims(site: Any, value: Tensor) -> list[str | None]:
 class _AtValues(Messenger):
     """Gives latent sites their values, and takes them from observed sites if asked to."""
 
-    def __init__(self, where: str, values: Mapping[str, Tensor], rows: Tensor | None, resample: bool) -> None:
+    def __init__(self, where: str, values: Mapping[str, Tensor] | None, rows: Tensor | None, resample: bool) -> None:
         super().__init__()
         self._where, self._values, self._rows, self._resample = where, values, rows, resample
 
@@ -152,6 +168,8 @@ class _AtValues(Messenger):
         if is_data(msg):
             if self._resample:
                 msg["is_observed"], msg["value"] = False, None
+        elif self._values is None:
+            return
         elif isinstance(msg["fn"], _Subsample):
             if self._rows is None:
                 msg["value"] = self._values.get(name, msg["value"])
@@ -162,7 +180,7 @@ class _AtValues(Messenger):
             msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg, self._rows)
 
     def _at_rows(self, msg: Any, rows: Tensor) -> Tensor:
-        value, prior = self._values[msg["name"]], base_law(msg["fn"])
+        value, prior = cast(Mapping, self._values)[msg["name"]], base_law(msg["fn"])
         if isinstance(prior, NNGP):
             value = value[..., prior.batch.rows]
         for frame in msg["cond_indep_stack"]:

@@ -20,7 +20,7 @@ Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import pyro
 import torch
@@ -33,13 +33,17 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
+from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import place_draws, pyro_entry, release
+from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
+from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES, marginals
-from pyro_nngp.models.base import GPMethod
+from pyro_nngp.models.base import Densities, Draw, LeaveOneOutMethod
+from pyro_nngp.variational import InducingLeaveOneOut
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
@@ -49,7 +53,7 @@ Samples: TypeAlias = Mapping[str, Tensor]
 Moments: TypeAlias = tuple[Tensor, Tensor]
 
 
-class BSGP(GPMethod):
+class BSGP(LeaveOneOutMethod):
     r"""Bayesian sparse Gaussian process; with several layers, a deep one.
 
     Generative model of one layer (``layers.0``), with :math:`K_{zz} = L L^\top`:
@@ -161,6 +165,8 @@ class BSGP(GPMethod):
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
         axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed)
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
+        if num_layers > 1:
+            self.loo_kind = "given the inducing values of each draw"
         self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
         if fixed_draws and num_layers > 1:
@@ -246,6 +252,30 @@ class BSGP(GPMethod):
         found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
         return Mixture([component for components in found for component in components])
 
+    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
+        """With inducing values integrated out, so that draws count for hyperparameters and inducing inputs alone.
+
+        Several layers have densities given the inducing values of the draw, which make the data independent.
+        """
+        if not sampled:
+            fail("BSGP.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
+        leave_one_out = InducingLeaveOneOut(fitc=self.objective == "fitc")
+
+        def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> Moments:
+            cov, z = bind(self.layers[0].kernel), self.layers[0].z
+
+            def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
+                a, var, _ = whitened_conditional(cov, self.x, z, self.jitter)
+                yield slice(None), a, var
+
+            return leave_one_out(likelihood, y, mean, blocks, torch.eye(len(z)).to(z), cov.diag(self.x))
+
+        def given_values(draw: Draw | None) -> Tensor:
+            y = cast(Tensor, self._targets(rows))
+            return OBJECTIVES["fitc"](self.likelihood.bind(), *self._propagate(self.x[rows])).log_prob(y)
+
+        return self.scores(rows, moments) if len(self.layers) == 1 else given_values
+
     @pyro_entry
     @torch.no_grad()
     def sample(
@@ -270,6 +300,25 @@ class BSGP(GPMethod):
             for _, count in place_draws("BSGP.sample", self, samples, num_samples):
                 draws += [self.joint_draws(x_new) for _ in range(count)]
         return torch.stack(draws)
+
+    def predictions_by_draw(self, x_new: Float[Tensor, "P D"]) -> Callable[[Draw], tuple[Tensor, Tensor]]:
+        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+
+        Args:
+            x_new: new inputs.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+        """
+        self._check_new("predictions_by_draw", x_new)
+        return lambda draw: self._predictions_at(draw, x_new)
+
+    @pyro_entry
+    @torch.no_grad()
+    def _predictions_at(self, draw: Draw, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        place_hyperparameters("BSGP.predictions_by_draw", self, draw)
+        f = self.joint_draws(x_new)
+        return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
 
     def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""

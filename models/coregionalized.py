@@ -29,7 +29,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.models.base import Draw, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
 from pyro_nngp.neighbors import NearestOthers
 
 _COPIES = 6  # of the neighbors' covariance, while its Cholesky factor is computed
@@ -70,6 +70,8 @@ class CoregionalizedLOO(PredictiveMethod):
 
     Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
     """
+
+    generative = False
 
     def __init__(
         self,
@@ -146,6 +148,16 @@ class CoregionalizedLOO(PredictiveMethod):
         """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
         loc, tril = self._given_neighbors(x_new, plan, noisy=False)
         return loc.mT, tril.square().sum(-1).mT
+
+    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
+        """All outputs of a point given those of its nearest others; O(I (K T)^3)."""
+        near, y = self.graph.others(num_neighbors, rows), cast(Tensor, self.y)[rows]
+
+        def densities(draw: Draw | None) -> Tensor:
+            loc, tril = self._given_neighbors(self.x[rows], near, noisy=True)
+            return dist.MultivariateNormal(loc, scale_tril=tril).log_prob(y)
+
+        return densities
 
     def _law_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
         """The same."""

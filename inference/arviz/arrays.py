@@ -2,29 +2,34 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import pyro
 import torch
 import xarray as xr
+from pyro.distributions import Delta
 from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import (
-    check_all_rows,
+    base_law,
     is_data,
     is_variable,
     log_prob,
     plate_dims,
     plate_rows,
     sample_sites,
-    total_log_prob,
 )
 
 Place = tuple[int, int]  # chain and draw
 Variable = tuple[tuple[str, ...], np.ndarray]  # names of the dimensions, and the array
+
+_PRIOR_GROUPS = ("prior", "prior_predictive")
+_SAMPLE_DIMS = ("chain", "draw")
 
 
 class Arrays:
@@ -33,6 +38,7 @@ class Arrays:
     Args:
         where: name of the caller, for messages.
         shape: numbers of chains and draws.
+        num_prior: number of prior draws.
         var_names, dims, coords: as in :func:`~pyro_nngp.inference.arviz.export.to_arviz`.
     """
 
@@ -40,21 +46,38 @@ class Arrays:
         self,
         where: str,
         shape: tuple[int, int],
+        num_prior: int,
         var_names: Collection[str],
         dims: Mapping[str, Any],
         coords: Mapping[str, Any],
     ) -> None:
         self.groups: defaultdict[str, dict[str, Variable]] = defaultdict(dict)
+        self.attrs: defaultdict[str, dict[str, Any]] = defaultdict(dict)
         self._where, self._shape, self._dims, self._coords = where, shape, dims, coords
+        self._prior_shape = (1, num_prior)
         self._left_out = {name[1:] for name in var_names if name.startswith("~")}
         self._wanted = {name for name in var_names if not name.startswith("~")}
         self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
         self._variables: set[str] = set()
 
     def add(
-        self, place: Place, trace: Trace, values: Mapping[str, Tensor], rows: Tensor | None, log_likelihood: bool
+        self,
+        place: Place,
+        trace: Trace,
+        values: Mapping[str, Tensor],
+        rows: Tensor | None,
+        log_likelihood: str | None,
+        log_prior: bool,
     ) -> None:
-        """Take a run conditioned on the data; with `rows`, of those rows of all that the values are for.
+        """Add a run conditioned on the data.
+
+        Args:
+            place: chain and draw.
+            trace: of the run.
+            values: of the latent sites.
+            rows: rows of the run, of all that the values are for; None is all.
+            log_likelihood: the group of the densities of the data given the latent sites, if they are wanted.
+            log_prior: whether the densities of latent sites are wanted.
 
         Raises:
             ValueError: if a plate took other rows than at the first draw.
@@ -65,39 +88,59 @@ class Arrays:
                 dims = self._name_dims(name, site["value"], site)
                 if place == (0, 0):
                     self._put("observed_data", name, site["value"], dims, (), rows)
-                if log_likelihood:
+                if log_likelihood is not None:
                     pointwise = log_prob(site, torch.nan)
-                    self._put("log_likelihood", name, pointwise, dims[: pointwise.dim()], place, rows)
+                    self._put(log_likelihood, name, pointwise, dims[: pointwise.dim()], place, rows)
             elif is_variable(site):
                 self._variables.add(name)
-                if name not in self._left_out and (not self._wanted or name in self._wanted):
+                if self._is_kept(name):
                     value = values.get(name, site["value"])
-                    self._put("posterior", name, value, self._name_dims(name, value, site), place, rows)
+                    dims = self._name_dims(name, value, site)
+                    self._put("posterior", name, value, dims, place, rows)
+                    if log_prior and not _is_delta(site):
+                        density = log_prob(site, 0.0)
+                        self._put("log_prior", name, density, dims[: density.dim()], place, rows)
+
+    def add_prior(self, draw: int, trace: Trace, predictive: bool) -> None:
+        """Add a run that drew latent sites and data from the model."""
+        for name, site in sample_sites(trace).items():
+            observed = name in self.groups["observed_data"]
+            if (predictive and observed) or (not observed and is_variable(site) and self._is_kept(name)):
+                dims = self._name_dims(name, site["value"], site)
+                self._put("prior_predictive" if observed else "prior", name, site["value"], dims, (0, draw))
+
+    def add_leave_one_out(self, place: Place, trace: Trace, name: str, densities: Tensor) -> None:
+        """Add the leave-one-out densities of an observed site, in place of its densities given the latent sites."""
+        site = trace.nodes[name]
+        dims = self._name_dims(name, site["value"], site)
+        self._put("log_likelihood", name, densities, dims[: densities.dim()], place)
+
+    def add_predictions(self, place: Place, f: Tensor, y: Tensor | None) -> None:
+        """Add draws at new points, latent dimensions first."""
+        for name, value in (("f", f), ("y", y)):
+            if value is not None:
+                self._put("predictions", name, value, ("latents", "prediction")[2 - value.dim() :], place)
 
     def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
-        """Take the data of a run that drew them anew."""
+        """Add the data of a run that drew them anew."""
         for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
             value = again.nodes[name]["value"]
             self._put("posterior_predictive", name, value, self._name_dims(name, value, again.nodes[name]), place, rows)
 
-    def add_densities(self, place: Place, log_p: Trace, log_q: Trace | None) -> None:
-        """Take the log density of a run, and of the guide's if there is one.
+    def add_densities(self, place: Place, **totals: Tensor) -> None:
+        """Add log densities, one number each."""
+        for name, value in totals.items():
+            self._put("sample_stats", name, value, (), place)
 
-        Raises:
-            ValueError: if a plate took some of its rows only.
-        """
-        check_all_rows(self._where, log_p)
-        for name, trace in (("log_p", log_p), ("log_q", log_q)):
-            if trace is not None:
-                self._put("sample_stats", name, total_log_prob(trace), (), place)
-
-    def add_constants(self, trace: Trace, x: Any, given: Mapping[str, Any]) -> None:
-        """Take the parameters of a run, inputs and further arrays."""
+    def add_constants(self, trace: Trace, x: Any, x_new: Tensor | None, given: Mapping[str, Any]) -> None:
+        """Add the parameters of a run, inputs, inputs of predictions and further arrays."""
         for name, site in trace.nodes.items():
             if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # else it is a part of one
                 self._put("params", name, site["value"], self._name_dims(name, site["value"]))
         if isinstance(x, Tensor) and x.dim() == 2:
             self._put_whole("x", _array(x), ("data", "input_dim"))
+        if x_new is not None:
+            self._put("predictions_constant_data", "x", x_new, ("prediction", "input_dim"))
         for name, value in given.items():
             self._put_whole(name, _array(value), self._name_dims(name, _array(value)))
 
@@ -120,13 +163,26 @@ class Arrays:
 
     def datasets(self, num_draws: int) -> dict[str, xr.Dataset]:
         """Every group that holds anything, with its first draws."""
-        attrs = {"inference_library": "pyro", "inference_library_version": pyro.__version__}
+        attrs = {
+            "created_at": datetime.now(UTC).isoformat(),
+            "creation_library": "pyro_nngp",
+            "creation_library_version": version("pyro_nngp"),
+            "creation_library_language": "Python",
+            "inference_library": "pyro",
+            "inference_library_version": pyro.__version__,
+        }
         made = {}
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
-            kept = {n: (dims, a[:, :num_draws] if "draw" in dims else a) for n, (dims, a) in variables.items()}
+            last = None if group in _PRIOR_GROUPS else num_draws
+            kept = {n: (dims, a[:, :last] if "draw" in dims else a) for n, (dims, a) in variables.items()}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
-            made[group] = xr.Dataset(kept, labels, attrs)
+            sample_dims = [dim for dim in _SAMPLE_DIMS if dim in labels]
+            drawn = {"sample_dims": sample_dims} if sample_dims else {}
+            made[group] = xr.Dataset(kept, labels, attrs | drawn | self.attrs[group])
         return made
+
+    def _is_kept(self, name: str) -> bool:
+        return name not in self._left_out and (not self._wanted or name in self._wanted)
 
     def _add_plates(self, trace: Trace, rows: Tensor | None) -> None:
         for name, (taken, size) in plate_rows(trace).items():
@@ -150,7 +206,8 @@ class Arrays:
         plates = {dim: len(taken) for dim, (taken, _) in self._plates.items()}
         lengths = [plates.get(dim, n) for dim, n in zip(dims, value.shape, strict=True)]
         if name not in group_of:
-            lead, shape = (("chain", "draw"), self._shape) if place else ((), ())
+            draws = self._prior_shape if group in _PRIOR_GROUPS else self._shape
+            lead, shape = (_SAMPLE_DIMS, draws) if place else ((), ())
             group_of[name] = ((*lead, *dims), np.empty((*shape, *lengths), value.dtype))
         part = [slice(None) if n == length else _array(rows) for n, length in zip(value.shape, lengths, strict=True)]
         group_of[name][1][(*place, ...)][tuple(part)] = value
@@ -164,7 +221,7 @@ class Arrays:
 
     def _name_dims(self, name: str, value: Any, site: Any = None) -> tuple[str, ...]:
         plates = [None] * value.ndim if site is None else plate_dims(site, value)
-        given = self._dims.get(name)
+        given = self._dims.get(name, None if site is None else site["infer"].get("event_dims"))
         if given is None:
             return tuple(plate or f"{name}_dim_{k}" for k, plate in enumerate(plates))
         if len(given) != plates.count(None):
@@ -179,6 +236,10 @@ class Arrays:
         if len(labels) != full:
             fail(self._where, f"coords[{dim!r}]", f"to have {full} labels", len(labels), "Give one for each row.")
         return labels[taken]
+
+
+def _is_delta(site: Any) -> bool:
+    return isinstance(base_law(site["fn"]), Delta)
 
 
 def _array(value: Any) -> np.ndarray:

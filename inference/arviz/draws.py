@@ -51,6 +51,10 @@ class MCMCDraws:
         """Values at one of the draws taken."""
         return {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}, None
 
+    def are_of(self, method: Any) -> bool:
+        """Whether they are from the guide of a method."""
+        return False
+
     def statistics(self) -> Statistics:
         """What the kernel tells, as {name: (dims, array)}: divergences draw by draw, numbers chain by chain."""
         chains: Any = self._mcmc._diagnostics
@@ -79,6 +83,10 @@ class GuideDraws:
         """A new draw."""
         trace = poutine.trace(self._guide).get_trace(*args, **kwargs)
         return latent_values(trace), trace
+
+    def are_of(self, method: Any) -> bool:
+        """Whether they are from the guide of a method."""
+        return getattr(self._guide, "__self__", None) is method
 
     def statistics(self) -> Statistics:
         """Nothing: independent draws have no diagnostics."""

@@ -1,7 +1,12 @@
-"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods that have a model and a guide.
+r"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods that have a model and a guide.
 
 At each draw the model is run conditioned on the data, and once more with the data drawn anew. Arrays are allocated once
 and filled draw by draw, in main memory wherever the model runs.
+
+``az.loo`` and ``az.compare`` take the log likelihood for :math:`\log p(y_i \mid y_{-i}, \theta)`: they make importance
+weights of its inverse. For a method of :mod:`pyro_nngp.models` it is that density, with the latent values integrated
+out. For any other program it is the density of each observation given all latent sites, the same thing where the
+observations are independent given these.
 
 Cost: two runs of the model per draw, and one of the guide; memory for the draws that are kept.
 """
@@ -12,16 +17,18 @@ from typing import Any
 
 import torch
 import xarray as xr
+from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference._traces import run_at
+from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays
 from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of
 
 _WHERE = "to_arviz"
+_GIVEN_LATENTS = "given all latent sites"
 
 
 def to_arviz(
@@ -32,7 +39,11 @@ def to_arviz(
     var_names: Collection[str] | None = None,
     posterior_predictive: bool = True,
     log_likelihood: bool = True,
+    log_likelihood_conditional: bool = False,
+    log_prior: bool = False,
     log_density: bool = False,
+    num_prior_samples: int = 0,
+    predictions: Float[Tensor, "P D"] | None = None,
     batch_size: int | None = None,
     num_data: int | None = None,
     losses: Any = None,
@@ -46,16 +57,25 @@ def to_arviz(
     Groups of the result:
 
     - ``posterior``: latent sites, and deterministic ones;
-    - ``posterior_predictive``: observed sites, drawn anew;
-    - ``log_likelihood``: log density of each observation, without the scales of plates and ``poutine.scale``, and NaN
-      where it is masked;
-    - ``sample_stats``: of MCMC, ``diverging`` and what the kernel tells of each chain (step size, temperatures, ...);
-      with `log_density`, ``log_p`` and, for guides, ``log_q``;
+    - ``posterior_predictive``: observed sites, drawn anew; given the data of the neighbors where the model conditions
+      on them (``LOO``, ``Vecchia``);
+    - ``log_likelihood``: of a method, the log density of each observation given all others and the hyperparameters
+      of the draw, latent values integrated out (``gp.loo``); of any other program, its log density given all latent
+      sites, without the scales of plates and ``poutine.scale``, and NaN where it is masked. The attribute ``kind`` says
+      which;
+    - ``log_likelihood_conditional``: of a method too the log density given all latent sites, on request. It is of no
+      use to ``az.loo`` where latent values are as many as observations;
+    - ``log_prior``: log density of each latent site in the posterior group, without scales, on request;
+    - ``prior``, ``prior_predictive``: draws from the model, on request;
+    - ``predictions``: joint draws of ``f`` and ``y`` at new points, on request; their ``x`` is in
+      ``predictions_constant_data``;
+    - ``sample_stats``: of MCMC, ``diverging`` and the kernel's diagnostics of each chain (step size, ...); with
+      `log_density`, ``log_p`` and, for guides, ``log_q``;
     - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the parameters of the
       model, which are point estimates; ``svi``, the trace of the loss.
 
-    A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, or
-    ``<site>_dim_<k>``.
+    A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, by
+    ``infer={"event_dims": [...]}`` of the site, or ``<site>_dim_<k>``.
 
     Args:
         source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
@@ -65,9 +85,14 @@ def to_arviz(
         num_samples: draws per chain. None is all draws of an MCMC run (fewer are taken evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
         posterior_predictive: draw the data anew.
-        log_likelihood: keep the pointwise log likelihood.
+        log_likelihood: keep the log likelihood for ``az.loo``.
+        log_likelihood_conditional: keep the log densities of the data given all latent sites.
+        log_prior: keep the log densities of the latent sites, for power-scaling sensitivity.
         log_density: keep the log joint density ``log_p`` of latent sites and data, and the guide's, ``log_q``, both
             without scales.
+        num_prior_samples: draws from the prior. Models that condition on the data of the neighbors have no prior
+            predictive draws.
+        predictions: new inputs of a method.
         batch_size: run the model on so many rows at a time, as ``model(idx)``, at values drawn for all rows at once.
         num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
         losses: the loss at each step, such as ``fit(...).losses``.
@@ -85,56 +110,100 @@ def to_arviz(
         ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that
             do not fit, arguments out of range.
 
-    Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's. `log_density` adds the
-    densities of the latent sites: O(N K^3) for a nearest-neighbor prior.
+    Cost: two runs of the model per draw (one without `posterior_predictive`) and the guide's; `log_likelihood` adds
+    that of ``gp.loo`` per draw of the hyperparameters. `log_density` and `log_prior` add the densities of the latent
+    sites: O(N K^3) for a nearest-neighbor prior.
     """
     for arg, number in (("num_samples", num_samples), ("batch_size", batch_size)):
         if number is not None and number < 1:
             fail(_WHERE, arg, ">= 1, or None", number, "Ask for at least one.")
+    if log_prior and batch_size is not None:
+        fail(_WHERE, "log_prior", "to be False with batch_size", True, "Run the model on all rows for it.")
     draws, kwargs = draws_of(_WHERE, source, num_samples), dict(model_kwargs or {})
     if isinstance(draws, MCMCDraws) and not args and not kwargs and batch_size is None:
         args, kwargs = draws.arguments()
     num_data = getattr(source, "num_data", None) if num_data is None else num_data
-    blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs, log_density)
-    arrays = Arrays(_WHERE, (draws.num_chains, draws.num_samples), var_names or (), dims or {}, coords or {})
+    blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
+    method = _method(draws.model)
+    densities = predict = None
+    if method is not None and method.likelihood is not None and log_likelihood:
+        idx = args[0] if args else kwargs.get("idx")
+        densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
+    if predictions is not None:
+        if method is None:
+            cure = "Pass a method, or its MCMC run; draw the predictions of your own program by Predictive."
+            fail(_WHERE, "source", "to be a method, with predictions", type(source).__name__, cure, TypeError)
+        predict = method.predictions_by_draw(predictions)
+    given_latents = None
+    if log_likelihood_conditional or (log_likelihood and densities is None):
+        given_latents = "log_likelihood" if method is None else "log_likelihood_conditional"
+    shape = draws.num_chains, draws.num_samples
+    arrays = Arrays(_WHERE, shape, num_prior_samples, var_names or (), dims or {}, coords or {})
     with torch.no_grad(), deferred_interrupt() as pressed:
         for s in tqdm(range(draws.num_samples), disable=not progress, delay=1, desc=_WHERE, unit="draw"):
             for place in ((c, s) for c in range(draws.num_chains)):
                 values, guide_trace = draws.at(*place, args, kwargs)
+                log_p = 0.0
                 for rows in blocks:
                     run = partial(run_at, _WHERE, draws.model, args, kwargs, values, rows)
                     trace = run()
-                    arrays.add(place, trace, values, rows, log_likelihood)
+                    arrays.add(place, trace, values, rows, given_latents, log_prior)
                     if posterior_predictive:
                         arrays.add_replicates(place, trace, run(resample=True), rows)
+                    if log_density:
+                        if rows is None:
+                            check_all_rows(_WHERE, trace)
+                        of_rows, of_all = log_prob_parts(trace)
+                        log_p = log_p + of_rows
+                if densities is not None:
+                    arrays.add_leave_one_out(place, trace, method.site("y"), densities(values))
+                if predict is not None:
+                    arrays.add_predictions(place, *predict(values))
                 if log_density:
-                    arrays.add_densities(place, log_p=trace, log_q=guide_trace)
+                    log_q = {} if guide_trace is None else {"log_q": total_log_prob(guide_trace)}
+                    arrays.add_densities(place, log_p=log_p + of_all, **log_q)
             if s == 0:
-                arrays.add_constants(trace, getattr(source, "x", None), constant_data or {})
+                arrays.add_constants(trace, getattr(source, "x", None), predictions, constant_data or {})
                 arrays.check_names()
             if pressed:
                 break
+        for draw in range(0 if pressed else num_prior_samples):
+            trace = run_at(_WHERE, draws.model, args, kwargs, None, resample=True)
+            arrays.add_prior(draw, trace, getattr(method, "generative", True))
+    arrays.attrs["log_likelihood"]["kind"] = _GIVEN_LATENTS if densities is None else method.loo_kind
+    arrays.attrs["log_likelihood_conditional"]["kind"] = _GIVEN_LATENTS
     arrays.groups["sample_stats"].update(draws.statistics())
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), torch.as_tensor(losses).detach().cpu().numpy())
     return _container(arrays.datasets(num_draws=s + 1))
 
 
-def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any], log_density: bool) -> list[Tensor]:
+def _method(model: Any) -> Any:
+    """The method that a model belongs to; None for other programs."""
+    owner = getattr(model, "__self__", None)
+    return owner if hasattr(owner, "loo_by_draw") else None
+
+
+def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
     if not isinstance(num_data, int):
         fail(_WHERE, "num_data", "to be the number of rows, with batch_size", num_data, "Pass num_data=.")
     if args or kwargs:
         cure = "With batch_size the model is called as model(idx)."
         fail(_WHERE, "model arguments", "to be none with batch_size", f"{len(args) + len(kwargs)}", cure)
-    if log_density:
-        fail(_WHERE, "log_density", "to be False with batch_size", True, "Run the model on all rows for it.")
     return list(torch.arange(num_data).split(batch_size))
 
 
-def _container(datasets: Mapping[str, Any]) -> Any:
-    """The container of the installed ArviZ. It is imported here because that takes long, and 0.x warns of 1.x."""
+def is_old() -> bool:
+    """Whether ArviZ is of version 0.x. It is imported here because that takes long, and 0.x warns of 1.x."""
     import arviz
 
-    if arviz.__version__.startswith("0."):
-        return arviz.InferenceData(**datasets)
-    return xr.DataTree.from_dict(datasets)
+    return arviz.__version__.startswith("0.")
+
+
+def _container(datasets: Mapping[str, Any]) -> Any:
+    """The container of the installed ArviZ."""
+    if not is_old():
+        return xr.DataTree.from_dict(datasets)
+    import arviz
+
+    return arviz.InferenceData(**datasets)

@@ -1,13 +1,16 @@
 """What the methods share: data and sites, predictions, and conditioning on observed neighbors."""
 
+from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod, Plates
-from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
+from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod
 
 __all__ = [
+    "Densities",
     "Draw",
     "GPMethod",
     "GaussianResponseMethod",
+    "LeaveOneOutMethod",
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",

@@ -64,6 +64,8 @@ class GPMethod(GPModule):
     Attributes:
         x, y: the data, as buffers.
         latent_shape: () for one latent function, (L,) for several.
+        generative: whether draws of y from ``model`` are from the prior predictive distribution; else they are given
+            the data of the neighbors.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
@@ -72,6 +74,7 @@ class GPMethod(GPModule):
 
     x: Tensor
     y: Tensor | None
+    generative: bool = True
 
     def __init__(
         self,

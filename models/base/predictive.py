@@ -12,7 +12,7 @@ L latent functions, T outputs, S draws.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from jaxtyping import Float
@@ -25,16 +25,14 @@ from pyro_nngp._random import seeded
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
+from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base.method import GPMethod
-
-Draw: TypeAlias = Mapping[str, Tensor]
-"""Values of all sites in one posterior draw."""
+from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
 
 Result = TypeVar("Result")
 
 
-class PredictiveMethod(GPMethod):
+class PredictiveMethod(LeaveOneOutMethod):
     """A method with predictions at new points.
 
     A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
@@ -131,6 +129,35 @@ class PredictiveMethod(GPMethod):
                 given = place_draws(f"{type(self).__name__}.sample", self, samples, num_samples)
                 draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
         return torch.cat(draws)
+
+    @pyro_entry
+    @torch.no_grad()
+    def predictions_by_draw(
+        self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None, seed: int = 0
+    ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
+        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: as in :meth:`sample`.
+            seed: of the order of the new points; the draws take the global random state.
+
+        Returns:
+            A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`sample`.
+        """
+        self._check_new("predictions_by_draw", x_new)
+        plan = self.joint_plan(x_new, num_neighbors, seed)
+        return lambda draw: self._predictions_at(draw, x_new, plan)
+
+    @pyro_entry
+    @torch.no_grad()
+    def _predictions_at(self, draw: Draw, x_new: Tensor, plan: Any) -> tuple[Tensor, Tensor | None]:
+        place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
+        f = self.joint_draws(x_new, plan, 1, draw)[0]
+        return f, None if self.likelihood is None else self._law_of_y(f, torch.zeros_like(f)).sample()
 
     def _at_draws(
         self,

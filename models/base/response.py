@@ -27,7 +27,8 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
+from pyro_nngp.models.base.leave_one_out import Densities, Draw
+from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborTable, distinct_rows
 
 
@@ -39,6 +40,7 @@ class ResponseMethod(PredictiveMethod):
     """
 
     graph: NeighborTable
+    generative = False
 
     @pyro_entry
     @torch.no_grad()
@@ -61,6 +63,18 @@ class ResponseMethod(PredictiveMethod):
         observations = self.observations(self._bound(), rows, draw)
         loc, var = self._given_neighbors(x_new, rows, positions, *observations)
         return loc, var.expand(loc.shape)
+
+    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
+        """Given the observations of the nearest other points; O(I K^3)."""
+        near = self.graph.others(num_neighbors, rows)
+        union, positions = distinct_rows(near)
+
+        def densities(draw: Draw | None) -> Tensor:
+            observations = self.observations(self._bound(), union, draw)
+            loc, var = self._given_neighbors(self.x[rows], union, positions, *observations)
+            return self._law_of_y(loc, var.expand(loc.shape)).log_prob(self._values(rows))
+
+        return densities
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""

@@ -10,11 +10,14 @@ from pyro_nngp.variational.gaussian import (
     factor,
     neighbor_variance,
 )
+from pyro_nngp.variational.leave_one_out import InducingLeaveOneOut, LatentLeaveOneOut, scattered
 from pyro_nngp.variational.natural_gradient import variational_optimum
 
 __all__ = [
     "AmortizedGaussian",
     "DenseGaussian",
+    "InducingLeaveOneOut",
+    "LatentLeaveOneOut",
     "LocalConjugate",
     "LocalGaussian",
     "LocalLogNormal",
@@ -22,5 +25,6 @@ __all__ = [
     "combined_variance",
     "factor",
     "neighbor_variance",
+    "scattered",
     "variational_optimum",
 ]

@@ -1,5 +1,6 @@
 import signal
 import warnings
+from datetime import UTC, datetime
 
 import numpy as np
 import pyro
@@ -15,7 +16,7 @@ from pyro.nn import PyroSample
 from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import VNNGP, Vecchia
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x speaks of 1.x once a day
@@ -203,19 +204,126 @@ def test_method_with_and_without_batches(settings):
     kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=x.dtype), 0.3))
     gp = VNNGP(x, y, kernel, likelihood, num_neighbors=4, **settings)
     pyro.set_rng_seed(3)
-    whole = to_arviz(gp, num_samples=4, posterior_predictive=False)
+    options = {"posterior_predictive": False, "log_likelihood_conditional": True, "log_density": True}
+    whole = to_arviz(gp, num_samples=4, **options)
     pyro.set_rng_seed(3)
-    parts = to_arviz(gp, num_samples=4, posterior_predictive=False, batch_size=7)
+    parts = to_arviz(gp, num_samples=4, batch_size=7, **options)
     latents = ("latents",) if y.dim() == 2 else ()
     assert whole.posterior["f"].dims == ("chain", "draw", *latents, "data")
     assert set(whole.posterior) == {"kernel.variance", "u", "f"}
     assert set(whole.params) >= {"kernel.lengthscale", "mean.value"}
-    for group in ("posterior", "log_likelihood", "observed_data"):
+    for group in ("posterior", "log_likelihood", "log_likelihood_conditional", "observed_data", "sample_stats"):
         for name in whole[group]:
-            np.testing.assert_allclose(whole[group][name], parts[group][name], rtol=1e-12)
+            np.testing.assert_allclose(whole[group][name], parts[group][name], rtol=1e-9)
+    assert whole.log_likelihood.attrs["kind"].startswith("leave-one-out")
+    samples = {"kernel.variance": tensor(whole.posterior["kernel.variance"])[0]}
+    for s, variance in enumerate(samples["kernel.variance"]):
+        alone = gp.loo_by_draw(from_guide=True)({"kernel.variance": variance})
+        np.testing.assert_allclose(whole.log_likelihood["y"][0, s], alone, atol=1e-3)
     f = tensor(whole.posterior["f"])
     expected = gp.likelihood(f).log_prob(y.mT if y.dim() == 2 else y)
-    torch.testing.assert_close(tensor(whole.log_likelihood["y"]), expected.detach(), rtol=1e-12, atol=0)
+    torch.testing.assert_close(tensor(whole.log_likelihood_conditional["y"]), expected.detach(), rtol=1e-12, atol=0)
+
+
+def test_batches_of_rows_add_up_to_the_log_density():
+    pyro.set_rng_seed(3)
+    whole = to_arviz((model, guide), num_samples=5, posterior_predictive=False, log_density=True)
+    pyro.set_rng_seed(3)
+    parts = to_arviz(
+        (model, guide), num_samples=5, posterior_predictive=False, log_density=True, batch_size=5, num_data=N
+    )
+    for name in ("log_p", "log_q"):
+        np.testing.assert_allclose(whole.sample_stats[name], parts.sample_stats[name], rtol=1e-12)
+
+
+def test_log_prior_site_by_site():
+    idata = to_arviz((model, guide), num_samples=3, log_prior=True)
+    assert set(idata.log_prior) == {"slope", "effect"}  # what is a function of others has no density
+    assert idata.log_prior["effect"].dims == ("chain", "draw", "rows")
+    slope, effect = tensor(idata.posterior["slope"]), tensor(idata.posterior["effect"])
+    torch.testing.assert_close(tensor(idata.log_prior["slope"]), normal(0.0, 1.0).log_prob(slope).sum(-1))
+    torch.testing.assert_close(tensor(idata.log_prior["effect"]), normal(0.0, 0.3).log_prob(effect))
+
+
+def test_prior_draws():
+    pyro.set_rng_seed(2)
+    idata = to_arviz((model, guide), num_samples=2, num_prior_samples=400)
+    prior, y = idata.prior, tensor(idata.prior_predictive["y"])[0]
+    assert prior["effect"].sizes == {"chain": 1, "draw": 400, "rows": N}
+    slope, effect = tensor(prior["slope"])[0], tensor(prior["effect"])[0]
+    assert abs(slope.mean()) < 6 / 800**0.5
+    assert abs(effect.std() / 0.3 - 1) < 6 / (2 * 400 * N) ** 0.5
+    z = (y - tensor(prior["mean"])[0]) / 0.2
+    assert abs(z.mean()) < 6 / (400 * N) ** 0.5
+    assert abs(z.square().mean() - 1) < 6 * (2 / (400 * N)) ** 0.5
+    np.testing.assert_allclose(prior["mean"][0], slope[:, :1] * X + slope[:, 1:] + effect)
+
+
+@pytest.mark.parametrize("method", [VNNGP, Vecchia])
+def test_prior_predictive_draws_of_methods(method):
+    x = torch.rand(20, 2, dtype=torch.float64)
+    kernel = Matern52(2)
+    kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=x.dtype), 0.3))
+    idata = to_arviz(method(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4), num_samples=2, num_prior_samples=3)
+    assert idata.prior["kernel.variance"].shape == (1, 3)
+    groups = idata.groups() if OLD else idata.children
+    assert ("prior_predictive" in groups) == (method is VNNGP)  # the model of Vecchia is given the data of neighbors
+
+
+def test_predictions_belong_to_their_draws():
+    x = torch.rand(30, 2, dtype=torch.float64)
+    y = torch.stack([x.sum(-1), -x.sum(-1)], -1)
+    gp = VNNGP(x, y, Matern52(2), Gaussian(1e-6), num_neighbors=6, loc=torch.stack([x.sum(-1)] * 2, -1))
+    rows = torch.tensor([4, 7])
+    idata = to_arviz(gp, num_samples=3, predictions=x[rows], coords={"input_dim": ["east", "north"]})
+    assert idata.predictions["f"].dims == ("chain", "draw", "latents", "prediction")
+    f = idata.posterior["f"].values[..., rows.numpy()]
+    np.testing.assert_allclose(idata.predictions["f"], f, atol=0.02)  # at the data, up to the nugget
+    np.testing.assert_allclose(idata.predictions["y"], idata.predictions["f"], atol=6e-3)
+    np.testing.assert_array_equal(idata.predictions_constant_data["x"], x[rows])
+    assert idata.predictions_constant_data["input_dim"].values.tolist() == ["east", "north"]
+    latent = VNNGP(x, None, Matern52(2), num_neighbors=6)
+    assert set(to_arviz(latent, num_samples=2, predictions=x[:2]).predictions) == {"f"}
+    with pytest.raises(TypeError, match="expected source to be a method, with predictions, got tuple"):
+        to_arviz((model, guide), predictions=x)
+    with pytest.raises(ValueError, match="x_new"):
+        to_arviz(gp, num_samples=2, predictions=x[:, :1])
+
+
+def test_chains_of_a_method_have_leave_one_out_densities_and_predictions():
+    x = torch.rand(20, 2, dtype=torch.float64)
+    kernel = Matern52(2)
+    kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0, dtype=x.dtype), 0.3))
+    gp = Vecchia(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=5)
+    mcmc = MCMC(NUTS(gp.model), num_samples=6, warmup_steps=4, disable_progbar=True)
+    mcmc.run()
+    idata = to_arviz(mcmc, predictions=x[:3] + 0.01)
+    torch.testing.assert_close(tensor(idata.log_likelihood["y"])[0], gp.loo(samples=mcmc.get_samples()))
+    assert idata.predictions["y"].shape == (1, 6, 3)
+    of_auto = to_arviz((gp.model, AutoNormal(gp.model)), num_samples=2)
+    samples = {"kernel.variance": tensor(of_auto.posterior["kernel.variance"])[0]}
+    torch.testing.assert_close(tensor(of_auto.log_likelihood["y"])[0], gp.loo(samples=samples))
+
+
+def test_dimensions_named_in_the_model():
+    def factors():
+        pyro.sample("both", dist.Normal(torch.zeros(3), 1.0).to_event(1), infer={"event_dims": ["kind"]})
+
+    assert to_arviz((factors, AutoNormal(factors)), num_samples=2).posterior["both"].dims[2:] == ("kind",)
+    renamed = to_arviz((factors, AutoNormal(factors)), num_samples=2, dims={"both": ["sort"]})
+    assert renamed.posterior["both"].dims[2:] == ("sort",)
+
+
+def test_attributes():
+    idata = to_arviz((model, guide), num_samples=2)
+    attrs = idata.posterior.attrs
+    assert list(attrs["sample_dims"]) == ["chain", "draw"]
+    assert "sample_dims" not in idata.observed_data.attrs
+    assert attrs["creation_library"] == "pyro_nngp"
+    assert attrs["creation_library_language"] == "Python"
+    assert attrs["inference_library"] == "pyro"
+    assert abs((datetime.now(UTC) - datetime.fromisoformat(attrs["created_at"])).total_seconds()) < 100
+    assert idata.log_likelihood.attrs["kind"] == "given all latent sites"
 
 
 def test_method_densities_inputs_and_batch(gp):
@@ -388,7 +496,7 @@ def shapeless(idx=None):
         ((latent_only, latent_only), (), {"batch_size": 0, "num_data": 3}, "expected batch_size >= 1"),
         ((latent_only, latent_only), (), {"batch_size": 2}, "expected num_data to be the number of rows"),
         ((model, guide), (X,), {"batch_size": 2, "num_data": N}, "expected model arguments to be none with batch_size"),
-        ((model, guide), (), {"batch_size": 2, "num_data": N, "log_density": True}, "expected log_density to be False"),
+        ((model, guide), (), {"batch_size": 2, "num_data": N, "log_prior": True}, "expected log_prior to be False"),
         (
             (model, guide),
             (torch.arange(3),),

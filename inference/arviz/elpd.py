@@ -1,0 +1,74 @@
+"""Leave-one-out log densities at fixed hyperparameters, in the form that ``az.compare`` ranks.
+
+Nothing is left to importance sampling then: the estimate is the sum, with the standard error of a sum of N terms.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp._checks import check_finite, check_tensor, fail
+from pyro_nngp.inference.arviz.export import is_old
+
+
+@torch.no_grad()
+def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
+    """ArviZ's ``ELPDData`` from leave-one-out log densities that do not depend on posterior draws.
+
+    Where hyperparameters have posterior draws, ``az.loo(to_arviz(...))`` gives the same with their uncertainty.
+
+    Args:
+        log_densities: of each datum, such as ``gp.loo()`` returns.
+
+    Returns:
+        ``ELPDData`` with pointwise values, for ``az.compare``. The number of effective parameters is NaN: there are no
+        draws that had seen the data.
+
+    Raises:
+        ValueError, TypeError: for anything else than finite densities of one draw.
+    """
+    check_tensor("elpd", "log_densities", log_densities)
+    if log_densities.dim() not in (1, 2):
+        cure = "With posterior draws use az.loo(to_arviz(...))."
+        fail("elpd", "log_densities", "of shape (N,) or (T, N)", tuple(log_densities.shape), cure)
+    check_finite("elpd", "log_densities", log_densities)
+    values = log_densities.cpu().numpy()
+    dims = ("latents", "data")[2 - values.ndim :]
+    pointwise = xr.DataArray(values, {dim: np.arange(n) for dim, n in zip(dims, values.shape, strict=True)}, dims)
+    total, error = float(values.sum()), float((values.size * values.var()) ** 0.5)
+    pareto_k = xr.zeros_like(pointwise)
+    if is_old():
+        from arviz.stats.stats_utils import ELPDData
+
+        found = {
+            "elpd_loo": total,
+            "se": error,
+            "p_loo": np.nan,
+            "n_samples": 1,
+            "n_data_points": values.size,
+            "warning": False,
+            "loo_i": pointwise.rename("loo_i"),
+            "pareto_k": pareto_k,
+            "scale": "log",
+            "good_k": 0.7,
+        }
+        return ELPDData(data=list(found.values()), index=list(found))
+    from arviz_stats import utils
+
+    return getattr(utils, "ELPDDataLOO", utils.ELPDData)(
+        kind="loo",
+        elpd=total,
+        se=error,
+        p=np.nan,
+        n_samples=1,
+        n_data_points=values.size,
+        scale="log",
+        warning=False,
+        good_k=0.7,
+        elpd_i=pointwise,
+        pareto_k=pareto_k,
+    )

@@ -1,0 +1,150 @@
+r"""Leave-one-out predictive densities of the data, with latent values integrated out.
+
+.. math:: \log p(y_i \mid y_{-i}, \theta), \qquad i = 1..N
+
+at hyperparameters :math:`\theta`. Over posterior draws of them, the weights that leave out a datum are
+
+.. math:: p(\theta \mid y_{-i}) \propto \frac{p(\theta \mid y)}{p(y_i \mid y_{-i}, \theta)},
+
+which is what ``az.loo`` makes of these densities as a log likelihood, whatever y depends on (Vehtari et al. 2016,
+section 3.6; Burkner, Gabry, Vehtari 2021). Densities given a draw of the latent values are no substitute: they have
+seen y_i, as have the draws, and one weight per draw is made of all latent values at once.
+
+Cost: that of the method's :meth:`LeaveOneOutMethod.leave_one_out`, once or per posterior draw. Symbols: N data, I rows
+asked for, T outputs, S draws, L latent functions.
+
+Reference: Burkner, Gabry, Vehtari (2021), "Efficient leave-one-out cross-validation for Bayesian non-factorized normal
+and Student-t models", Computational Statistics.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_nngp._checks import check_batch, fail
+from pyro_nngp.hyperparameters import place_draws, pyro_entry
+from pyro_nngp.hyperparameters.priors import place_hyperparameters
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.method import GPMethod
+
+Draw: TypeAlias = Mapping[str, Tensor]
+"""Values of all sites in one posterior draw."""
+
+Densities: TypeAlias = Callable[[Draw | None], Tensor]
+"""Log densities at the hyperparameters that are placed: under the guide, or given a posterior draw."""
+
+
+class LeaveOneOutMethod(GPMethod):
+    """A method that predicts each datum from all others; a subclass defines :meth:`leave_one_out`.
+
+    Attributes:
+        loo_kind: what the densities are, in words; exports name it.
+    """
+
+    loo_kind: str = "leave-one-out, latent values integrated out"
+
+    @pyro_entry
+    @torch.no_grad()
+    def loo(
+        self,
+        idx: Int[Tensor, " I"] | None = None,
+        *,
+        num_neighbors: int | None = None,
+        samples: Mapping[str, Tensor] | None = None,
+    ) -> Float[Tensor, "... I"]:
+        """Log density of each datum given all others, with latent values integrated out.
+
+        The sum estimates the log density of as many fresh data, for hyperparameters that are few beside the data.
+        Neighbors and inducing points stay as they are.
+
+        Args:
+            idx: rows of the data; None is all.
+            num_neighbors: neighbors of each datum, among the others; None is the method's own choice. Methods with
+                inducing points have no use for it.
+            samples: posterior draws of the hyperparameters, such as ``mcmc.get_samples()``. None takes the
+                hyperparameters as they are, those with priors at the median of their guide.
+
+        Returns:
+            Log densities (I,), (T, I) for T outputs with independent latent functions; with S posterior draws one such
+            tensor for each, draws first: what Pareto-smoothed importance sampling takes.
+
+        Raises:
+            ValueError, TypeError: for malformed rows, a number of neighbors out of range, a model without likelihood,
+                or a hyperparameter that is missing in `samples`.
+
+        Cost: O(N K^3), for latent values under a likelihood that is not Gaussian per natural-gradient step;
+        O(N M^2 + M^3) with M inducing points. Once, or for each draw.
+        """
+        densities = self._densities(idx, num_neighbors, samples is not None)
+        if samples is None:
+            self._place_medians()
+            return densities(None)
+        return torch.stack([densities(draw) for draw, _ in place_draws(f"{type(self).__name__}.loo", self, samples)])
+
+    def loo_by_draw(
+        self, idx: Int[Tensor, " I"] | None = None, *, num_neighbors: int | None = None, from_guide: bool = False
+    ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
+        """:meth:`loo` as a function of one posterior draw after the other, to be streamed.
+
+        Args:
+            idx: rows of the data; None is all.
+            num_neighbors: as in :meth:`loo`.
+            from_guide: whether the draws are from the method's own guide instead of a posterior of its model. Other
+                latent values than hyperparameters are then integrated over the guide.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`loo`.
+        """
+        densities, found = self._densities(idx, num_neighbors, not from_guide), None
+
+        def at(draw: Draw) -> Tensor:
+            nonlocal found
+            if found is None or not from_guide or self.hyper_guide.has_sites:
+                found = self._densities_at(draw, densities, from_guide)
+            return found
+
+        return at
+
+    def leave_one_out(self, rows: Int[Tensor, " I"], num_neighbors: int | None, sampled: bool) -> Densities:
+        """Log densities of some rows of the data, as a function that is called with hyperparameters placed.
+
+        Args:
+            rows: of the data.
+            num_neighbors: neighbors of each datum; None is the method's own choice.
+            sampled: whether hyperparameters come from posterior draws of the model, in place of the guide.
+        """
+        raise NotImplementedError
+
+    def scores(self, rows: Tensor, moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Densities:
+        """Log densities of y at some rows from the means and variances of f at all of them, each given the others.
+
+        Args:
+            rows: of the data.
+            moments: from the likelihood, y (outputs first) and the mean function (of the shape of f) to the moments.
+        """
+        y = cast(Tensor, self._targets(None))
+
+        def densities(draw: Draw | None) -> Tensor:
+            likelihood = cast(Likelihood, self.likelihood).bind()
+            mean = self._mean_at(self.x).expand(*self.latent_shape, -1)
+            return likelihood.marginal(*moments(likelihood, y, mean)).log_prob(y)[..., rows]
+
+        return densities
+
+    def _densities(self, idx: Tensor | None, num_neighbors: int | None, sampled: bool) -> Densities:
+        where = f"{type(self).__name__}.loo"
+        if self.likelihood is None:
+            fail(where, "a likelihood", "in the model", None, "Score the whole program.")
+        if idx is not None:
+            check_batch(where, "idx", idx, self.num_data)
+        rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
+        return self.leave_one_out(rows, num_neighbors, sampled)
+
+    @pyro_entry
+    @torch.no_grad()
+    def _densities_at(self, draw: Draw, densities: Densities, from_guide: bool) -> Tensor:
+        place_hyperparameters(f"{type(self).__name__}.loo", self, draw)
+        return densities(None if from_guide else draw)

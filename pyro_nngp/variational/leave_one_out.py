@@ -1,0 +1,225 @@
+r"""Means and variances of f at each datum given all other data, f integrated out, at fixed hyperparameters.
+
+Gaussian observations of g, a linear function of the latent values, with targets t and precisions :math:`\lambda` stand
+for the likelihood (:func:`~pyro_nngp.variational.natural_gradient.gaussian_sites`). With N(m, s) the posterior of
+:math:`g_i` under all of them, leaving out the i-th gives the cavity distribution
+
+.. math:: N\big(m + c \lambda_i (m - t_i),\; c\big), \qquad 1 / c = 1 / s - \lambda_i
+
+(Vehtari et al. 2016, section 3.3), which is exact for Gaussian noise. For other likelihoods it keeps the sites of the
+other data as they are.
+
+* Inducing points: s comes from the M x M posterior precision.
+* Values at the data under a nearest-neighbor prior: m comes from a sparse system, and c is the variance of :math:`f_i`
+  given the targets of its nearest others as noisy observations. At 200 points in two dimensions, 64 others, the largest
+  error of the log density of a datum is .0007 for Gaussian noise (.05 for a mean that uses these others alone).
+
+Differs from the paper: sites of variational inference in place of those of Laplace or expectation propagation.
+Symbols: N data points, M inducing points, K nearest others, L latent functions.
+
+Reference: Vehtari, Mononen, Tolvanen, Sivula, Winther (2016), "Bayesian leave-one-out cross-validation approximations
+for Gaussian latent variable models", JMLR.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
+
+Moments: TypeAlias = tuple[Tensor, Tensor]
+"""Means and variances."""
+
+Blocks: TypeAlias = Callable[[], Iterator[tuple[slice, Tensor, Tensor]]]
+"""Some rows of the data, the weights (B, M) of the inducing values there, and the variances (B,) that they leave."""
+
+_MAX_STEPS, _TOLERANCE, _FAR = 50, 1e-3, 0.1
+_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_START_VAR = 1e-2  # of latent values where the first natural-gradient step is taken
+_BLOCK = 2**22  # weights held at once
+
+
+def without_site(loc: Tensor, var: Tensor, target: Tensor, precision: Tensor) -> Moments:
+    """Moments of a Gaussian value without one of the Gaussian observations that N(loc, var) is conditioned on.
+
+    Args:
+        loc: posterior mean.
+        var: posterior variance, less than ``1 / precision``.
+        target: the observation.
+        precision: its precision.
+    """
+    left = var / (1 - precision * var).clamp(min=torch.finfo(var.dtype).eps)
+    return loc + left * precision * (loc - target), left
+
+
+class LatentLeaveOneOut:
+    """Leave-one-out moments of latent values at the data under a nearest-neighbor prior.
+
+    Calls start where the last one ended, which saves steps when hyperparameters change little.
+
+    Args:
+        x: inputs (N, D).
+        others: rows of the K nearest other points of each (N, K).
+        jitter: relative nugget.
+    """
+
+    def __init__(self, x: Float[Tensor, "N D"], others: Int[Tensor, "N K"], jitter: float) -> None:
+        self._x, self._others, self._jitter = x, others, jitter
+        self._start: Moments | None = None
+
+    def __call__(
+        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], kernel: Any, prior: VecchiaFactor
+    ) -> Moments:
+        """Means and variances of f at each datum given the others, (*L, N).
+
+        Args:
+            likelihood: p(y | f), bound.
+            y: data, outputs first.
+            mean: mean function at the data, of the shape of f.
+            kernel: the kernel.
+            prior: of the latent values, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
+
+        Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
+        """
+        loc, var = (mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
+        u, easy, steps = loc - mean, True, _MAX_STEPS
+
+        def state() -> tuple[Tensor, Tensor, float]:
+            """Moments, and the divergence from the prior up to what does not change while variances stay."""
+            return mean + u, var, float((u * prior.product(u.double())).sum()) / 2
+
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal u, easy
+            u, easy = posterior_mean(prior, target - mean, precision, u, easy, _TOLERANCE)
+            return state()
+
+        used = None
+        while True:
+            before = u
+            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE)
+            steps -= taken
+            u = u if improved else before
+            target, precision = gaussian_sites(likelihood, y, mean + u, var)
+            _, left = graph_conditional(kernel, self._x, self._x, self._others, 1 / precision, self._jitter)
+            settled = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES
+            if isinstance(likelihood, Gaussian) or settled or steps <= 0 or not improved:
+                break
+            var, used = left / (1 + left * precision), precision
+        _warn(steps, moved)
+        self._start = mean + u, left / (1 + left * precision)
+        return mean + u + left * precision * (mean + u - target), left
+
+
+class InducingLeaveOneOut:
+    """Leave-one-out moments of f where it is tied to the values at inducing points.
+
+    Calls start where the last one ended.
+
+    Args:
+        fitc: whether what the inducing values leave open is noise of each datum, as in the model, or is integrated over
+            inside the bound, as under a guide.
+    """
+
+    def __init__(self, fitc: bool) -> None:
+        self._fitc = fitc
+        self._start: Moments | None = None
+
+    def __call__(
+        self,
+        likelihood: Likelihood,
+        y: Tensor,
+        mean: Float[Tensor, "*L N"],
+        blocks: Blocks,
+        prior: Float[Tensor, "M M"],
+        prior_var: Float[Tensor, " N"],
+    ) -> Moments:
+        """Means and variances of f at each datum given the others, (*L, N).
+
+        Args:
+            likelihood: p(y | f), bound.
+            y: data, outputs first.
+            mean: mean function at the data, of the shape of f.
+            blocks: the rows of the data, block by block.
+            prior: prior precision of the inducing values.
+            prior_var: prior variances of f, where to start.
+
+        Cost: O(N M^2 + M^3) for each latent function and natural-gradient step; O(M^2) memory beside a block.
+        """
+        noise, prior = torch.cat([var for _, _, var in blocks()]), prior.double()
+        seen, added = (convolved(likelihood, noise), 0 * noise) if self._fitc else (likelihood, noise)
+
+        def state(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            loc, spread, divergence = _projected(blocks, prior, target - mean, precision)
+            return mean + loc, spread + added, divergence
+
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal last
+            last = state(target, precision)
+            return last
+
+        sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
+        last = start = state(*sites)
+        steps, moved, improved = natural_gradient(seen, y, start, step, _MAX_STEPS, _TOLERANCE)
+        _warn(_MAX_STEPS - steps, moved)
+        loc, var, _ = last if improved else start
+        target, precision = self._start = gaussian_sites(seen, y, loc, var)
+        loc, var, _ = state(target, precision)
+        loc, var = without_site(loc, var - added, target, precision)
+        return loc, var + noise
+
+
+def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tensor, " N"], num_inducing: int) -> Blocks:
+    """Blocks of dense weights for data that are tied to K inducing points each.
+
+    Args:
+        w: weights, 0 where there is no neighbor.
+        near: rows of the inducing points, -1 padded.
+        var: variances that they leave.
+        num_inducing: M.
+    """
+
+    def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
+        size = max(num_inducing, _BLOCK // num_inducing)
+        for start in range(0, len(w), size):
+            rows = slice(start, start + size)
+            dense = w.new_zeros(len(w[rows]), num_inducing)
+            yield rows, dense.scatter_add_(-1, near[rows].clamp(min=0), w[rows]), var[rows]
+
+    return blocks
+
+
+def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+    """Posterior moments of the weighted inducing values given observations of them, and their divergence."""
+    dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape).clone()
+    right = torch.zeros_like(system[..., 0])
+    for rows, a, _ in blocks():
+        a, weight = a.double(), precision[..., rows].double()
+        system += (a.mT * weight[..., None, :]) @ a
+        right += (weight * residual[..., rows].double()) @ a
+    tril, prior_tril = torch.linalg.cholesky(system), torch.linalg.cholesky(prior)
+    loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
+    means, variances = [], []
+    for _, a, _ in blocks():
+        a = a.double()
+        means.append((a @ loc[..., None])[..., 0])
+        variances.append(torch.linalg.solve_triangular(tril, a.mT, upper=False).square().sum(-2))
+    ratio = torch.linalg.solve_triangular(tril, prior_tril, upper=False)
+    spread = ratio.square().sum((-1, -2)) - 2 * ratio.diagonal(dim1=-2, dim2=-1).log().sum(-1) - len(prior)
+    divergence = 0.5 * (spread + (loc @ prior_tril).square().sum(-1)).sum()
+    return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), float(divergence)
+
+
+def _warn(steps_left: int, moved: float) -> None:
+    if steps_left <= 0 and moved > _FAR:
+        warnings.warn(
+            f"loo: means still moved by {moved:.1e} after {_MAX_STEPS} natural-gradient steps, in units of the "
+            "likelihood's resolution: the result is rough. Check the hyperparameters.",
+            stacklevel=2,
+        )
