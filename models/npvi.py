@@ -64,7 +64,7 @@ class NPVI(VNNGP):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
         metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
@@ -92,7 +92,7 @@ class NPVI(VNNGP):
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         loc: Float[Tensor, "N *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: GPMethod | None = None,

@@ -74,7 +74,7 @@ class SWSGP(PredictiveMethod):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6.
         metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
@@ -103,7 +103,7 @@ class SWSGP(PredictiveMethod):
         mean_field: bool = True,
         mean: Callable | None = None,
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: GPMethod | None = None,
@@ -122,9 +122,9 @@ class SWSGP(PredictiveMethod):
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
         self.local: LocalGaussian | DenseGaussian
         if mean_field:
-            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, self.unit, like=x)
         else:
-            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, like=x)
+            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, self.unit, like=x)
         self.finish()
 
     @property

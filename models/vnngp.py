@@ -68,7 +68,7 @@ class VNNGP(PredictiveMethod):
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
         metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
@@ -99,7 +99,7 @@ class VNNGP(PredictiveMethod):
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " M"] = "random",
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: GPMethod | None = None,
@@ -123,7 +123,7 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
         if encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
-            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
         elif likelihood is None or y is None or not self.at_data or loc is not None:
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")

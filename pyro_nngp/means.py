@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.hyperparameters import GPModule, scaled
+from pyro_nngp.hyperparameters import GPModule, assign, scaled
 
 
 class BasisMean(GPModule):
@@ -36,7 +36,7 @@ class BasisMean(GPModule):
         """Set the coefficients, one column per latent function."""
         raise NotImplementedError
 
-    def start(self, level: Float[Tensor, " *L"], unit: float, x: Float[Tensor, "N D"]) -> None:
+    def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         """Set what the user has not: the level, and the units of gradient steps."""
         raise NotImplementedError
 
@@ -78,16 +78,14 @@ class ConstantMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        self.value = coefficients[0].reshape(self.value.shape).to(self.value)
+        assign(self, "value", coefficients[0])
 
     @torch.no_grad()
-    def start(self, level: Float[Tensor, " *L"], unit: float, x: Float[Tensor, "N D"]) -> None:
+    def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         if "value" not in self._pyro_params:
             return
-        value = self.value.detach().to(x)
-        if not self.is_set:
-            value = level.to(x).mean() if value.dim() < level.dim() else level.to(x).expand(value.shape)
-        self.is_set, self.value = True, scaled(value, unit)
+        level, unit = _fitted(level, spread, self.value.shape)
+        self.is_set, self.value = True, scaled((self.value.detach() if self.is_set else level).to(x), unit)
 
 
 class LinearMean(BasisMean):
@@ -121,19 +119,26 @@ class LinearMean(BasisMean):
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
-        self.value = coefficients[0].reshape(self.value.shape).to(self.value)
-        self.slope = coefficients[1:].reshape(self.slope.shape).to(self.slope)
+        assign(self, "value", coefficients[0])
+        assign(self, "slope", coefficients[1:])
 
     @torch.no_grad()
-    def start(self, level: Float[Tensor, " *L"], unit: float, x: Float[Tensor, "N D"]) -> None:
+    def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         if self.is_set or not self.is_free:
             return
-        shape, spread = self.value.shape, (x - x[:1]).std(0, correction=0)
-        spread = torch.where(spread > 0, spread, 1.0)
+        shape, width = self.value.shape, (x - x[:1]).double().std(0, correction=0)
+        width = torch.where(width > 0, width, 1.0).reshape(-1, *[1] * len(shape))
+        level, unit = _fitted(level, spread, shape)
         self.center = x[0] + (x - x[:1]).mean(0)
-        value = level.to(x).mean() if len(shape) < level.dim() else level.to(x).expand(shape)
-        self.is_set, self.value = True, scaled(value, unit)
-        self.slope = scaled(torch.zeros(x.shape[1], *shape).to(x), unit / spread.reshape(-1, *[1] * len(shape)))
+        self.is_set, self.value = True, scaled(level.to(x), unit)
+        self.slope = scaled(torch.zeros(x.shape[1], *shape).to(x), unit / width)
+
+
+def _fitted(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Levels and spreads for coefficients of a shape: averages where all latent functions share one."""
+    if len(shape) < level.dim():
+        return level.mean(), spread.square().mean().sqrt()
+    return level.expand(shape), spread.expand(shape)
 
 
 __all__ = ["BasisMean", "ConstantMean", "LinearMean"]

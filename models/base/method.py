@@ -123,11 +123,16 @@ class GPMethod(GPModule):
         self.register_buffer("y", None if y is None else y.clone())
         self._try_mean(x[:2])
         self.metric, self._origin = metric, [] if start is None else [start]
+        if not self.has_own_kernels:
+            self.begin()
+
+    def begin(self) -> None:
+        """Start from the data what was left unset; a method with kernels of its own calls it when they are there."""
         self.hyper_guide = HyperparameterGuide(self)
-        begin = self.start_hyperparameters()
-        self.unit = begin.unit
+        found = self.start_hyperparameters()
+        self.unit = found.unit
         if isinstance(self.mean, BasisMean):
-            self.mean.start(begin.level, begin.unit, x)
+            self.mean.start(found.level, found.spread, self.x)
 
     @pyro_entry
     @torch.no_grad()
@@ -135,7 +140,7 @@ class GPMethod(GPModule):
         """Start those hyperparameters of kernel and likelihood from the data that were left unset."""
         self.hyper_guide.median()
         is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
-        trend = None if is_started else self._mean_at
+        trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
         return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), trend, self.jitter)
 
     @pyro_entry

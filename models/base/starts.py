@@ -10,8 +10,9 @@ the start scales with it.
    the root of the number of columns that the kernel has, periods at the peak of a Lomb-Scargle periodogram, the
    kernel's variance at that of the observations.
 3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
-   density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine common
-   factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard deviation
+   density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
+   common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard
+   deviation
    1.5) around step 2 that holds what the points leave open. Neighbors are found again once, in the metric of the kernel
    as it then is. At first some of them come from metrics that stress one column each, so that a kernel of space and
    time sees points of the same place and points of the same time, whatever the units of either.
@@ -56,11 +57,16 @@ class Start(NamedTuple):
 
     Attributes:
         level: of each latent function, () or (L,).
-        unit: spread of the latent functions, in which their parameters move.
+        spread: of each latent function, of the same shape; 1 on the scale of a link.
     """
 
     level: Tensor
-    unit: float
+    spread: Tensor
+
+    @property
+    def unit(self) -> float:
+        """One spread for all, in which parameters of the latent functions move."""
+        return float(self.spread.square().mean().sqrt())
 
 
 class _Slot(NamedTuple):
@@ -100,7 +106,7 @@ def start_from_data(
         likelihood: None, as `y`, where f is used in a larger program; then x alone counts.
         x: inputs.
         y: targets, outputs first.
-        trend: a mean function that is not to be started, (B, D) -> (*L, B); None for one that is.
+        trend: a mean function of rows of x that is not to be started, (P,) -> (*L, P); None for one that is.
         jitter: relative nugget.
 
     Returns:
@@ -109,25 +115,23 @@ def start_from_data(
     open_kernel = unset_hyperparameters(kernel) if isinstance(kernel, nn.Module) else []
     open_likelihood = [] if likelihood is None else unset_hyperparameters(likelihood)
     pool = _some_rows(len(x), _POOL).to(x.device)
-    inputs = x[pool].double()
+    inputs = x[pool].double().to(_device(kernel, x))
     if likelihood is None or y is None:
-        work, slots = _frozen(kernel, open_kernel)
-        _place(work, slots, inputs, None, 1.0)
-        _put_back(open_kernel, slots, x)
-        return Start(inputs.new_zeros(()), 1.0)
-    bound, rows = likelihood.bind(), torch.arange(min(len(pool), _POINTS), device=x.device)
-    targets = y[..., pool]
+        start_without_targets(kernel, x)
+        return Start(x.new_zeros(()), x.new_ones(()))
+    bound, targets = _moved(freeze(likelihood), inputs.device), y[..., pool].to(inputs.device)
+    rows = torch.arange(min(len(pool), _POINTS), device=inputs.device)
     for part, name in open_likelihood:
         near = _nearest(inputs / column_scale(inputs), rows, 8)
-        found = start_shape(likelihood, name, targets[..., rows].flatten(), targets[..., near].flatten(0, -2))
-        if part is likelihood and found is not None:
-            setattr(part, name, found.to(x.dtype))
-            bound = likelihood.bind()
+        found = start_shape(part, name, targets[..., rows].flatten(), targets[..., near].flatten(0, -2))
+        if found is not None:
+            setattr(part, name, found.to(x))
+            bound = _moved(freeze(likelihood), inputs.device)
     seen = pseudo_observations(bound, targets)
-    obs, unit = _residuals(seen, None if trend is None else trend(x[pool]))
+    obs, spread = _residuals(seen, None if trend is None else trend(pool).to(inputs.device))
     noisy = [(part, name) for part, name in open_likelihood if name in ("variance", "scale") and seen.noise is None]
     if open_kernel or noisy:
-        work, slots = _frozen(kernel, open_kernel)
+        work, slots = _frozen(kernel, open_kernel, inputs.device)
         fixed = _noise_of(bound, seen, obs)
         problem = _Problem(work, slots, bool(noisy), inputs, obs, fixed, rows, x.dtype, max(jitter, 1e-6))
         noise = _optimize(problem)
@@ -135,10 +139,27 @@ def start_from_data(
         for part, name in noisy:
             value = noise.sqrt() / 1.2 if name == "scale" else noise
             setattr(part, name, value.to(getattr(part, name)).expand_as(getattr(part, name)).clone())
-    return Start(seen.level, unit)
+    return Start(seen.level.to(x.device), spread.to(x.device))
 
 
-def _residuals(seen: PseudoObservations, trend: Tensor | None) -> tuple[Tensor, float]:
+@torch.no_grad()
+def start_without_targets(kernel: Any, x: Float[Tensor, "N D"], share: float | None = None) -> None:
+    """Set what is unset of a kernel from the inputs alone: lengthscales by their columns, a variance of one.
+
+    Args:
+        kernel: a kernel or any covariance function.
+        x: inputs.
+        share: standard deviation of the function over the spread of the inputs, in place of a variance of one.
+    """
+    unset = unset_hyperparameters(kernel) if isinstance(kernel, nn.Module) else []
+    inputs = x[_some_rows(len(x), _POOL).to(x.device)].double().to(_device(kernel, x))
+    work, slots = _frozen(kernel, unset, inputs.device)
+    variance = 1.0 if share is None else float((share * column_scale(inputs)).square().mean())
+    _place(work, slots, inputs, None, variance)
+    _put_back(unset, slots, x)
+
+
+def _residuals(seen: PseudoObservations, trend: Tensor | None) -> tuple[Tensor, Tensor]:
     """Observations without their mean, (L, P), outliers clipped; and their spread, 1 on the scale of a link."""
     obs = torch.atleast_2d(seen.obs)
     centered = obs - torch.atleast_1d(seen.level)[: len(obs), None]
@@ -147,9 +168,12 @@ def _residuals(seen: PseudoObservations, trend: Tensor | None) -> tuple[Tensor, 
         if rest.square().mean() < centered.square().mean():
             centered = rest
     spread = column_scale(centered.mT)[:, None]
-    if seen.noise is None:
-        centered = centered.clamp(-8 * spread, 8 * spread)
-    return centered, float(spread.square().mean().sqrt()) if seen.noise is None else 1.0
+    if seen.noise is not None:
+        return centered, torch.ones_like(seen.level)
+    # the second function of a heteroskedastic normal is a logarithm
+    scale = torch.ones_like(seen.level)
+    scale[() if scale.dim() == 0 else slice(len(obs))] = spread[:, 0] if scale.dim() else spread[0, 0]
+    return centered.clamp(-8 * spread, 8 * spread), scale
 
 
 def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> Tensor:
@@ -162,13 +186,25 @@ def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> 
     return 0.1 * obs.square().mean()
 
 
-def _frozen(kernel: Any, open_kernel: Sequence[tuple[nn.Module, str]]) -> tuple[Any, list[_Slot]]:
+def _device(kernel: Any, x: Tensor) -> torch.device:
+    """The CPU, where results are the same whatever the data are on; callables may hold tensors on another device."""
+    return torch.device("cpu") if isinstance(kernel, nn.Module) else x.device
+
+
+def _moved(module: Any, device: torch.device) -> Any:
+    """A frozen module on another device."""
+    for part in module.to(device).modules():
+        part.__dict__.update({name: v.to(device) for name, v in part.__dict__.items() if isinstance(v, Tensor)})
+    return module
+
+
+def _frozen(kernel: Any, open_kernel: Sequence[tuple[nn.Module, str]], device: torch.device) -> tuple[Any, list[_Slot]]:
     """A frozen copy in float64, and its hyperparameters that are to be started."""
     work = freeze(kernel)
     if not isinstance(work, nn.Module):
         return work, []
     places = {id(part): i for i, part in enumerate(kernel.modules())}
-    parts = list(work.double().modules())
+    parts = list(_moved(work, device).double().modules())
     return work, [_Slot(parts[places[id(part)]], name) for part, name in open_kernel]
 
 

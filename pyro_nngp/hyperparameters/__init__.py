@@ -3,7 +3,7 @@
 from pyro_nngp.hyperparameters.module import GPModule, freeze, pyro_entry, release, unset_hyperparameters
 from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, lognormal_priors, positive
 from pyro_nngp.hyperparameters.priors import HyperparameterGuide, check_same_sites, place_draws, read_hyperparameters
-from pyro_nngp.hyperparameters.scaled import Scaled, scaled
+from pyro_nngp.hyperparameters.scaled import Scaled, assign, scaled
 
 __all__ = [
     "GPModule",
@@ -11,6 +11,7 @@ __all__ = [
     "HyperparameterGuide",
     "Scaled",
     "Unset",
+    "assign",
     "check_same_sites",
     "freeze",
     "lognormal_priors",

@@ -10,7 +10,7 @@ Cost: one product per reading.
 from typing import Any
 
 import torch
-from pyro.nn import PyroParam
+from pyro.nn import PyroModule, PyroParam
 from torch import Tensor
 from torch.distributions import biject_to, constraints, transform_to
 from torch.distributions.transforms import Transform
@@ -57,6 +57,14 @@ class _Units(Transform):
 @biject_to.register(Scaled)
 def _to_scaled(constraint: Scaled) -> Transform:
     return _Units(constraint.unit)
+
+
+@torch.no_grad()
+def assign(module: PyroModule, name: str, value: Tensor) -> None:
+    """Give a ``PyroParam`` attribute another value of the same shape, in place."""
+    constraint, _ = module._pyro_params[name]
+    parameter = getattr(module, name + "_unconstrained")
+    parameter.copy_(transform_to(constraint).inv(value.to(parameter)).reshape(parameter.shape))
 
 
 def scaled(value: Tensor, unit: float | Tensor) -> Any:

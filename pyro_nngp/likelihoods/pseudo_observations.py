@@ -13,7 +13,6 @@ Cost: some hundred log densities per datum. Symbols: N data, L latent functions 
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import constraints
 
@@ -24,6 +23,7 @@ from pyro_nngp.likelihoods.discrete import NegativeBinomial
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
 _RANGE = 60.0  # of levels
 _STEPS = 20
+_STEP = 1e-3  # of central differences
 _LEAST_PRECISION = 1e-3
 
 
@@ -43,12 +43,12 @@ class PseudoObservations(NamedTuple):
 
 
 @torch.no_grad()
-def pseudo_observations(likelihood: Likelihood, y: Float[Tensor, "*T N"]) -> PseudoObservations:
+def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations:
     """Observations of f in float64.
 
     Args:
         likelihood: with its hyperparameters read, as :meth:`Likelihood.bind` returns it.
-        y: targets, outputs first.
+        y: targets, outputs first, (*T, N), of any dtype.
     """
     if isinstance(likelihood, LogNormal):
         y = y.double().log()
@@ -114,19 +114,12 @@ def _level(likelihood: Likelihood, y: Tensor) -> Tensor:
 
 
 def _derivatives(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-    """First derivative of the log density in f, and the negative second one, kept positive."""
-    with torch.enable_grad():
-        f = f.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(likelihood(f).log_prob(y).sum(), f, create_graph=True)
-        if likelihood.num_latents is None:
-            curvature = _second(slope.sum(), f)
-        else:
-            curvature = torch.stack([_second(row.sum(), f)[i] for i, row in enumerate(slope)])
-    return slope.detach(), (-curvature).clamp(min=_LEAST_PRECISION)
-
-
-def _second(slope: Tensor, f: Tensor) -> Tensor:
-    if not slope.requires_grad:  # a density that is linear in f
-        return torch.zeros_like(f)
-    (found,) = torch.autograd.grad(slope, f, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(f) if found is None else found.detach()
+    """First derivative of the log density in f, and the negative second one, kept positive; by central differences."""
+    middle, found = likelihood(f).log_prob(y), []
+    for latent in [slice(None)] if likelihood.num_latents is None else range(len(f)):
+        shift = torch.zeros_like(f)
+        shift[latent] = _STEP
+        low, high = likelihood(f - shift).log_prob(y), likelihood(f + shift).log_prob(y)
+        found.append(((high - low) / (2 * _STEP), (2 * middle - low - high) / _STEP**2))
+    slope, precision = found[0] if likelihood.num_latents is None else map(torch.stack, zip(*found, strict=True))
+    return slope, precision.clamp(min=_LEAST_PRECISION)

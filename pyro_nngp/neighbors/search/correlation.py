@@ -7,7 +7,7 @@ Cost: one search of 2 k neighbors in each feature space, and 2 k covariances per
 :mod:`pyro_nngp.neighbors.search.index`.
 """
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -19,6 +19,7 @@ from pyro_nngp.neighbors.search.index import SearchIndex
 _MORE = 2  # candidates per neighbor and feature space
 
 
+@runtime_checkable
 class FeatureMetric(Protocol):
     """What a metric has to offer, such as :class:`~pyro_nngp.kernels.KernelMetric`."""
 
