@@ -200,11 +200,15 @@ def test_wrong_input(change, message):
 
 def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     x, y = torch.rand(N, 2, dtype=F64), torch.randn(N, dtype=F64)
+
+    def unit_kernel():
+        return Matern52(2, variance=1.0, lengthscale=0.5)
+
     x_new, draws = torch.rand(5, 2, dtype=F64), {"likelihood.variance": torch.tensor([0.1, 0.7], dtype=F64)}
     noise = Gaussian(PyroSample(PRIOR))
-    got = Vecchia(x, y, Matern52(2, lengthscale=0.5), noise, num_neighbors=9).predict(x_new, samples=draws)
+    got = Vecchia(x, y, unit_kernel(), noise, num_neighbors=9).predict(x_new, num_neighbors=9, samples=draws)
     each = [
-        Vecchia(x, y, Matern52(2, lengthscale=0.5), Gaussian(value), num_neighbors=9).predict(x_new)
+        Vecchia(x, y, unit_kernel(), Gaussian(value), num_neighbors=9).predict(x_new, num_neighbors=9)
         for value in draws["likelihood.variance"]
     ]
     target = torch.randn(5, dtype=F64)
