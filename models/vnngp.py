@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
-from pyro_nngp.kernels import bind, neighbor_lengthscale
+from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, GPMethod, Plates, PredictiveMethod
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
@@ -62,8 +62,9 @@ class VNNGP(PredictiveMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for the prior and for the data.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
@@ -75,8 +76,10 @@ class VNNGP(PredictiveMethod):
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the ordering and of k-means.
 
     Raises:
@@ -93,7 +96,7 @@ class VNNGP(PredictiveMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
@@ -104,19 +107,21 @@ class VNNGP(PredictiveMethod):
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " M"] = "random",
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
-        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed)
+        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         if learn_inducing:
-            self.z = nn.Parameter(z.clone())
+            self.z = scaled(z, column_scale(x))
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
         if guide_neighbors:
@@ -126,7 +131,7 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
         if encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
-            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
         elif likelihood is None or y is None or not self.at_data or loc is not None:
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
@@ -189,7 +194,7 @@ class VNNGP(PredictiveMethod):
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
         self._place_medians()
-        self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)

@@ -110,7 +110,7 @@ def gaussian_model(objective, inducing=M, noise=0.15, k=None):
     likelihood, inducing = Gaussian(torch.tensor(noise, dtype=F64)), x if inducing is None else inducing
     k = kernel() if k is None else k
     gp = BSGP(x, y, k, likelihood, inducing=inducing, objective=objective, inducing_prior=None)
-    gp.mean.value.data.fill_(0.4)
+    gp.mean.value = torch.full_like(gp.mean.value, 0.4)
     return gp
 
 

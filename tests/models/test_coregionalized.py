@@ -27,7 +27,7 @@ def data(n=N):
 def model(x, y, **settings):
     kernels = [Matern52(2, lengthscale=torch.tensor([0.3, 0.6])), RBF(2, lengthscale=torch.tensor([0.5, 0.4]))]
     gp = CoregionalizedLOO(x, y, kernels, Gaussian(torch.tensor([[0.1], [0.2], [0.05]])), **settings)
-    gp.mean.value.data += torch.tensor([0.3, -0.2, 0.1])
+    gp.mean.value = torch.tensor([0.3, -0.2, 0.1]).to(gp.mean.value)
     return gp
 
 

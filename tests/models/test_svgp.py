@@ -95,7 +95,7 @@ def dense_parts(gp, x_new):
 def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
     x, y = data()
     gp = build(x, y, objective=objective, mean_field=mean_field)
-    gp.mean.value.data += 0.25
+    gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     mean, cov, prior, weights, var = dense_parts(gp, x)
     spread = (weights @ cov @ weights.mT).diagonal()
     var, noise = (0, noise_of(gp) + var) if objective == "fitc" else (var, noise_of(gp))
@@ -378,7 +378,7 @@ def test_dense_guide_agrees_with_torch():
 def test_joint_draws_have_the_joint_moments(num_neighbors):
     x, y = data()
     gp, new = build(x, y), data(7)[0]
-    gp.mean.value.data += 0.5
+    gp.mean.value = torch.full_like(gp.mean.value, 0.5)
     mean, cov, _, weights, _ = dense_parts(gp, new)
     prior = dense_covariance(gp.kernel, new).detach()
     want = prior - gp.kernel(new, gp.z).detach() @ weights.mT + weights @ cov @ weights.mT
