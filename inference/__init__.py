@@ -22,15 +22,25 @@ from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
 from pyro_nngp.inference.mcmc.sgld import SGLD
 from pyro_nngp.inference.mcmc.sgnht import SGNHT
-from pyro_nngp.inference.svi.loop import DivergenceError, FitResult, fit
-from pyro_nngp.inference.svi.row_adam import RowAdam
+from pyro_nngp.inference.svi import (
+    Checkpoint,
+    ConvergenceWarning,
+    DivergenceError,
+    FitResult,
+    RowAdam,
+    Schedule,
+    Validation,
+    fit,
+)
 
 __all__ = [
     "SGHMC",
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "Checkpoint",
     "CheckpointError",
+    "ConvergenceWarning",
     "Cyclical",
     "DivergenceError",
     "FitResult",
@@ -42,6 +52,8 @@ __all__ = [
     "PredictiveLogLikelihood",
     "Reliability",
     "RowAdam",
+    "Schedule",
+    "Validation",
     "compare_to_exact",
     "coverage_curve",
     "fit",

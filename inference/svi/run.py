@@ -1,8 +1,9 @@
-"""State of a training run: parameters, optimizers, minibatches, random numbers; all of it can be saved and restored."""
+"""State of a training run: parameters, optimizers, batches, random numbers; all of it can be saved and restored."""
 
 import hashlib
+import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,52 +12,22 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+from pyro_nngp.inference.svi.lbfgs import LBFGS
+from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.variational import LocalTables
 
+_FIRST_SUBSAMPLE = 1000
+_LOG_RATE = 0.1  # learning rate of constrained parameters, which are logarithms
+_RATE = 0.01  # of others, in their unit
+
 
 class DivergenceError(RuntimeError):
     """The loss or a gradient stopped being finite."""
-
-
-class Minibatches:
-    """Rows of the data, without replacement within an epoch; a last batch that would be smaller is left out.
-
-    Args:
-        num_data: number of rows.
-        size: rows per batch; None, or as many as there are, gives None for "all rows".
-        seed: of the order.
-    """
-
-    def __init__(self, num_data: int, size: int | None, seed: int) -> None:
-        self.num_data = num_data
-        self.size = None if size is None or size >= num_data else size
-        self.generator = torch.Generator().manual_seed(seed)
-        self._epoch, self._position, self._order = self.generator.get_state(), num_data, torch.empty(0)
-
-    def next(self, device: torch.device) -> Tensor | None:
-        """The next batch of rows."""
-        if self.size is None:
-            return None
-        if self._position + self.size > self.num_data:
-            self._epoch, self._position = self.generator.get_state(), 0
-            self._order = torch.randperm(self.num_data, generator=self.generator)
-        batch = self._order[self._position : self._position + self.size]
-        self._position += self.size
-        return batch.to(device)
-
-    def state(self) -> dict[str, Any]:
-        """The random states now and at the start of the epoch, and how far the epoch is."""
-        return {"now": self.generator.get_state(), "epoch": self._epoch, "position": self._position}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-        self._epoch, self._position = state["epoch"], state["position"]
-        self.generator.set_state(self._epoch)
-        self._order = torch.randperm(self.num_data, generator=self.generator)
-        self.generator.set_state(state["now"])
 
 
 class Run:
@@ -70,52 +41,116 @@ class Run:
         method: Any,
         num_steps: int,
         batch_size: int | None,
-        lr: float,
-        local_lr: float,
-        milestones: tuple[float, ...],
-        decay: float,
+        optimizer: str,
+        lr: float | None,
+        schedule: Schedule,
         elbo: ELBO,
-        num_data: int | None,
+        num_data: int,
         solving: bool,
         device: torch.device | str | None,
         seed: int,
     ) -> None:
         self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
-        owners = [getattr(part, "__self__", part) for part in (self.model, self.guide)]
-        self.modules = list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+        self.modules = modules_of(method)
         if device is not None:
             for module in self.modules:
                 module.to(device)
-        num_data = getattr(method, "num_data", None) if num_data is None else num_data
-        if not isinstance(num_data, int) or num_data < 1:
-            fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
-        self.batches = Minibatches(num_data, batch_size, seed)
+        self.batches: Minibatches | Subsample = Minibatches(num_data, batch_size, seed)
+        if optimizer == "lbfgs":
+            self.batches = Subsample(num_data, batch_size, seed, _FIRST_SUBSAMPLE)
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
-        self.elbo, self.num_data, self.step = elbo, num_data, 0
+        self.elbo, self.num_data, self.seed, self.step = elbo, num_data, seed, 0
+        self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
         self.kind = {
             "num_steps": num_steps,
             "batch_size": self.batches.size,
             "num_data": num_data,
             "seed": seed,
-            "rates": [lr, local_lr, decay, *milestones],
+            "optimizer": optimizer,
+            "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
             "solving": solving,
             "data": [_fingerprint(module) for module in self.modules],
         }
         self.params = self._find_parameters()
         self.device = next(iter(self.params.values())).device
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        self.optimizers = self._optimizers(lr, local_lr)
-        steps = [round(fraction * num_steps) for fraction in milestones]
-        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimizers]
+        units = getattr(method, "parameter_units", list)()
+        self.units = {id(param): unit for param, unit in units}
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.quasi_newton: LBFGS | None = None
+        if optimizer == "lbfgs":
+            free = self.free_parameters()
+            self.quasi_newton = LBFGS(free, [self.units.get(id(param), 1.0) for param in free])
+        else:
+            self.optimizers = self._optimizers(lr, schedule.local_lr)
+        steps = [round(fraction * num_steps) for fraction in schedule.milestones]
+        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
-    def advance(self, clip_norm: float | None) -> float:
-        """One gradient step on the next minibatch; returns the loss per data point."""
+    def advance(self) -> float:
+        """One step on the next batch of rows; returns the loss per data point."""
+        value = self._gradient_step() if self.quasi_newton is None else self._quasi_newton_step(self.quasi_newton)
+        self.step += 1
+        self.losses.append(value)
+        return value
+
+    def free_parameters(self) -> list[Tensor]:
+        """The parameters that are trained by gradients."""
+        return [param for param in self.params.values() if id(param) not in self.solved]
+
+    @torch.no_grad()
+    def objective(self, size: int) -> float:
+        """Loss per data point on rows that are always the same, with random numbers that are always the same."""
+        rows = Subsample(self.num_data, None if self.batches.size is None else size, self.seed)
+        args = self.batch_args(rows.next(self.device), rows.generator)
+        with torch.random.fork_rng(devices=self.cuda_devices()), validation_off():
+            torch.manual_seed(self.seed)
+            return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
+
+    def _gradient_step(self) -> float:
+        """One step of Adam."""
+        loss = self._backward()
+        value = float(loss.detach())
+        norms = self._gradient_norms()
+        total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
+        if not (torch.isfinite(total) and torch.isfinite(loss)):
+            bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
+            raise DivergenceError(
+                f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
+            )
+        if self.clip_norm is not None and total > self.clip_norm:
+            for param in self.params.values():
+                if param.grad is not None:
+                    param.grad.mul_(self.clip_norm / total)
+        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        return value
+
+    def _quasi_newton_step(self, optimizer: LBFGS) -> float:
+        """One step of L-BFGS on the present subsample, at the same random numbers each time."""
+
+        def closure() -> float:
+            torch.manual_seed(self.seed)
+            try:
+                return float(self._backward().detach())
+            except DivergenceError:
+                return math.inf
+
+        try:
+            return optimizer.step(closure)
+        except ArithmeticError as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
+
+    def _backward(self) -> Tensor:
+        """The loss per data point on the next rows, with gradients of what is not solved for."""
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for param in self.params.values():
             param.grad = None
         try:
-            loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+            with nullcontext() if self.step == 0 else validation_off():
+                loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             if isinstance(error, ValueError) and not bad:
@@ -126,24 +161,7 @@ class Run:
         for param in self.params.values():
             if id(param) in self.solved:
                 param.grad = None
-        value = float(loss.detach())
-        norms = self._gradient_norms()
-        total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
-        if not (torch.isfinite(total) and torch.isfinite(loss)):
-            bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
-            raise DivergenceError(
-                f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
-            )
-        if clip_norm is not None and total > clip_norm:
-            for param in self.params.values():
-                if param.grad is not None:
-                    param.grad.mul_(clip_norm / total)
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-        self.step += 1
-        self.losses.append(value)
-        return value
+        return loss
 
     def slow_down(self, factor: float) -> None:
         """Multiply all learning rates, present and future."""
@@ -177,6 +195,7 @@ class Run:
             "kind": self.kind,
             "values": self.snapshot(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "quasi_newton": None if self.quasi_newton is None else self.quasi_newton.state_dict(),
             "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
             "step": self.step,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -210,6 +229,8 @@ class Run:
             schedule.load_state_dict(saved)
             if longer:
                 _set_rates(schedule)
+        if self.quasi_newton is not None:
+            self.quasi_newton.load_state_dict(state["quasi_newton"])
         self.step, self.losses = state["step"], state["losses"].tolist()
         self.batches.load(state["batches"])
         torch.set_rng_state(state["random"])
@@ -244,19 +265,26 @@ class Run:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
         params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
+        logs = {name for name, value in sites.items() if value is not value.unconstrained() or "hyper_guide." in name}
+        self.logarithms = {id(sites[name].unconstrained()) for name in logs}
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
 
-    def _optimizers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
+    def _optimizers(self, lr: float | None, local_lr: float | None) -> list[torch.optim.Optimizer]:
         local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
-        free = [p for p in self.params.values() if id(p) not in self.solved]
+        free = self.free_parameters()
         dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
         made: list[torch.optim.Optimizer] = []
-        if dense:
+        if dense and lr is not None:
             made.append(torch.optim.Adam(dense, lr=lr))
+        elif dense:
+            logs = [p for p in dense if id(p) in self.logarithms]
+            rest = [p for p in dense if id(p) not in self.logarithms]
+            groups = [{"params": logs, "lr": _LOG_RATE}, {"params": rest, "lr": _RATE}]
+            made.append(torch.optim.Adam([group for group in groups if group["params"]]))
         if sparse:
-            made.append(RowAdam(sparse, lr=local_lr))
+            made.append(RowAdam(sparse, lr=local_lr or lr or _RATE))
         return made
 
     def _local_modules(self) -> list[LocalTables]:
@@ -287,3 +315,10 @@ def _fingerprint(module: nn.Module) -> list[str]:
     data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
     arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
     return [hashlib.blake2b(array.data, digest_size=16).hexdigest() for array in arrays]
+
+
+def modules_of(method: Any) -> list[nn.Module]:
+    """The modules that own model and guide: the method itself, or those of a pair."""
+    parts = method if isinstance(method, tuple) else (method.model, method.guide)
+    owners = [getattr(part, "__self__", part) for part in parts]
+    return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
