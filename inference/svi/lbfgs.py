@@ -5,9 +5,9 @@ With s and y the last moves and changes of the gradient, the two-loop recursion 
 
 .. math:: L(p + t d) \le L(p) + 10^{-4}\, t\, d^\top \nabla L .
 
-Differs from ``torch.optim.LBFGS``: no coordinate moves by more than `max_move` of its unit at once (hyperparameters are
-logarithms, whose loss is far from quadratic at that distance), a loss that is not finite shortens the step, and an
-accepted point is not evaluated again. Some 20 evaluations replace hundreds of steps of Adam.
+Differs from ``torch.optim.LBFGS``: no coordinate moves by more than `max_move` at once (hyperparameters are logarithms,
+whose loss is far from quadratic at that distance), a loss that is not finite shortens the step, and an accepted point
+is not evaluated again. Some 20 evaluations replace hundreds of steps of Adam.
 
 Cost: that of one or two evaluations per step, and O(history) inner products.
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 _DECREASE = 1e-4  # Armijo's constant
-_FIRST_MOVE = 0.3  # of the largest coordinate, in its unit, while no curvature is known
+_FIRST_MOVE = 0.3  # of the largest coordinate, while no curvature is known
 _MAX_HALVINGS = 10
 _ROUNDING = 1e-7  # relative error of a loss in single precision
 
@@ -32,26 +32,19 @@ class LBFGS:
 
     Args:
         params: the parameters.
-        units: typical size of each parameter, a number or a tensor that broadcasts; 1 for logarithms.
         history: pairs (s, y) kept.
-        max_move: bound on the move of a coordinate per step, in its unit.
+        max_move: bound on the move of a coordinate per step.
 
     Attributes:
         start_loss: the loss before the first step since it last changed.
     """
 
-    def __init__(
-        self, params: Sequence[Tensor], units: Sequence[Tensor | float], history: int = 10, max_move: float = 1.0
-    ) -> None:
+    def __init__(self, params: Sequence[Tensor], history: int = 10, max_move: float = 1.0) -> None:
         self.params, self.history, self.max_move = list(params), history, max_move
-        expanded = [
-            torch.as_tensor(u, device=p.device).double().expand(p.shape) for p, u in zip(params, units, strict=True)
-        ]
-        self._units = torch.cat([unit.reshape(-1) for unit in expanded])
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self._loss: float | None = None
         self.start_loss = math.inf
-        self._gradient = torch.zeros_like(self._units)
+        self._gradient = torch.zeros_like(self._read(self.params))
 
     def step(self, closure: Callable[[], float]) -> float:
         """One step; returns the loss after it.
@@ -62,7 +55,7 @@ class LBFGS:
         Raises:
             ArithmeticError: if the loss is not finite where the step starts.
         """
-        start = self._read([p.detach() for p in self.params]) / self._units
+        start = self._read([p.detach() for p in self.params])
         if self._loss is None:
             self._loss, self._gradient = self._evaluate(closure)
             self.start_loss = self._loss
@@ -101,8 +94,8 @@ class LBFGS:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""
         self._loss, self.start_loss = state["loss"], state["start_loss"]
-        self._gradient = state["gradient"].to(self._units)
-        self._pairs = [(move.to(self._units), change.to(self._units)) for move, change in state["pairs"]]
+        self._gradient = state["gradient"].to(self._gradient)
+        self._pairs = [(move.to(self._gradient), change.to(self._gradient)) for move, change in state["pairs"]]
 
     def _direction(self, gradient: Tensor) -> Tensor:
         direction, alphas = -gradient, []
@@ -122,7 +115,7 @@ class LBFGS:
 
     def _evaluate(self, closure: Callable[[], float]) -> tuple[float, Tensor]:
         loss = closure()
-        gradient = self._read([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]) * self._units
+        gradient = self._read([torch.zeros_like(p) if p.grad is None else p.grad for p in self.params])
         return (loss if bool(gradient.isfinite().all()) else math.inf), gradient
 
     def _read(self, values: Sequence[Tensor]) -> Tensor:
@@ -130,7 +123,7 @@ class LBFGS:
 
     @torch.no_grad()
     def _write(self, place: Tensor) -> None:
-        parts = (place * self._units).split([p.numel() for p in self.params])
+        parts = place.split([p.numel() for p in self.params])
         for param, part in zip(self.params, parts, strict=True):
             param.copy_(part.view_as(param))
 

@@ -7,7 +7,7 @@ converged, in one of two ways:
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
   ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to some 20,000;
   neighbors are found again after each round under the lengthscales found so far. Some 30 evaluations in all.
-- "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 of their unit for other
+- "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, a third of that after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows does
   not improve, and the end after three of these.
 
@@ -57,15 +57,14 @@ def fit(
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
-            ``refresh_neighbors()`` and ``solve()``, ``batch_args(idx, generator)`` for models that want more than row
-            numbers, and ``parameter_units()``, pairs of a parameter and its typical size. Or a tuple (model, guide),
-            with `num_data`.
+            ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than
+            row numbers. Or a tuple (model, guide), with `num_data`.
         num_steps: number of steps in all, resumed ones included; None trains until convergence.
         batch_size: rows per step, of the largest subset with "lbfgs". With as many as there are, the model is called
             without row numbers. None is 1024, and some 20,000 with "lbfgs".
         optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and else what suits the loss.
-        lr: learning rate of Adam. None is 0.1 for parameters with a constraint, which are trained as logarithms, and
-            0.01 in their unit for others.
+        lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
+            others.
         schedule: of the learning rates of a given number of steps, and bounds; None is ``Schedule()``.
         refresh_every: steps between calls of ``method.refresh_neighbors()``; None calls it as the kernel moves, 0
             never.

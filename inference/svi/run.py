@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor, nn
+from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._validation import validation_off
@@ -22,8 +23,8 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.variational import LocalTables
 
 _FIRST_SUBSAMPLE = 1000
-_LOG_RATE = 0.1  # learning rate of constrained parameters, which are logarithms
-_RATE = 0.01  # of others, in their unit
+_LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as logarithms
+_RATE = 0.01  # of others
 
 
 class DivergenceError(RuntimeError):
@@ -75,13 +76,10 @@ class Run:
         self.params = self._find_parameters()
         self.device = next(iter(self.params.values())).device
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        units = getattr(method, "parameter_units", list)()
-        self.units = {id(param): unit for param, unit in units}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
         if optimizer == "lbfgs":
-            free = self.free_parameters()
-            self.quasi_newton = LBFGS(free, [self.units.get(id(param), 1.0) for param in free])
+            self.quasi_newton = LBFGS(self.free_parameters())
         else:
             self.optimizers = self._optimizers(lr, schedule.local_lr)
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
@@ -265,7 +263,8 @@ class Run:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
         params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
-        logs = {name for name, value in sites.items() if value is not value.unconstrained() or "hyper_guide." in name}
+        bounds = {name: capture.trace.nodes[name]["kwargs"].get("constraint") for name in sites}
+        logs = [n for n in sites if isinstance(bounds[n], constraints.greater_than) or "hyper_guide." in n]
         self.logarithms = {id(sites[name].unconstrained()) for name in logs}
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")

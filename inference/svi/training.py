@@ -18,6 +18,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
@@ -30,7 +31,7 @@ _FIRST_SUBSAMPLE = 1000
 _TRIED = 32  # rows, to see whether the loss depends on chance
 _PROBE = 2048  # rows whose loss decides about convergence
 _ROUND = (50, 200)  # steps of Adam
-_ROUND_LBFGS, _ROUND_SOLVING, _STALLS = 30, 5, 2  # most steps of a round; steps without a gain that end it
+_ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _MOVED, _CHECK_EVERY = 0.05, 50  # of the kernel's logarithms, and how often to look
@@ -79,7 +80,7 @@ class Training:
         self.plateau, self.gain = Plateau(tolerance, _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
-        self.watched = _watched(method, self.run)
+        self.watched = _watched(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
         self.slower, self.converged, self.ended, self.begin = 0, False, False, time.perf_counter()
@@ -146,6 +147,8 @@ class Training:
         converged = self.converged if self.automatic else None if fall is None else fall == 0
         if converged is False and not (interrupted and self._waited_out()):
             self._warn(fall)
+        if not interrupted:
+            check_neighbors(self.method, stacklevel=3)
         rows = run.batches.size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
@@ -181,7 +184,7 @@ class Training:
         in_round = run.step - self.round_start
         gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
         self.stalls = self.stalls + 1 if gain < enough else 0
-        ends = self.stalls == _STALLS or in_round == (_ROUND_SOLVING if self.solving else _ROUND_LBFGS)
+        ends = self.stalls == _STALLS or in_round == _ROUND_LBFGS
         if ends:
             stalled = self.stalls == _STALLS
             self.round_start, self.stalls = run.step, 0
@@ -242,7 +245,7 @@ class Training:
         self.solved_at = self.run.step
 
     def _kernel_now(self) -> list[Tensor]:
-        return [param.detach() / unit for param, unit in self.watched]
+        return [param.detach().clone() for param in self.watched]
 
     def _moved(self) -> bool:
         """Whether a parameter of the kernel has moved since the neighbors were found."""
@@ -295,15 +298,14 @@ def _subsample(method: Any, num_data: int) -> int:
     return min(num_data, _SUBSAMPLE, max(_FIRST_SUBSAMPLE, _SUBSAMPLE_MEMORY // k**2))
 
 
-def _watched(method: Any, run: Run) -> list[tuple[Tensor, Tensor | float]]:
+def _watched(method: Any) -> list[Tensor]:
     """What decides about neighbors: parameters of the kernel and of its priors' guide, and inducing points."""
     if not hasattr(method, "refresh_neighbors"):
         return []
     parts = [getattr(method, name, None) for name in ("kernel", "hyper_guide")]
     params = [param for part in parts if isinstance(part, nn.Module) for param in part.parameters()]
-    z = getattr(method, "z", None)
-    params += [z] if isinstance(z, nn.Parameter) else []
-    return [(param, run.units.get(id(param), 1.0)) for param in params]
+    params += [param for name, param in method.named_parameters(recurse=False) if name.split("_")[0] == "z"]
+    return params
 
 
 @torch.no_grad()

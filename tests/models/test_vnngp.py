@@ -480,3 +480,15 @@ def test_a_class_is_no_kernel():
     x, y = data()
     with pytest.raises(TypeError, match=r"expected kernel to be a Kernel or a callable"):
         VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)
+
+
+def test_each_inducing_point_is_drawn_equally_often_for_a_minibatch():
+    gp = VNNGP(torch.rand(60, 2), torch.rand(60), Matern52(2), Gaussian(), num_neighbors=4, inducing=40)
+    generator, counts, draws = torch.Generator().manual_seed(1), torch.zeros(40), 4000
+    for _ in range(draws):
+        _, batch = gp.batch_args(torch.arange(10), generator)
+        rows = batch.rows[batch.targets]
+        assert len(rows) <= 10
+        counts[rows] += 1
+    mean = counts.sum() / 40
+    assert (counts - mean).abs().max() < 5 * mean.sqrt()
