@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 _ENOUGH_STEPS = 40  # to judge a trace of losses
-_STEEP = 0.02  # nats per data point in the last quarter of the steps
-_STANDARD_ERRORS = 4.0
+_STEEP = 0.02  # nats per data point in an eighth of the steps
+_STANDARD_ERRORS = 3.0
 
 
 class Plateau:
@@ -48,15 +48,26 @@ class Plateau:
         self.best, self.gain, self.misses = state["best"], state["gain"], state["misses"]
 
 
-def still_falling(losses: Sequence[float]) -> float | None:
-    """By how much the mean loss of the last quarter is below that of the quarter before; 0 if that may be noise.
+def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | None:
+    """By how much the mean loss still falls from one eighth of the steps to the next; 0 if that may be noise.
 
-    None for fewer than 40 losses.
+    Judged where the rates are first lowered, after which a loss lies still whether it has converged or not, and at the
+    end.
+
+    Args:
+        losses: at each step.
+        milestone: fraction of the steps at which the rates are first lowered.
+
+    Returns:
+        The larger of the two falls, in nats per data point; None for fewer than 40 losses.
     """
     if len(losses) < _ENOUGH_STEPS:
         return None
-    trace = torch.tensor(losses, dtype=torch.float64)
-    before, last = trace[len(trace) // 2 : 3 * len(trace) // 4], trace[3 * len(trace) // 4 :]
-    fall = float(before.mean() - last.mean())
-    error = math.sqrt(float(before.var() / len(before) + last.var() / len(last)))
-    return fall if fall > _STEEP + _STANDARD_ERRORS * error else 0.0
+    trace, size = torch.tensor(losses, dtype=torch.float64), len(losses) // 8
+    noise = (trace.diff().square().mean() / 2).sqrt()  # of a step, whatever the trend
+    error = float(noise) * math.sqrt(2 / size)
+    falls = []
+    for end in {len(losses), max(2 * size, round(milestone * len(losses)))}:
+        fall = float(trace[end - 2 * size : end - size].mean() - trace[end - size : end].mean())
+        falls.append(fall if fall > _STEEP + _STANDARD_ERRORS * error else 0.0)
+    return max(falls)

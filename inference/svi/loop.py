@@ -26,6 +26,7 @@ from pyro.infer import ELBO
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
+from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
 from pyro_nngp.inference.svi.result import FitResult
@@ -135,9 +136,9 @@ def fit(
         device=device,
         seed=seed,
     )
-    run = training.run
-    with torch.random.fork_rng(devices=run.cuda_devices()), run.sparse_gradients(), deferred_interrupt() as pressed:
-        torch.manual_seed(seed)
+    run, path = training.run, None if checkpoint is None else checkpoint.path
+    alone = exclusive_checkpoint("fit", path)
+    with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         training.start()
         training.train(callback, max_seconds, pressed, progress)
         training.finish()

@@ -1,7 +1,8 @@
 """State of a training run: parameters, optimizers, batches, random numbers; all of it can be saved and restored."""
 
-import hashlib
+import functools
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -10,11 +11,12 @@ import torch
 from pyro import poutine
 from pyro.infer import ELBO
 from torch import Tensor, nn
-from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
+from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
-from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
+from pyro_nngp.inference.identity import differences, identity
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
@@ -63,18 +65,18 @@ class Run:
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, seed, 0
         self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
-        self.kind = {
-            "num_steps": num_steps,
+        self.num_steps = num_steps
+        self.settings: dict[str, Any] = {
             "batch_size": self.batches.size,
             "num_data": num_data,
             "seed": seed,
             "optimizer": optimizer,
             "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
             "solving": solving,
-            "data": [_fingerprint(module) for module in self.modules],
         }
-        self.params = self._find_parameters()
+        self.params = self._find_parameters(seed)
         self.device = next(iter(self.params.values())).device
+        self.random = RandomStream(seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
@@ -86,7 +88,11 @@ class Run:
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
     def advance(self) -> float:
-        """One step on the next batch of rows; returns the loss per data point."""
+        """One step on the next batch of rows; returns the loss per data point.
+
+        Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
+        run the rest of a step side by side.
+        """
         value = self._gradient_step() if self.quasi_newton is None else self._quasi_newton_step(self.quasi_newton)
         self.step += 1
         self.losses.append(value)
@@ -101,13 +107,62 @@ class Run:
         """Loss per data point on rows that are always the same, with random numbers that are always the same."""
         rows = Subsample(self.num_data, None if self.batches.size is None else size, self.seed)
         args = self.batch_args(rows.next(self.device), rows.generator)
-        with torch.random.fork_rng(devices=self.cuda_devices()), validation_off():
-            torch.manual_seed(self.seed)
+        with RandomStream(self.seed, self.cuda_devices()), validation_off():
             return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
 
     def _gradient_step(self) -> float:
         """One step of Adam."""
-        loss = self._backward()
+        loss = self._evaluate()
+        with self.random.paused():
+            self._differentiate(loss)
+            return self._descend(loss)
+
+    def _quasi_newton_step(self, optimizer: LBFGS) -> float:
+        """One step of L-BFGS on the present subsample, at the same random numbers each time."""
+
+        def closure() -> float:
+            torch.manual_seed(self.seed)
+            try:
+                loss = self._evaluate()
+            except DivergenceError:
+                return math.inf
+            with self.random.paused():
+                self._differentiate(loss)
+            return float(loss.detach())
+
+        try:
+            return optimizer.step(closure)
+        except ArithmeticError as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
+
+    def _evaluate(self) -> Tensor:
+        """The loss per data point on the next rows."""
+        args = self.batch_args(self.batches.next(self.device), self.batches.generator)
+        for param in self.params.values():
+            param.grad = None
+        try:
+            with validation_off() if self.losses else nullcontext():
+                loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        except (NotPositiveDefiniteError, ValueError) as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            if isinstance(error, ValueError) and not bad:
+                raise  # an error of the model's own
+            why = f"not finite: {bad}" if bad else "parameters are finite"
+            raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+        if not self.losses:
+            _warn_of_others(loss, self.params)
+        return loss
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """Gradients of the loss in what is not solved for."""
+        loss.backward()
+        for param in self.params.values():
+            if id(param) in self.solved:
+                param.grad = None
+
+    def _descend(self, loss: Tensor) -> float:
+        """Move the parameters along their gradients; returns the loss."""
         value = float(loss.detach())
         norms = self._gradient_norms()
         total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
@@ -124,42 +179,6 @@ class Run:
             optimizer.step()
             schedule.step()
         return value
-
-    def _quasi_newton_step(self, optimizer: LBFGS) -> float:
-        """One step of L-BFGS on the present subsample, at the same random numbers each time."""
-
-        def closure() -> float:
-            torch.manual_seed(self.seed)
-            try:
-                return float(self._backward().detach())
-            except DivergenceError:
-                return math.inf
-
-        try:
-            return optimizer.step(closure)
-        except ArithmeticError as error:
-            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
-            raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
-
-    def _backward(self) -> Tensor:
-        """The loss per data point on the next rows, with gradients of what is not solved for."""
-        args = self.batch_args(self.batches.next(self.device), self.batches.generator)
-        for param in self.params.values():
-            param.grad = None
-        try:
-            with nullcontext() if self.step == 0 else validation_off():
-                loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
-        except (NotPositiveDefiniteError, ValueError) as error:
-            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
-            if isinstance(error, ValueError) and not bad:
-                raise  # an error of the model's own
-            why = f"not finite: {bad}" if bad else "parameters are finite"
-            raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
-        loss.backward()
-        for param in self.params.values():
-            if id(param) in self.solved:
-                param.grad = None
-        return loss
 
     def slow_down(self, factor: float) -> None:
         """Multiply all learning rates, present and future."""
@@ -208,18 +227,7 @@ class Run:
         Raises:
             CheckpointError: if the state is of a run with other settings or another model.
         """
-        known = {**state.get("kind", {})}
-        steps = known.pop("num_steps", 0)
-        longer = steps < self.kind["num_steps"]
-        if (
-            known != {name: value for name, value in self.kind.items() if name != "num_steps"}
-            or steps > self.kind["num_steps"]
-            or state["values"]["params"].keys() != self.params.keys()
-        ):
-            raise CheckpointError(
-                f"fit: expected a checkpoint of this run {self.kind} with parameters {sorted(self.params)}, got "
-                f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
-            )
+        longer = self.check(state)
         self.restore(state["values"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -234,6 +242,46 @@ class Run:
         torch.set_rng_state(state["random"])
         for device, random in zip(self.cuda_devices(), state["random_cuda"], strict=True):
             torch.cuda.set_rng_state(random, device)
+
+    @functools.cached_property
+    def kind(self) -> dict[str, Any]:
+        """What decides the bits of the run, by name; the number of steps, which may grow, and all else as strings."""
+        parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
+        return {"num_steps": self.num_steps, "run": identity(**parts, **self.settings)}
+
+    def check(self, state: dict[str, Any]) -> bool:
+        """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
+        saved = state.get("kind")
+        check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
+        other = differences(saved["run"], self.kind["run"])
+        if other or saved["num_steps"] > self.num_steps:
+            got = other or f"num_steps = {saved['num_steps']} and not {self.num_steps}"
+            fail("fit", "a checkpoint", "of this run", f"one with {got}", "Name another file.", CheckpointError)
+        check_schema("fit", state, {**self.state(), "losses": None}, "checkpoint['run']")
+        step, losses = state["step"], state["losses"]
+        if not isinstance(step, int) or not 0 <= step <= saved["num_steps"]:
+            refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
+        if not isinstance(losses, Tensor) or losses.shape != (step,):
+            refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
+        place, most = ("stage", len(self.batches.sizes) - 1) if self.quasi_newton else ("position", self.num_data)
+        reached = state["batches"][place]
+        if not isinstance(reached, int) or not 0 <= reached <= most:
+            refuse_state("fit", f"checkpoint['run']['batches'][{place!r}]", f"in 0..{most}", reached)
+        for i, (optimizer, saved_optimizer) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            for row, moments in saved_optimizer["state"].items():
+                like = params[row] if row in range(len(params)) else None
+                at = f"checkpoint['run']['optimizers'][{i}]['state'][{row}]"
+                check_schema("fit", moments, {"step": None, "exp_avg": like, "exp_avg_sq": like}, at)
+        randoms = {"['random']": state["random"]}
+        batches = state["batches"]
+        randoms |= {f"['batches'][{key!r}]": batches[key] for key in ("now", "epoch") if key in batches}
+        for at, random in randoms.items():
+            try:
+                torch.Generator().set_state(random)
+            except RuntimeError as error:
+                refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
+        return saved["num_steps"] < self.num_steps
 
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""
@@ -251,7 +299,7 @@ class Run:
             for module in switches:
                 module.sparse_grad = False
 
-    def _find_parameters(self) -> dict[str, Tensor]:
+    def _find_parameters(self, seed: int) -> dict[str, Tensor]:
         """Every parameter that model and guide touch, by its Pyro name."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size)
         known = next((param for module in self.modules for param in module.parameters()), None)
@@ -259,12 +307,13 @@ class Run:
             idx = idx.to(known.device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         cuda = [known.device.index] if known is not None and known.is_cuda else []
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda), poutine.trace(param_only=True) as capture:
+        with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
-        params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
-        bounds = {name: capture.trace.nodes[name]["kwargs"].get("constraint") for name in sites}
-        logs = [n for n in sites if isinstance(bounds[n], constraints.greater_than) or "hyper_guide." in n]
+        leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
+        params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
+        pairs = {name: (value, value.unconstrained()) for name, value in sites.items()}
+        logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
         self.logarithms = {id(sites[name].unconstrained()) for name in logs}
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
@@ -309,15 +358,29 @@ def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
         group["lr"] = rate * schedule.gamma**passed
 
 
-def _fingerprint(module: nn.Module) -> list[str]:
-    """Digests of the data that a module holds as x and y, to tell other data by."""
-    data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
-    arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
-    return [hashlib.blake2b(array.data, digest_size=16).hexdigest() for array in arrays]
-
-
 def modules_of(method: Any) -> list[nn.Module]:
     """The modules that own model and guide: the method itself, or those of a pair."""
     parts = method if isinstance(method, tuple) else (method.model, method.guide)
     owners = [getattr(part, "__self__", part) for part in parts]
     return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+
+
+def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
+    """Warn of tensors that ask for a gradient of the loss but are not among the parameters of the run."""
+    known = {id(param) for param in params.values()}
+    nodes, seen, shapes = [loss.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [inner for inner, _ in node.next_functions]
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            shapes.append(tuple(node.variable.shape))
+    if shapes:
+        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
+        warnings.warn(
+            "fit: expected all tensors with requires_grad to be parameters of model or guide, got others of shapes "
+            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
+            stacklevel=7,
+        )

@@ -10,25 +10,26 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.infer import ELBO
+from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
-from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
+from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
-from pyro_nngp.variational import LocalTables
 
 _BATCH = 1024
 _FEW = 1000  # parameters, for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
-_TRIED = 32  # rows, to see whether the loss depends on chance
+_TRIED = 32  # rows, to see whether the guide has sites
 _PROBE = 2048  # rows whose loss decides about convergence
 _ROUND = (50, 200)  # steps of Adam
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
@@ -65,12 +66,13 @@ class Training:
         self.refresh_every, self.solve_every = refresh_every, solve_every
         self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
         if optimizer is None:
-            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method, elbo) else "adam"
+            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method) else "adam"
         self.optimizer = optimizer
         if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
             fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
         if num_steps is None:
             schedule = Schedule((), 1.0, schedule.local_lr, schedule.clip_norm)
+        self.milestone = min(schedule.milestones, default=1.0)
         self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
         if batch_size is None:
             batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _BATCH
@@ -122,7 +124,8 @@ class Training:
                 else:
                     self._after_lbfgs()
                 if callback is not None:
-                    callback(run.step, loss)
+                    with run.random.paused():
+                        callback(run.step, loss)
         finally:
             bar.close()
 
@@ -143,7 +146,7 @@ class Training:
         """What happened; warns if it is not convergence."""
         run = self.run
         interrupted = interrupted or (self.ended and not self.converged)
-        fall = self.gain if self.automatic else still_falling(run.losses)
+        fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
         if converged is False and not (interrupted and self._waited_out()):
             self._warn(fall)
@@ -254,7 +257,7 @@ class Training:
 
     def _warn(self, fall: float | None) -> None:
         steps = len(self.run.losses)
-        what = "the last round" if self.automatic else "the last quarter of the steps"
+        what = "the last round" if self.automatic else "an eighth of the steps"
         amount = f"fell by {fall:.2g} nats per data point in {what}" if fall and math.isfinite(fall) else "still fell"
         cure = "Raise max_seconds." if self.automatic else f"Leave num_steps={self.num_steps} out, or raise it or lr."
         if self.automatic and steps >= self.num_steps:
@@ -274,14 +277,23 @@ class Training:
         self._save()
 
     def _save(self) -> None:
+        save_checkpoint(self.checkpoint.path, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """Everything that the rest of the course depends on."""
         course = {name: getattr(self, name) for name in _COURSE}
         state = {"run": self.run.state(), "course": course, "plateau": self.plateau.state()}
-        state |= {"found_at": self.found_at, "scores": self.scores, "best": self.best}
-        save_checkpoint(self.checkpoint.path, state)
+        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
 
     def _load(self) -> None:
         state = load_checkpoint(self.checkpoint.path)
-        self.run.load(state.get("run", {}))
+        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
+        self.run.check(state["run"])
+        for i, pair in enumerate(state["scores"]):
+            check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
+        if state["best"] is not None:
+            check_schema("fit", state["best"], self.run.snapshot(), "checkpoint['best']")
+        self.run.load(state["run"])
         for name in _COURSE:
             setattr(self, name, state["course"][name])
         self.plateau.load(state["plateau"])
@@ -309,18 +321,13 @@ def _watched(method: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _suits_lbfgs(method: Any, elbo: ELBO) -> bool:
-    """Whether a method has few parameters, none with a row per data point, and a loss without chance."""
-    modules = modules_of(method)
-    parts = [part for module in modules for part in module.modules()]
-    count = sum(param.numel() for module in modules for param in module.parameters())
-    if isinstance(method, tuple) or not 0 < count <= _FEW or any(isinstance(part, LocalTables) for part in parts):
+def _suits_lbfgs(method: Any) -> bool:
+    """Whether a method has few parameters and no latent values, so that its loss at given rows is without noise."""
+    count = sum(param.numel() for module in modules_of(method) for param in module.parameters())
+    if isinstance(method, tuple) or not 0 < count <= _FEW:
         return False
-    like = next(method.parameters())
-    idx = torch.arange(min(_TRIED, method.num_data), device=like.device)
+    idx = torch.arange(min(_TRIED, method.num_data), device=next(method.parameters()).device)
     args = getattr(method, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator())
-    losses = []
-    for seed in (0, 1):
-        with seeded(seed, like):
-            losses.append(float(elbo.loss(method.model, method.guide, *args)))
-    return losses[0] == losses[1]
+    with seeded(0, next(method.parameters())):
+        trace = poutine.trace(method.guide).get_trace(*args)
+    return not prune_subsample_sites(trace).stochastic_nodes
