@@ -79,6 +79,8 @@ class Training:
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
+        self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
+        self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
         self.plateau, self.gain = Plateau(tolerance, _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None

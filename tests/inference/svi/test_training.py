@@ -138,9 +138,11 @@ def test_a_run_of_adam_without_a_number_of_steps_resumes_with_the_same_bits(tmp_
     want = fit(whole, **settings)
     assert want.converged
     assert want.optimizer == "adam"
+    pyro.clear_param_store()  # where plain modules of one class share parameters
     file = Checkpoint(tmp_path / "run.pt", every=70)
     with pytest.raises(RuntimeError, match="power cut"):
         fit(stopped, checkpoint=file, callback=stop_at(230), **settings)
+    pyro.clear_param_store()
     got = fit(resumed, checkpoint=file, **settings)
     assert torch.equal(got.losses, want.losses)
     assert_same(values(whole), values(resumed))
