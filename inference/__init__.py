@@ -22,16 +22,11 @@ from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
 from pyro_nngp.inference.mcmc.sgld import SGLD
 from pyro_nngp.inference.mcmc.sgnht import SGNHT
-from pyro_nngp.inference.svi import (
-    Checkpoint,
-    ConvergenceWarning,
-    DivergenceError,
-    FitResult,
-    RowAdam,
-    Schedule,
-    Validation,
-    fit,
-)
+from pyro_nngp.inference.svi.loop import fit
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.row_adam import RowAdam
+from pyro_nngp.inference.svi.run import DivergenceError
 
 __all__ = [
     "SGHMC",

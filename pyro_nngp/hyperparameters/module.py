@@ -1,11 +1,12 @@
 """What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
 
+import copy
 import functools
 import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyro
 import torch
@@ -178,3 +179,19 @@ def _forget_names(params: list[Tensor]) -> None:
     names = pyro.get_param_store().shared_names
     for param in params:
         names.pop(param, None)
+
+
+Module = TypeVar("Module", bound=GPModule)
+
+
+def bound_copy(module: Module) -> Module:
+    """A shallow copy that holds the present values of all hyperparameters, so that using it has no Pyro effects.
+
+    Parameters, priors and parts are read once, firing their Pyro statements; the values stand in the attributes of the
+    copy, where they are found before the parameters and priors behind them.
+    """
+    parameters = (name.removesuffix("_unconstrained") for name in module._parameters)
+    values = {name: getattr(module, name) for name in (*parameters, *module._pyro_samples, *module._modules)}
+    bound = copy.copy(module)
+    bound.__dict__.update(values)
+    return bound

@@ -566,3 +566,12 @@ def test_several_latent_functions_are_encoded_side_by_side():
 def test_wrong_input(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(*data())
+
+
+def test_an_amortized_model_has_the_nugget_that_its_encoder_was_trained_with():
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=SiteEncoder(2).double(), jitter=0.02)
+    other = gp.amortize(x, y)
+    assert other.jitter == gp.jitter == 0.02
+    torch.testing.assert_close(other.local.distribution().scale, gp.local.distribution().scale)
+    torch.testing.assert_close(other(x[:5] + 0.01), gp(x[:5] + 0.01))

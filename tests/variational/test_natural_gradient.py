@@ -1,37 +1,38 @@
 """Solutions for q(u) that end where the bound no longer gains, and what they say where they end before."""
 
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.distributions import constraints
+from torch.nn.functional import logsigmoid
 
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.linalg.precision import PriorPrecision
-from pyro_nngp.linalg.whitening import Whitening
-from pyro_nngp.models import NPVI, VNNGP
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood
+from pyro_nngp.models import NPVI, SVGP, VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
-from pyro_nngp.variational.natural_gradient import posterior_mean
+from pyro_nngp.variational.natural_gradient import MeanLimits, natural_gradient, posterior_mean, variational_optimum
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 N = 200
 F64 = torch.float64
+ITERATIVE = MeanLimits(dense_up_to=0)
 
 
 def setting(kernel):
     graph = NeighborGraph(torch.rand(N, 2, dtype=F64), 8)
-    w, var = NNGP(kernel.requires_grad_(False), graph, jitter=1e-5).conditionals
-    return PriorPrecision(w, var, graph.neighbors), Whitening(w, var, graph.neighbors, graph.levels())
+    return NNGP(kernel.requires_grad_(False), graph, jitter=1e-5).factor.prepared()
 
 
 @pytest.mark.parametrize("easy", [False, True])
 @pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
 @pytest.mark.parametrize("kernel", [Matern52(2, lengthscale=0.05), RBF(2, lengthscale=0.4)])
-def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(monkeypatch, easy, tolerance, kernel):
-    monkeypatch.setattr("pyro_nngp.variational.natural_gradient._DENSE_UP_TO", 0)
-    prior, white = setting(kernel.double())
+def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(easy, tolerance, kernel):
+    prior = setting(kernel.double())
     y, precision, start = torch.randn(3, 2, N, dtype=F64)
     precision = precision.exp()
-    m, _ = posterior_mean(prior, white, y, precision, start, easy, tolerance)
+    m, _ = posterior_mean(prior, y, precision, start, easy, tolerance, limits=ITERATIVE)
     posterior = prior.dense() + torch.diag_embed(precision)
     error = m - torch.cholesky_solve((precision * y)[..., None], torch.linalg.cholesky(posterior))[..., 0]
     lost = (error[:, None] @ posterior @ error[..., None])[:, 0, 0] / 2
@@ -40,16 +41,34 @@ def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(monkeypatch,
 
 
 def test_a_reduction_ends_sooner(monkeypatch):
-    monkeypatch.setattr("pyro_nngp.variational.natural_gradient._DENSE_UP_TO", 0)
-    prior, white = setting(RBF(2, lengthscale=0.4).double())
+    prior = setting(RBF(2, lengthscale=0.4).double())
     y, counts = torch.randn(N, dtype=F64), []
+    one, zero = torch.ones(N, dtype=F64), torch.zeros(N, dtype=F64)
     for reduction in (0.0, 0.1):
-        products, color = [], white.color
-        monkeypatch.setattr(white, "color", lambda z, p=products, c=color: p.append(1) or c(z))
-        posterior_mean(prior, white, y, torch.ones(N, dtype=F64), torch.zeros(N, dtype=F64), False, 1e-6, reduction)
-        monkeypatch.setattr(white, "color", color)
+        products, color = [], prior.color
+        monkeypatch.setattr(prior, "color", lambda z, p=products, c=color: p.append(1) or c(z))
+        posterior_mean(prior, y, one, zero, False, 1e-6, reduction, ITERATIVE)
+        monkeypatch.setattr(prior, "color", color)
         counts.append(len(products))
     assert counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("plain_iterations", [0, 5, 1000])
+@pytest.mark.parametrize("guide_neighbors", [0, 8])
+@torch.no_grad()
+def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide_neighbors):
+    x = torch.rand(300, 2, dtype=F64)
+    y = torch.sin(5 * x.sum(-1))
+    kernel = Matern52(2, lengthscale=torch.tensor(0.3, dtype=F64)).requires_grad_(False)
+    gp = VNNGP(x, y, kernel, Gaussian(0.05), num_neighbors=8, guide_neighbors=guide_neighbors, jitter=1e-4)
+    factor, q = NNGP(kernel, gp.graph, jitter=1e-4).factor, gp.local.distribution()
+    dense, iterative = (
+        variational_optimum(Gaussian(0.05), y, torch.zeros(300, dtype=F64), factor, q, limits=limits)
+        for limits in (MeanLimits(10**9), MeanLimits(0, plain_iterations))
+    )
+    torch.testing.assert_close(iterative.loc, dense.loc, rtol=0, atol=1e-3)
+    torch.testing.assert_close(iterative.scale, dense.scale)
+    torch.testing.assert_close(iterative.weights, dense.weights)
 
 
 @pytest.mark.parametrize("method", [NPVI, VNNGP])
@@ -78,3 +97,77 @@ def test_the_factor_is_found_once_for_gaussian_noise_and_seldom_for_labels(monke
     calls.clear()
     labels.solve()
     assert len(calls) == 1  # it is there already
+
+
+class Laplace(Likelihood):
+    def forward(self, f):
+        return dist.Laplace(f, 0.3)
+
+
+class HeavyTails(Likelihood):
+    def forward(self, f):
+        return dist.StudentT(2.0, f, 0.3)
+
+
+class ZeroInflated(Likelihood):
+    def forward(self, f):
+        return dist.ZeroInflatedPoisson(f.clamp(-30, 30).exp(), gate=torch.tensor(0.3, dtype=f.dtype))
+
+
+class Hurdle(Likelihood):
+    """Zero with probability sigmoid(-f), else a count of mean e^f that is not zero."""
+
+    def forward(self, f):
+        return HurdlePoisson(f)
+
+
+class HurdlePoisson(dist.TorchDistribution):
+    arg_constraints = {}
+    support = constraints.nonnegative_integer
+
+    def __init__(self, f):
+        self.f = f
+        super().__init__(f.shape, validate_args=False)
+
+    def log_prob(self, value):
+        rate = self.f.clamp(-30, 30).exp()
+        positive = logsigmoid(self.f) + dist.Poisson(rate).log_prob(value) - torch.log(-torch.expm1(-rate))
+        return torch.where(value == 0, logsigmoid(-self.f), positive)
+
+    def sample(self, sample_shape=()):
+        positive = (torch.rand((*sample_shape, *self.f.shape), dtype=self.f.dtype) < self.f.sigmoid()).to(self.f)
+        return positive * torch.poisson(self.f.exp().expand_as(positive)).clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "limit"), [(Laplace, 0.12), (HeavyTails, 0.12), (ZeroInflated, 0.45), (Hurdle, 0.45)]
+)
+@pytest.mark.parametrize("method", [VNNGP, SVGP])
+def test_likelihoods_of_a_user_do_not_run_away(method, likelihood, limit):
+    """Curvatures at a point know nothing of a kink beside it: steps without care end at an error of thousands."""
+    x = torch.rand(300, 2, dtype=F64)
+    f = 2 * (3 * x[:, 0]).sin() * (4 * x[:, 1]).cos()
+    y = likelihood()(f).sample()
+    kernel = Matern52(2, variance=torch.tensor(2.0), lengthscale=torch.tensor(0.5)).double()
+    settings = {"num_neighbors": 10} if method is VNNGP else {"inducing": 40}
+    gp = method(x, y, kernel, likelihood(), **settings)
+    bounds = []
+    for _ in range(2):
+        bounds.append(-IntegratedELBO().loss(gp.model, gp.guide))
+        gp.solve(max_steps=30)
+    bounds.append(-IntegratedELBO().loss(gp.model, gp.guide))
+    assert bounds[0] < bounds[1] < bounds[2] + 0.01 * abs(bounds[2])
+    assert (gp(x)[0] - f).square().mean().sqrt() < limit
+
+
+def test_a_start_that_no_step_improves_is_kept():
+    x = torch.rand(60, 2, dtype=F64)
+    gp = VNNGP(x, (x[:, 0] > 0.5).double(), Matern52(2), Bernoulli(), num_neighbors=5)
+    gp.solve()
+    q = gp.local.distribution()
+    start = (q.loc, q.variance, -1e9)  # a bound out of reach
+    steps, _, improved = natural_gradient(
+        gp.likelihood.bind(), gp.y, start, lambda targets, precision: (targets, 1 / precision, 0.0)
+    )
+    assert not improved
+    assert steps < 20
