@@ -155,10 +155,16 @@ class LOO(ResponseMethod):
         self.finish()
 
     @pyro_entry
-    def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
-        """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
+    def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
+        """The auxiliary variables and the leave-one-out densities of a batch of data; returns its y.
+
+        Args:
+            idx: rows of the data; None is all.
+            batch: these and their neighbors, from :meth:`batch_args`; None finds them.
+        """
         self.start_model(idx)
-        likelihood, batch, plates = self._bound(), self.graph.batch(idx), self.plates(idx)
+        batch = self.graph.batch(idx) if batch is None else batch
+        likelihood, plates = self._bound(), self.plates(idx)
 
         def prior(rows: Tensor) -> Distribution:
             return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
@@ -176,14 +182,18 @@ class LOO(ResponseMethod):
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     @pyro_entry
-    def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
-        """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
+    def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor | None:
+        """q(omega) on the batch of :meth:`model` and its neighbors, and the hyperparameters' guide; returns omega."""
         self.start_guide(idx)
         if self.local is None:
             return None
         local, likelihood = self.local, self._bound()
-        batch, plates = self.graph.batch(idx), self.plates(idx)
+        batch, plates = self.graph.batch(idx) if batch is None else batch, self.plates(idx)
         return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
+
+    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
+        """Arguments of model and guide for a minibatch: its rows, and these with their neighbors, found once."""
+        return idx, self.graph.batch(idx)
 
     @property
     def can_solve(self) -> bool:

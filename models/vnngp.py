@@ -148,13 +148,15 @@ class VNNGP(PredictiveMethod):
         return self.graph.num_points
 
     @pyro_entry
-    def model(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+    def model(
+        self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
+    ) -> Tensor:
         """The generative model, on a batch of data points and a batch of inducing points.
 
         Args:
             idx: rows of the data; None is all.
             inducing_idx: rows of the inducing points that count in log p(u); None is `idx` with inducing points at the
-                data, all of them otherwise.
+                data, all of them otherwise. Or a batch from :meth:`batch_args`, built once for model and guide.
 
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
@@ -168,7 +170,9 @@ class VNNGP(PredictiveMethod):
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
 
     @pyro_entry
-    def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+    def guide(
+        self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
+    ) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
         self.start_guide(idx)
         batch = self._batch(idx, inducing_idx)
@@ -177,12 +181,18 @@ class VNNGP(PredictiveMethod):
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
 
-    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
-        """Arguments of model and guide for a minibatch; inducing points apart from the data are drawn at random."""
+    def batch_args(
+        self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
+    ) -> tuple[Tensor | None, Batch | None]:
+        """Arguments of model and guide for a minibatch: its rows, and the batch of inducing points for both.
+
+        Inducing points apart from the data are drawn at random.
+        """
         if self.at_data or idx is None or self.num_inducing <= len(idx):
-            return () if idx is None else (idx,)
+            return idx, self._batch(idx, None)
         drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
-        return idx, drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+        rows = drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+        return idx, self._batch(idx, rows)
 
     @pyro_entry
     @torch.no_grad()
@@ -324,8 +334,10 @@ class VNNGP(PredictiveMethod):
         marginal = None if q is None else (mean + q.loc[..., positions], q.variance[..., positions])
         return self.record_f(plates, mean + u[..., positions], marginal)
 
-    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
+    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""
+        if isinstance(inducing_idx, Batch):
+            return inducing_idx
         if self.at_data:
             rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
             return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)

@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
@@ -452,7 +452,7 @@ def test_heavy_tails_are_found_and_do_not_disturb():
         gp = LOO(
             x, y, Matern52(2, lengthscale=torch.tensor([0.5, 0.5])), likelihood, num_neighbors=32, guide="conjugate"
         )
-        fit(gp, 250, batch_size=128, lr=0.05, milestones=(0.5, 0.75), decay=0.3, progress=False)
+        fit(gp, 250, batch_size=128, lr=0.05, schedule=Schedule((0.5, 0.75), 0.3), progress=False)
         error[name] = float((gp(x)[0] - f).square().mean().sqrt().detach())
     assert 1.3 < float(likelihood.df.detach()) < 3
     assert 0.07 < float(likelihood.scale.detach()) < 0.13

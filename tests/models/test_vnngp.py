@@ -470,7 +470,8 @@ def test_batches_of_inducing_points_leave_none_out():
     gp, num_batches = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=4, inducing=x[:40]), 2000
     generator, idx, count, drawn = torch.Generator().manual_seed(0), torch.arange(10), torch.zeros(40), []
     for _ in range(num_batches):
-        _, rows = gp.batch_args(idx, generator)
+        _, batch = gp.batch_args(idx, generator)
+        rows = batch.rows[batch.targets]
         assert len(rows.unique()) == len(rows) <= 10
         count[rows] += 1
         drawn.append(len(rows))
