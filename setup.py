@@ -45,7 +45,7 @@ setup(
     ext_modules=[
         Extension(
             "pyro_nngp.native.libnative",
-            sources=["pyro_nngp/native/conditional.cpp", "pyro_nngp/native/search.cpp"],
+            sources=[f"pyro_nngp/native/{name}.cpp" for name in ("conditional", "search", "triangular")],
             depends=["pyro_nngp/native/vectors.h"],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
             extra_link_args=["-pthread"],

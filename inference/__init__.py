@@ -23,15 +23,20 @@ from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
 from pyro_nngp.inference.mcmc.sgld import SGLD
 from pyro_nngp.inference.mcmc.sgnht import SGNHT
-from pyro_nngp.inference.svi.loop import DivergenceError, FitResult, fit
+from pyro_nngp.inference.svi.loop import fit
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.row_adam import RowAdam
+from pyro_nngp.inference.svi.run import DivergenceError
 
 __all__ = [
     "SGHMC",
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "Checkpoint",
     "CheckpointError",
+    "ConvergenceWarning",
     "Cyclical",
     "DivergenceError",
     "FitResult",
@@ -43,6 +48,8 @@ __all__ = [
     "PredictiveLogLikelihood",
     "Reliability",
     "RowAdam",
+    "Schedule",
+    "Validation",
     "compare_to_exact",
     "coverage_curve",
     "elpd",

@@ -121,6 +121,28 @@ def check_all_rows(where: str, trace: Trace) -> None:
         fail(where, "the model", "to take all rows of its plates", f"some of {part}", cure)
 
 
+def check_supports(where: str, trace: Trace) -> None:
+    """Raise ``ValueError`` if observed data are off the support of their distribution, where they are not masked."""
+    for name, site in sample_sites(trace).items():
+        if not is_data(site) or not isinstance(site["value"], Tensor):
+            continue
+        try:
+            on = site["fn"].support.check(site["value"])
+        except NotImplementedError:  # a distribution without a support
+            continue
+        own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
+        for mask in (own, site["mask"]):
+            if mask is not None:
+                on = on | ~torch.as_tensor(mask, device=on.device)
+        if not on.all():
+            kind = type(base_law(site["fn"])).__name__
+            event = on.reshape(on.shape + (1,) * (site["value"].dim() - on.dim()))
+            off = site["value"][~event.expand(site["value"].shape)].unique()[:3].tolist()
+            actual = f"{int((~on).sum())} entries off it, such as {off}"
+            cure = "Correct the data, choose another likelihood, or mask the entries."
+            fail(where, f"data of site {name!r}", f"on the support of {kind}", actual, cure)
+
+
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
     """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
     event_dim = site["fn"].event_dim

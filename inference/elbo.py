@@ -4,14 +4,20 @@ A model marks its observed site, ``pyro.sample("y", likelihood(f), obs=y, infer=
 a guide attaches the marginal it knows to its own site, ``infer={"marginal": Normal(loc, scale)}``. The Monte-Carlo term
 :math:`\log p(y \mid f)` at one draw of f is then replaced by :math:`E_{N(f \mid loc, scale^2)} \log p(y \mid f)`. Sites
 without the mark, or whose latent has no marginal, are left as they are.
+
+With Pyro's validation off, as in :func:`~pyro_nngp.inference.fit` after its first step, log densities are computed only
+where they are read: not of latent sites whose divergence has a closed form, nor of integrated ones.
 """
 
 from typing import Any
 
 import torch
+from pyro import poutine
 from pyro.distributions.util import scale_and_mask
 from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.util import is_validation_enabled
 from pyro.poutine.messenger import Messenger
+from pyro.poutine.util import prune_subsample_sites
 from torch import Tensor
 
 from pyro_nngp._checks import fail
@@ -25,7 +31,12 @@ class IntegratedELBO(TraceMeanField_ELBO):
     """
 
     def _get_trace(self, model, guide, args, kwargs):
-        model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
+        if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
+            model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
+        else:
+            guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+            model_trace, guide_trace = _lazy(model_trace), _lazy(guide_trace)
         for site in model_trace.nodes.values():
             if site["type"] != "sample" or "integrate" not in site["infer"]:
                 continue
@@ -39,6 +50,29 @@ class IntegratedELBO(TraceMeanField_ELBO):
 
     def _data_term(self, likelihood: Any, y: Tensor, loc: Tensor, var: Tensor) -> Tensor:
         return likelihood.expected_log_prob(y, loc, var)
+
+
+class _LazySite(dict):
+    """A site of a trace whose log densities are computed when they are first read."""
+
+    def __missing__(self, key: str) -> Any:
+        fn, arguments = self["fn"], (self["value"], *self["args"])
+        if key == "log_prob_sum":
+            value = fn.log_prob(*arguments, **self["kwargs"])
+            self[key] = torch.as_tensor(scale_and_mask(value, self["scale"], self["mask"])).sum()
+        elif key == "score_parts":
+            self[key] = fn.score_parts(*arguments, **self["kwargs"]).scale_and_mask(self["scale"], self["mask"])
+        else:
+            raise KeyError(key)
+        return self[key]
+
+
+def _lazy(trace: poutine.Trace) -> poutine.Trace:
+    trace = prune_subsample_sites(trace)
+    for name, site in trace.nodes.items():
+        if site["type"] == "sample":
+            trace.nodes[name] = _LazySite(site)
+    return trace
 
 
 class PredictiveLogLikelihood(IntegratedELBO):

@@ -18,6 +18,7 @@ Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, Literal, TypeAlias, cast
@@ -31,6 +32,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.distributions import Mixture
@@ -38,10 +40,12 @@ from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import place_draws, pyro_entry, release
 from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
-from pyro_nngp.kernels import bind
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.kernels import Matern52, bind, column_scale
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES, marginals
+from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
@@ -102,8 +106,9 @@ class BSGP(LeaveOneOutMethod):
         x: inputs (N, D); priors over z expect them standardized.
         y: targets (N,), or (N, T) for T outputs with independent inducing values at shared inducing inputs.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list of one
-            each, or one that every layer gets a copy of.
-        likelihood: p(y | f).
+            each, or one that every layer gets a copy of. None is Matern52 with one lengthscale per column; what is left
+            unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian.
         inducing: M for k-means centers, or the points where z starts (M, D).
         objective: "fitc" or "vfe".
         inducing_prior: "normal", "uniform", "determinantal" or "strauss"; a distribution over (M, D); a function of
@@ -125,13 +130,14 @@ class BSGP(LeaveOneOutMethod):
     """
 
     likelihood: Likelihood
+    has_own_kernels = True
 
     def __init__(
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"],
-        kernel: Any,
-        likelihood: Likelihood,
+        kernel: Any = None,
+        likelihood: Likelihood | None = None,
         *,
         inducing: int | Float[Tensor, "M D"] = 100,
         objective: Literal["fitc", "vfe"] = "fitc",
@@ -145,6 +151,8 @@ class BSGP(LeaveOneOutMethod):
         jitter: float | None = None,
         seed: int = 0,
     ) -> None:
+        if likelihood is None:
+            likelihood = Gaussian()
         if not isinstance(likelihood, Likelihood):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
@@ -154,6 +162,7 @@ class BSGP(LeaveOneOutMethod):
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
                 fail("BSGP", arg, "to be an int >= 1", count, "Pass a plain integer.")
+        kernel = Matern52(x.shape[1]) if kernel is None else kernel
         kernels = [kernel, *(copy.deepcopy(kernel) for _ in range(num_layers - 1))]
         if isinstance(kernel, Sequence):
             kernels = list(kernel)
@@ -173,7 +182,25 @@ class BSGP(LeaveOneOutMethod):
             shape = (num_layers - 1, num_draws, len(x), hidden_dim)
             noise = torch.randn(shape, generator=generator, dtype=x.dtype).to(x)
         self.register_buffer("noise", noise)
-        release(self)  # the mean function was tried
+        self.begin()
+        release(self)  # what was tried in the constructors
+        if inducing_prior is not None:
+            _warn_unless_standardized(x)
+
+    @pyro_entry
+    @torch.no_grad()
+    def start_hyperparameters(self) -> Start:
+        """Start the kernel of each layer from the data as it would be with the layers before it left out.
+
+        Hidden layers add functions of a tenth of the spread of what they pass on.
+        """
+        self.hyper_guide.median()
+        h, trend = self.x, None if isinstance(self.mean, BasisMean) and not self.mean.is_set else self._mean_at
+        for layer in self.layers[:-1]:
+            start_without_targets(layer.kernel, h, 0.1)
+            h = h @ (layer.skip if bool(layer.skip.any()) else leading_axes(h, layer.skip.shape[1]))
+        trend_at = None if trend is None else lambda rows: trend(self.x[rows])
+        return start_from_data(self.layers[-1].kernel, self.likelihood, h, self._targets(None), trend_at, self.jitter)
 
     @property
     @pyro_entry
@@ -337,8 +364,21 @@ class BSGP(LeaveOneOutMethod):
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
         self._check_new(method, x_new)
-        block = max(1, _BLOCK_BUDGET // (self.num_draws * len(self.layers[0].start)))
+        block = at_once(_BLOCK_BUDGET, self.num_draws * len(self.layers[0].start))
         for _ in place_draws(f"BSGP.{method}", self, samples):
             parts = [self._propagate(part) for part in x_new.split(block)]
             loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
             yield self.likelihood.bind(), loc, var
+
+
+def _warn_unless_standardized(x: Tensor) -> None:
+    """Warn where priors over inducing inputs, which are in units of one, do not fit the inputs."""
+    scale, center = column_scale(x), x.double().median(0).values.abs()
+    if bool(((scale < 0.05) | (scale > 20) | (center > 20)).any()):
+        warnings.warn(
+            f"BSGP: the prior of the inducing inputs has units of one, columns of x have spreads of "
+            f"{float(scale.min()):.3g} to {float(scale.max()):.3g} around {float(center.max()):.3g}. Standardize x "
+            "(pyro_nngp.data.Standardizer), or pass inducing_prior=None or a distribution.",
+            UserWarning,
+            stacklevel=3,
+        )

@@ -23,13 +23,21 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
-from pyro_nngp.hyperparameters import pyro_entry, release
-from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
+from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
+from pyro_nngp.kernels import (
+    Covariance,
+    Matern52,
+    bind,
+    check_covariance,
+    column_scale,
+    neighbor_lengthscale,
+    neighbor_metric,
+)
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
+from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.neighbors import NearestOthers
 
 _COPIES = 6  # of the neighbors' covariance, while its Cholesky factor is computed
@@ -55,14 +63,16 @@ class CoregionalizedLOO(PredictiveMethod):
     Args:
         x: inputs (N, D).
         y: targets (N, T), T > 1.
-        kernels: one for each of the Q latent functions; their variances and the columns of G share their scale.
+        kernels: one for each of the Q latent functions, or Q for kernels of Matern52 with one lengthscale per column;
+            their variances and the columns of G share their scale. What is left unset starts from the data.
         likelihood: Gaussian with a variance that broadcasts against (T, 1); None has one variance per output.
         num_neighbors: K.
-        mixing: G (T, Q), a tensor to start from or a prior; None starts from N(0, 1/Q) draws.
+        mixing: G (T, Q), a tensor to start from or a prior; None starts from the principal axes of the outputs.
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs alike; None is a learnable constant per
             output.
         jitter: relative nugget; None takes 1e-6.
-        seed: of the start of G, and of the order that breaks ties between neighbors at one distance.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernels.
+        seed: of the order that breaks ties between neighbors at one distance.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, a likelihood
@@ -72,43 +82,82 @@ class CoregionalizedLOO(PredictiveMethod):
     """
 
     generative = False
+    has_own_kernels = True
 
     def __init__(
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N T"],
-        kernels: Sequence[Any],
+        kernels: Sequence[Any] | int,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 16,
         mixing: Float[Tensor, "T Q"] | PyroParam | PyroSample | None = None,
         mean: Callable | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
         seed: int = 0,
     ) -> None:
         where = type(self).__name__
         if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] < 2:
             fail(where, "y", "of shape (N, T) with T > 1", getattr(y, "shape", type(y).__name__), "Use LOO for one.")
+        if isinstance(kernels, int):
+            kernels = [Matern52(x.shape[1]) for _ in range(kernels)]
         if not kernels or not all(isinstance(kernel, nn.Module) for kernel in kernels):
             fail(where, "kernels", "to be a sequence of kernels", kernels, "Give one per latent function.", TypeError)
         t, q = y.shape[1], len(kernels)
+        is_set = likelihood is not None
         likelihood = Gaussian(torch.ones(t, 1)) if likelihood is None else likelihood
         if not isinstance(likelihood, Gaussian):
             cure = "Fit one LOO model per output."
             fail(where, "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
         if isinstance(mixing, Tensor) and mixing.shape != (t, q):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
-        mean = ConstantMean(num_latents=t) if mean is None else mean
         for each in kernels:
             release(each)
-        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter)
+        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter, metric)
         for each in kernels:
             check_covariance(where, each, x)
-        if mixing is None:
-            mixing = torch.randn(t, q, generator=torch.Generator().manual_seed(seed)) / q**0.5
-        self.mixing: Any = nn.Parameter(mixing.to(x, copy=True)) if isinstance(mixing, Tensor) else mixing
-        self.graph = NearestOthers(x, num_neighbors, seed=seed)
+        self._noise_is_set = is_set
+        self.begin()
+        self.mixing: Any = mixing
+        if mixing is None or isinstance(mixing, Tensor):
+            self.mixing = scaled(self._axes if mixing is None else mixing.to(x), column_scale(y)[:, None])
+        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
         self.finish()
+
+    @pyro_entry
+    @torch.no_grad()
+    def start_hyperparameters(self) -> Start:
+        """Start each kernel from one principal component of the outputs, over their spreads, and mixing from its axes.
+
+        With more kernels than outputs, components serve again, at shorter lengthscales.
+        """
+        self.hyper_guide.median()
+        y = cast(Tensor, self.y).double()
+        level, spread = y.median(0).values, column_scale(y)
+        outputs = ((y - level) / spread).clamp(-8, 8)
+        values, axes = torch.linalg.eigh(outputs.mT @ outputs / len(y))
+        values, axes = values.flip(0).clamp(min=1e-12), axes.flip(-1)
+        axes = axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)  # of the two directions, the same everywhere
+        count, rest = len(self.kernel), values.clone()
+        columns, noise = [], values.new_zeros(len(axes))
+        for q, kernel in enumerate(self.kernel):
+            which = q % len(axes)
+            component = outputs @ axes[:, which] / values[which].sqrt()
+            likelihood, is_open = Gaussian(), unset_hyperparameters(kernel)
+            start_from_data(kernel, likelihood.to(self.x), self.x, component, None, self.jitter)
+            for part, name in is_open if q >= len(axes) else ():
+                if name == "lengthscale":
+                    setattr(part, name, getattr(part, name).detach() / 4.0 ** (q // len(axes)))
+            columns.append(axes[:, which] * values[which].sqrt() / (1 + q // len(axes)))
+            noise += axes[:, which].square() * values[which] * likelihood.variance.detach().double()
+            rest[which] = 0.0
+        noise = noise / max(1, count // len(axes)) + (axes.square() * rest).sum(-1) / 2
+        self._axes = (spread[:, None] * torch.stack(columns, -1)).to(self.x)
+        if not self._noise_is_set:
+            self.likelihood.variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
+        return Start(level, spread)
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
@@ -129,15 +178,23 @@ class CoregionalizedLOO(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
-        """Find the neighbors again under the present lengthscales of all kernels.
+        """Find the neighbors again under the present lengthscales of all kernels."""
+        if self.metric is None:
+            self._place_medians()
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
 
-        If a kernel does not have one lengthscale per input, the metric stays Euclidean.
-        """
-        self._place_medians()
+    @pyro_entry
+    @torch.no_grad()
+    def neighbor_metric(self) -> Any:
+        """The user's metric, or one of all kernels' lengthscales; the metric of the first where they do not say all."""
+        if self.metric is not None:
+            return self.metric
+        self.hyper_guide.median()
         scales = [neighbor_lengthscale(kernel, self.x.shape[1]) for kernel in self.kernel]
         known = [scale for scale in scales if scale is not None]
-        whole = torch.stack(known).pow(-2).mean(0).rsqrt() if len(known) == len(scales) else None
-        self.graph.refresh(whole)
+        if len(known) < len(scales):
+            return neighbor_metric(self.kernel[0], self.x)
+        return torch.stack(known).pow(-2).mean(0).rsqrt()
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""

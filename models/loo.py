@@ -27,6 +27,7 @@ classes the odds of the one-against-all probabilities are divided by their sum; 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Literal
@@ -37,7 +38,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_tensor, fail
+from pyro_nngp._checks import check_choice, check_tensor
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
@@ -51,8 +52,7 @@ from pyro_nngp.likelihoods.augmentation import (
     predictive,
     squared_latent,
 )
-from pyro_nngp.means import ConstantMean
-from pyro_nngp.models.base import Draw, Plates, ResponseMethod
+from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
@@ -90,7 +90,8 @@ class LOO(ResponseMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; binary labels as 0 and 1, -1 and
             1, or booleans.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
         num_neighbors: K.
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
@@ -105,6 +106,8 @@ class LOO(ResponseMethod):
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -118,7 +121,7 @@ class LOO(ResponseMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Any,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
@@ -127,9 +130,12 @@ class LOO(ResponseMethod):
         coupling: Coupling = "odds",
         mean: Callable | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        likelihood = Gaussian() if likelihood is None else likelihood
+        if likelihood is None:
+            likelihood = Gaussian() if start is None else copy.deepcopy(start.likelihood)
         check_augmentable("LOO", likelihood)
         check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
         if divergence is None:
@@ -137,10 +143,10 @@ class LOO(ResponseMethod):
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
         check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
         check_tensor("LOO", "y", y)
-        if mean is None:
-            mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))
-        super().__init__(x, coded_labels("LOO", likelihood, y, x.dtype), kernel, likelihood, mean, jitter)
-        self.divergence, self.coupling, self.graph = divergence, coupling, NearestOthers(x, num_neighbors, seed=seed)
+        coded = coded_labels("LOO", likelihood, y, x.dtype)
+        super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start)
+        self.divergence, self.coupling = divergence, coupling
+        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             with seeded(seed, x):  # its hyperparameters may have priors
@@ -149,10 +155,16 @@ class LOO(ResponseMethod):
         self.finish()
 
     @pyro_entry
-    def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
-        """The auxiliary variables and the leave-one-out densities of a batch of data (None: all); returns its y."""
+    def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
+        """The auxiliary variables and the leave-one-out densities of a batch of data; returns its y.
+
+        Args:
+            idx: rows of the data; None is all.
+            batch: these and their neighbors, from :meth:`batch_args`; None finds them.
+        """
         self.start_model(idx)
-        likelihood, batch, plates = self._bound(), self.graph.batch(idx), self.plates(idx)
+        batch = self.graph.batch(idx) if batch is None else batch
+        likelihood, plates = self._bound(), self.plates(idx)
 
         def prior(rows: Tensor) -> Distribution:
             return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
@@ -170,24 +182,32 @@ class LOO(ResponseMethod):
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     @pyro_entry
-    def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor | None:
-        """q(omega) at a batch of data and its neighbors, and the hyperparameters' guide; returns omega."""
+    def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor | None:
+        """q(omega) on the batch of :meth:`model` and its neighbors, and the hyperparameters' guide; returns omega."""
         self.start_guide(idx)
         if self.local is None:
             return None
         local, likelihood = self.local, self._bound()
-        batch, plates = self.graph.batch(idx), self.plates(idx)
+        batch, plates = self.graph.batch(idx) if batch is None else batch, self.plates(idx)
         return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
+
+    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
+        """Arguments of model and guide for a minibatch: its rows, and these with their neighbors, found once."""
+        return idx, self.graph.batch(idx)
 
     @property
     def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: there are auxiliary variables."""
-        return self.local is not None
+        """Whether :meth:`solve` applies: there are auxiliary variables, or a mean function that it can solve for."""
+        return self.local is not None or self.can_solve_mean
 
     @pyro_entry
     @torch.no_grad()
     def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
-        """Put each q(omega_n) at its posterior given its datum and what the neighbors predict there.
+        """Put each q(omega_n) at its posterior given its datum and neighbors; of Gaussian data solve for the mean.
+
+        The leave-one-out densities are all but flat in the mean: it cancels where neighbors surround a point, so that
+        the objective's own optimum follows the few points on the edge. The mean is therefore the generalized least
+        squares estimate, as in :class:`~pyro_nngp.models.Vecchia`.
 
         Coordinate ascent, all rows at once: q(omega_n) depends on :math:`E f_n^2` alone, and a log-normal guide takes
         the moments of the conjugate one. What it does to the densities of its neighbors is left out of account.
@@ -202,7 +222,8 @@ class LOO(ResponseMethod):
         Cost: O(N K^3) per sweep.
         """
         if self.local is None:
-            fail("LOO.solve", "likelihood", "with auxiliary variables", "Gaussian", "There is nothing to solve for.")
+            self.solve_mean()
+            return
         self._place_medians()
         likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
         y = self._values()
@@ -219,7 +240,7 @@ class LOO(ResponseMethod):
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that :meth:`solve` sets."""
-        return [] if self.local is None else list(self.local.parameters())
+        return self._solved_mean() if self.local is None else list(self.local.parameters())
 
     def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Auxiliary variables are at their means under the guide, or as drawn."""

@@ -24,7 +24,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import GaussianResponseMethod
+from pyro_nngp.models.base import GaussianResponseMethod, GPMethod
 from pyro_nngp.neighbors import NearestOthers
 
 
@@ -42,11 +42,14 @@ class MLLk(GaussianResponseMethod):
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; a block has K + 1 points.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the neighbor search.
 
     Raises:
@@ -61,16 +64,18 @@ class MLLk(GaussianResponseMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"],
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
         mean: Callable | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
-        self.graph = NearestOthers(x, num_neighbors, seed=seed)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
         self.finish()
 
     @pyro_entry

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base import GPMethod
 from pyro_nngp.models.vnngp import VNNGP
 from pyro_nngp.neighbors import SymmetricGraph
 from pyro_nngp.variational import AmortizedGaussian
@@ -50,8 +51,9 @@ class NPVI(VNNGP):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide.
         encoder: None for parameters of each point (NPVI);
             :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
@@ -62,8 +64,10 @@ class NPVI(VNNGP):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the ordering.
 
     Raises:
@@ -80,7 +84,7 @@ class NPVI(VNNGP):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 20,
@@ -88,8 +92,10 @@ class NPVI(VNNGP):
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         loc: Float[Tensor, "N *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__(
@@ -105,6 +111,8 @@ class NPVI(VNNGP):
             loc=loc,
             scale=scale,
             jitter=jitter,
+            metric=metric,
+            start=start,
             seed=seed,
         )
 

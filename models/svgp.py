@@ -28,17 +28,18 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributions import Distribution, kl_divergence
+from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
-from pyro_nngp.kernels import bind, bind_double, neighbor_lengthscale
+from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, GPMethod, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, combined_variance, factor, neighbor_variance
 from pyro_nngp.variational.natural_gradient import natural_gradient
@@ -70,8 +71,9 @@ class SVGP(PredictiveMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
         learn_inducing: whether the inducing points are parameters.
         mean_field: whether q(nu) is diagonal; it has a dense Cholesky factor otherwise.
@@ -81,6 +83,8 @@ class SVGP(PredictiveMethod):
         loc: initial mean of q(nu), (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(nu); 1 is the prior's.
         jitter: relative nugget; None takes 1e-6. Hundreds of inducing points in float32 may want 1e-5 or 1e-4.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of k-means.
 
     Raises:
@@ -94,7 +98,7 @@ class SVGP(PredictiveMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         inducing: int | Float[Tensor, "M D"] = 512,
@@ -105,9 +109,11 @@ class SVGP(PredictiveMethod):
         loc: Float[Tensor, "M *L"] | None = None,
         scale: float = 1.0,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveLogLikelihood.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
@@ -177,14 +183,16 @@ class SVGP(PredictiveMethod):
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
         if isinstance(likelihood, Gaussian):
+            y = y.to(self.x.dtype)
             noise = likelihood.variance.to(y)
             self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
             return
 
         def state() -> tuple[Tensor, Tensor, float]:
             q = self.q.distribution()
-            prior = dist.Normal(torch.zeros_like(q.mean), 1.0).to_event(1)
-            return *self._marginals(), float(kl_divergence(q, prior).sum())
+            root = factor(q)
+            divergence = (root.square().sum() + q.mean.square().sum()) / 2 - root.diagonal(dim1=-2, dim2=-1).log().sum()
+            return *self._marginals(), float(divergence)
 
         def step(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             self._condition(targets, precision)
@@ -216,7 +224,7 @@ class SVGP(PredictiveMethod):
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Whitened weights and conditional variances of f at the data, block by block."""
-        size = max(self.num_inducing, _BLOCK // self.num_inducing)
+        size = at_once(_BLOCK, self.num_inducing)
         for start in range(0, self.num_data, size):
             rows = slice(start, start + size)
             a, var, _ = whitened_conditional(self.kernel, self.x[rows], self.z, self.jitter)
@@ -262,8 +270,7 @@ class SVGP(PredictiveMethod):
             a, var, _ = whitened_conditional(self.kernel, x_new, self.z, self.jitter)
             loc, spread = mean + nu @ a.mT, 0 if q is None else combined_variance(q, a)
             return loc, (var + spread).expand(loc.shape)
-        lengthscale = neighbor_lengthscale(self.kernel, x_new.shape[1])
-        neighbors = nearest_inducing(x_new, self.z, plan, lengthscale)
+        neighbors = nearest_inducing(x_new, self.z, plan, self.neighbor_metric())
         w, var = graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter)
         tril = cholesky(bind(self.kernel)(self.z, self.z), self.jitter)
         loc = mean + (w * (nu @ tril.mT)[..., neighbors]).sum(-1)
@@ -303,7 +310,7 @@ class SVGP(PredictiveMethod):
             left_open = noise @ cholesky(rest, 0.0).mT
         else:
             dim = x.shape[1]
-            graph = NeighborGraph(x, num_neighbors, seed=seed, metric=neighbor_lengthscale(self.kernel, dim))
+            graph = NeighborGraph(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
 
             def residual(one: Tensor, other: Tensor) -> Tensor:
                 """Covariance of f given nu; the columns are inputs, then whitened weights."""

@@ -31,11 +31,11 @@ from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional, local_conditional
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
-from pyro_nngp.kernels import Covariance, bind, neighbor_lengthscale
+from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, GPMethod, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
@@ -66,8 +66,9 @@ class SWSGP(PredictiveMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: H, at most M; with H = M the bound is that of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
         learn_inducing: whether the inducing points are parameters. Fixed ones have their neighbors found once.
@@ -75,8 +76,10 @@ class SWSGP(PredictiveMethod):
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of k-means.
 
     Raises:
@@ -93,7 +96,7 @@ class SWSGP(PredictiveMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
@@ -102,24 +105,28 @@ class SWSGP(PredictiveMethod):
         mean_field: bool = True,
         mean: Callable | None = None,
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         z = inducing_points("SWSGP", x, inducing, seed)
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         if not mean_field and len(z) > _LARGEST_FULL:
             fail("SWSGP", "mean_field", f"True beyond M = {_LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
         self.num_neighbors, self.mean_field = num_neighbors, mean_field
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
+        self.search_metric: Any = None  # where lengthscales do not say all
+        self._set_metric()
         self._place_inducing(z, learn_inducing)
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
         self.local: LocalGaussian | DenseGaussian
         if mean_field:
-            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, self.unit, like=x)
         else:
-            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, like=x)
+            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, self.unit, like=x)
         self.finish()
 
     @property
@@ -156,14 +163,9 @@ class SWSGP(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
-        """Find neighbors from now on under the kernel's present lengthscales.
-
-        Kernels without one lengthscale per input keep the Euclidean metric.
-        """
+        """Find neighbors from now on in the present metric of the kernel."""
         self._place_medians()
-        lengthscale = neighbor_lengthscale(self.kernel, self.x.shape[1])
-        if lengthscale is not None:
-            self.lengthscale.copy_(lengthscale)
+        self._set_metric()
         if self.data_neighbors is not None:
             self.data_neighbors.copy_(self._nearest(self.x))
 
@@ -272,10 +274,19 @@ class SWSGP(PredictiveMethod):
             return self._nearest(self._inputs(idx))
         return self.data_neighbors if idx is None else self.data_neighbors[idx]
 
+    def _set_metric(self) -> None:
+        metric = self.neighbor_metric()
+        if isinstance(metric, Tensor):
+            self.lengthscale.copy_(metric)
+        else:
+            self.search_metric = metric
+
     def _nearest(self, x: Tensor, num_neighbors: int | None = None) -> Tensor:
         num_neighbors = self.num_neighbors if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, self.num_inducing)
-        return nearest_inducing(x, self.z, num_neighbors, self.lengthscale)
+        return nearest_inducing(
+            x, self.z, num_neighbors, self.lengthscale if self.search_metric is None else self.search_metric
+        )
 
 
 def _refuse(draw: Draw | None) -> None:

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod
+from pyro_nngp.models.base import GaussianResponseMethod, GPMethod
+from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
 
@@ -40,12 +42,15 @@ class Vecchia(GaussianResponseMethod):
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the ordering.
 
     Raises:
@@ -60,17 +65,19 @@ class Vecchia(GaussianResponseMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"],
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
-        self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         self.finish()
 
     @pyro_entry
@@ -83,3 +90,11 @@ class Vecchia(GaussianResponseMethod):
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
         with latents, data:
             return pyro.sample(self.site("y"), likelihood.marginal(loc, var), obs=self._values(idx))
+
+    def _preceding(self) -> tuple[Tensor, Tensor]:
+        """The first points in the ordering, and the places of their neighbors."""
+        rows = self.graph.order[:TREND_POINTS]
+        places = torch.full_like(self.graph.order, -1)
+        places[rows] = torch.arange(len(rows), device=rows.device)
+        near = self.graph.neighbors[rows]
+        return rows, torch.where(near < 0, -1, places[near])

@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
-from pyro_nngp.kernels import bind, neighbor_lengthscale
+from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, GPMethod, Plates, PredictiveMethod
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
@@ -62,8 +62,9 @@ class VNNGP(PredictiveMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for the prior and for the data.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
@@ -75,8 +76,10 @@ class VNNGP(PredictiveMethod):
             constant.
         ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u).
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
+        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the ordering and of k-means.
 
     Raises:
@@ -93,7 +96,7 @@ class VNNGP(PredictiveMethod):
         self,
         x: Float[Tensor, "N D"],
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
-        kernel: Any,
+        kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int = 32,
@@ -104,19 +107,21 @@ class VNNGP(PredictiveMethod):
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " M"] = "random",
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
         jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        start: GPMethod | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
-        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed)
+        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         if learn_inducing:
-            self.z = nn.Parameter(z.clone())
+            self.z = scaled(z, column_scale(x))
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
         if guide_neighbors:
@@ -126,7 +131,7 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
         if encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
-            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, like=x)
+            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
         elif likelihood is None or y is None or not self.at_data or loc is not None:
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
@@ -143,13 +148,15 @@ class VNNGP(PredictiveMethod):
         return self.graph.num_points
 
     @pyro_entry
-    def model(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+    def model(
+        self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
+    ) -> Tensor:
         """The generative model, on a batch of data points and a batch of inducing points.
 
         Args:
             idx: rows of the data; None is all.
             inducing_idx: rows of the inducing points that count in log p(u); None is `idx` with inducing points at the
-                data, all of them otherwise.
+                data, all of them otherwise. Or a batch from :meth:`batch_args`, built once for model and guide.
 
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
@@ -163,7 +170,9 @@ class VNNGP(PredictiveMethod):
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
 
     @pyro_entry
-    def guide(self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | None = None) -> Tensor:
+    def guide(
+        self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
+    ) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
         self.start_guide(idx)
         batch = self._batch(idx, inducing_idx)
@@ -172,12 +181,18 @@ class VNNGP(PredictiveMethod):
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
 
-    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
-        """Arguments of model and guide for a minibatch; inducing points apart from the data are drawn at random."""
+    def batch_args(
+        self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
+    ) -> tuple[Tensor | None, Batch | None]:
+        """Arguments of model and guide for a minibatch: its rows, and the batch of inducing points for both.
+
+        Inducing points apart from the data are drawn at random.
+        """
         if self.at_data or idx is None or self.num_inducing <= len(idx):
-            return () if idx is None else (idx,)
+            return idx, self._batch(idx, None)
         drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
-        return idx, drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+        rows = drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
+        return idx, self._batch(idx, rows)
 
     @pyro_entry
     @torch.no_grad()
@@ -189,7 +204,7 @@ class VNNGP(PredictiveMethod):
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
         self._place_medians()
-        self.graph.refresh(neighbor_lengthscale(self.kernel, self.x.shape[1]))
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)
@@ -319,8 +334,10 @@ class VNNGP(PredictiveMethod):
         marginal = None if q is None else (mean + q.loc[..., positions], q.variance[..., positions])
         return self.record_f(plates, mean + u[..., positions], marginal)
 
-    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | None) -> Batch:
+    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""
+        if isinstance(inducing_idx, Batch):
+            return inducing_idx
         if self.at_data:
             rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
             return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)

@@ -1,5 +1,6 @@
 """Checks of user input: a message names the place, the argument, what was expected, what came, and the cure."""
 
+import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -59,6 +60,14 @@ def check_choice(where: str, arg: str, value: Any, choices: Iterable[str], cure:
         fail(where, arg, "to be " + " or ".join(map(repr, choices)), repr(value), cure)
 
 
+def check_count(where: str, arg: str, value: Any, least: int, cure: str) -> None:
+    """Raise unless `value` is an integer >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        fail(where, arg, "to be an int", repr(value), cure, TypeError)
+    if value < least:
+        fail(where, arg, f">= {least}", value, cure)
+
+
 def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbors") -> None:
     """Raise unless `k` is an integer with 1 <= k <= limit."""
     if isinstance(k, bool) or not isinstance(k, int):
@@ -114,3 +123,24 @@ def check_same_kind(where: str, **tensors: Tensor) -> None:
             fail(where, arg, f"on the device of {first} ({ref.device})", value.device, "Move it with .to(device).")
         if value.is_floating_point() and ref.is_floating_point() and value.dtype != ref.dtype:
             fail(where, arg, f"of the dtype of {first} ({ref.dtype})", value.dtype, "Convert one of them.", TypeError)
+
+
+def warn_if_coarse(where: str, x: Tensor) -> None:
+    """Warn where neighboring values of a column are hardly apart in its dtype, as UTM meters are in float32."""
+    sample = x.detach()[:: max(1, len(x) // 4096)].double()
+    largest = sample.abs().amax(0)
+    values = sample.sort(0).values.diff(dim=0)
+    coarse = torch.finfo(x.dtype).eps * largest
+    apart = values > 0
+    typical = torch.where(apart, values, torch.nan).nanmedian(0).values
+    total = sample.amax(0) - sample.amin(0)
+    bad = apart.any(0) & (typical * len(sample) / len(x) <= 4 * coarse) & (total < 1e4 * coarse)
+    if bool(bad.any()):
+        columns = bad.nonzero()[:, 0].tolist()
+        warnings.warn(
+            f"{where}: columns {columns} of x hold {float(largest[columns[0]]):.3g} +- {float(total[columns[0]]):.2g}, "
+            f"of which {x.dtype} keeps steps of {float(coarse[columns[0]]):.2g}. Subtract their means before the "
+            "conversion, or pass float64.",
+            UserWarning,
+            stacklevel=4,
+        )

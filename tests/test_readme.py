@@ -49,5 +49,13 @@ def test_the_page_on_methods_of_your_own_runs():
     assert_close(draws.mean(0), mean.detach(), rtol=0, atol=6 * float((variance.detach().max() / 200).sqrt()))
 
 
+def test_the_page_on_likelihoods_of_your_own_runs():
+    scope = {"__name__": "__main__"}
+    for code in examples("docs/write_a_likelihood.md"):
+        exec(compile(code, "docs/write_a_likelihood.md", "exec"), scope)
+    assert scope["error"] < 0.2
+    assert_close(scope["found"], scope["given"], rtol=1e-4, atol=0.0)
+
+
 def test_there_are_examples():
     assert (len(README), len(GUIDE), len(OWN)) == (2, 7, 3)

@@ -23,7 +23,7 @@ import matplotlib.pyplot as plt
 import torch
 
 from pyro_nngp.data import Standardizer, bathymetry, coverage, error_rate, gaussian_interval, nll, rmse
-from pyro_nngp.inference import fit, pit, plot_coverage, plot_pit, plot_reliability, reliability
+from pyro_nngp.inference import Schedule, fit, pit, plot_coverage, plot_pit, plot_reliability, reliability
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.models import LOO, Vecchia
@@ -52,7 +52,7 @@ train = torch.rand(len(data.x)) < (0.1 if args.smoke else 0.33)
 to_x, to_y = Standardizer(data.x[train]), Standardizer(data.y[train])
 x, y = to_x.transform(data.x), to_y.transform(data.y)
 num_steps = 100 if args.smoke else 1500
-recipe = {"batch_size": 128, "lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refresh_every": 100}
+recipe = {"batch_size": 128, "lr": 0.03, "schedule": Schedule((0.25, 0.5, 0.75), 0.2), "refresh_every": 100}
 
 
 def kernel():

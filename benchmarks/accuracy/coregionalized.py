@@ -16,7 +16,7 @@ import time
 import torch
 
 from pyro_nngp.data import Standardizer, load, random_split
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import LOO, CoregionalizedLOO
@@ -87,7 +87,8 @@ def run(name, make, seed, args):
     (x, y), test, validation = split(name, seed)
     start = time.process_time()
     gp = make(x, y, seed)
-    recipe = {"batch_size": args.batch_size, "lr": args.lr, "milestones": (0.5, 0.75), "decay": 0.2, "seed": seed}
+    recipe = {"batch_size": args.batch_size, "lr": args.lr, "schedule": Schedule((0.5, 0.75), 0.2)}
+    recipe["seed"] = seed
     gp.train(args.steps, refresh_every=max(1, args.steps // 5), progress=False, **recipe)
     return scores(gp, *validation)[0], *scores(gp, *test), time.process_time() - start
 

@@ -28,7 +28,7 @@ import torch
 from rows import append, read
 
 from pyro_nngp.data import Standardizer, crps_gaussian, error_rate, load, nll, random_split, rmse
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, PolyaGammaBound
 from pyro_nngp.models import LOO, SVGP, MLLk, Vecchia
@@ -126,10 +126,11 @@ def run(settings, predict, degenerate):
         x, y = (torch.cat([v, v + 0.01 * torch.randn(v.shape, generator=generator)]) for v in (x, y))
     start = time.process_time()
     gp = build(settings, x, y, likelihood)
-    recipe = {name: settings[name] for name in ("batch_size", "lr", "local_lr", "solve_every") if settings[name] != ""}
+    recipe = {name: settings[name] for name in ("batch_size", "lr", "solve_every") if settings[name] != ""}
     if nearest:
         recipe["refresh_every"] = settings["refresh_every"]
-    fit(gp, settings["steps"], milestones=(0.25, 0.5, 0.75), decay=0.2, seed=seed, progress=False, **recipe)
+    recipe["schedule"] = Schedule((0.25, 0.5, 0.75), 0.2, settings["local_lr"] or None)
+    fit(gp, settings["steps"], seed=seed, progress=False, **recipe)
     if nearest:
         gp.refresh_neighbors()
     facts = {"seconds": time.process_time() - start, "num_train": len(x), "num_test": len(test[0])}

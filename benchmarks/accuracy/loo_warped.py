@@ -15,7 +15,7 @@ import math
 import torch
 
 from pyro_nngp.data import nll, rmse
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import LOO, MLLk, Vecchia
@@ -42,7 +42,7 @@ def run(method, x, y, neighbors, steps, seed):
         gp = LOO(x[:half], y[:half], kernel, Gaussian(0.1), **settings)
     else:
         gp = (MLLk if method == "MLL-k" else Vecchia)(x[:half], y[:half], kernel, Gaussian(0.1), **settings)
-    recipe = {"lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refresh_every": 100}
+    recipe = {"lr": 0.03, "schedule": Schedule((0.25, 0.5, 0.75), 0.2), "refresh_every": 100}
     fit(gp, steps, batch_size=128, seed=seed, progress=False, **recipe)
     gp.refresh_neighbors()
     with torch.no_grad():

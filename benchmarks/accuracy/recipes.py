@@ -15,7 +15,7 @@ from pyro.infer.autoguide import AutoNormal, init_to_value
 from torch.distributions import Normal
 
 from pyro_nngp.hyperparameters import lognormal_priors
-from pyro_nngp.inference import SGHMC, Minibatch, PredictiveLogLikelihood, fit
+from pyro_nngp.inference import SGHMC, Minibatch, PredictiveLogLikelihood, Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
@@ -53,7 +53,7 @@ class Trained:
         recipe = {"seed": seed, "progress": False} | self.recipe
         steps, refreshes = self.affordable(copy.deepcopy(gp), recipe, budget - setup)
         steps = int(min(max_steps, max(1, steps)))
-        refresh_every = max(1, steps // (refreshes + 1)) if refreshes else None
+        refresh_every = max(1, steps // (refreshes + 1)) if refreshes else 0
         start = time.process_time()
         fit(gp, steps, refresh_every=refresh_every, **recipe)
         seconds = setup + time.process_time() - start
@@ -71,7 +71,7 @@ class Trained:
         for _ in range(1 + getattr(gp, "can_solve", False)):  # the second solution starts near its end, as in training
             ticks.clear()
             start = time.process_time()
-            fit(gp, 15, callback=lambda *_: ticks.append(time.process_time()), **recipe)
+            fit(gp, 15, refresh_every=0, callback=lambda *_: ticks.append(time.process_time()), **recipe)
             total = time.process_time() - start
         step = statistics.median(b - a for a, b in itertools.pairwise(ticks))
         solve = max(0.0, total - 15 * step) / 2  # before the first step and after the last
@@ -201,7 +201,7 @@ def after_vecchia(method, **settings):
     return build
 
 
-NEAREST = {"batch_size": 128, "lr": 0.03, "milestones": (0.25, 0.5, 0.75), "decay": 0.2, "refreshes": 8}
+NEAREST = {"batch_size": 128, "lr": 0.03, "schedule": Schedule((0.25, 0.5, 0.75), 0.2), "refreshes": 8}
 LOCAL = {"lr": 0.03, "refreshes": 8}
 NETWORK = {"num_neighbors": 20, "jitter": 0.02}  # a nugget, because no network follows a stiff prior exactly
 AMORTIZED = {"batch_size": 64, "lr": 0.03}  # a batch encodes the parents of its points, too
@@ -211,7 +211,9 @@ METHODS = {
     "VNNGP after Vecchia": Trained(after_vecchia(VNNGP, num_neighbors=K), **LOCAL),
     "SWSGP-M": Trained(made(SWSGP, num_neighbors=K, inducing=lambda x: min(1024, len(x)), scale=0.3), lr=0.1),
     "SWSGP-N": Trained(
-        made(SWSGP, num_neighbors=K, inducing=lambda x: x, learn_inducing=False, scale=0.3), lr=0.03, local_lr=0.05
+        made(SWSGP, num_neighbors=K, inducing=lambda x: x, learn_inducing=False, scale=0.3),
+        lr=0.03,
+        schedule=Schedule(local_lr=0.05),
     ),
     "LOO-k": Trained(made(LOO, num_neighbors=K), **NEAREST),
     "MLL-k": Trained(gaussian_only(made(MLLk, num_neighbors=K)), **NEAREST),

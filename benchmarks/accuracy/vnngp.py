@@ -14,14 +14,19 @@ from pathlib import Path
 import torch
 
 from pyro_nngp.data import Standardizer, coverage, crps_gaussian, gaussian_interval, nll, random_split, rmse, uci
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
 
 VARIANTS = {
-    "gradients (Adam 0.01, of rows 0.1)": {"lr": 0.01, "local_lr": 0.1, "solve_every": 0},
-    "closed-form q(u)": {"lr": 0.03, "solve_every": 25},
+    "gradients (Adam 0.01, of rows 0.1)": {
+        "lr": 0.01,
+        "schedule": Schedule(local_lr=0.1),
+        "solve_every": 0,
+        "refresh_every": 0,
+    },
+    "closed-form q(u)": {"lr": 0.03, "solve_every": 25, "refresh_every": 0},
     "+ refreshed, lengthscale-scaled neighbors": {"lr": 0.03, "solve_every": 25, "refresh_every": 100},
     "+ maximin ordering": {"lr": 0.03, "solve_every": 25, "refresh_every": 100, "ordering": "maximin"},
     "+ sparse-Cholesky guide": {"lr": 0.03, "solve_every": 100, "refresh_every": 100, "guide_neighbors": 10},

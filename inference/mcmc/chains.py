@@ -24,13 +24,15 @@ from tqdm.auto import tqdm
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.mcmc.identity import digest
 from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
 
 
 class SGMCMC(MCMC):
     """Pyro's ``MCMC`` with chains side by side and checkpoints.
 
-    Results are read as from ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``.
+    Results are read as from ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``. A run whose chains have not
+    settled ends with a warning that names the sites and the cure.
 
     Example::
 
@@ -78,7 +80,6 @@ class SGMCMC(MCMC):
         self._samples: dict[str, Tensor] | None = None
         self.num_chains, self.vectorize, self.checkpoint = num_chains, vectorize, checkpoint
         self._every, self._start, self._quiet = checkpoint_every, initial_params, disable_progbar
-        self._kind = {"num_chains": num_chains, "warmup_steps": self.warmup_steps}
 
     @poutine.block
     def run(self, *args: Any, **kwargs: Any) -> None:
@@ -87,7 +88,7 @@ class SGMCMC(MCMC):
         Ctrl-C ends the run after the draw at hand; ``get_samples`` has the draws so far, also after an error.
 
         Raises:
-            CheckpointError: if the checkpoint cannot be read or is of another kind of run.
+            CheckpointError: if the checkpoint cannot be read or is of a run with other data or settings.
             DivergenceError: if a potential is not finite.
         """
         self._args, self._kwargs = args, kwargs
@@ -96,6 +97,8 @@ class SGMCMC(MCMC):
             self._samples = None  # of an earlier run
             try:
                 self._loop(done, draws)
+                if draws:
+                    self.kernel.warn_unsettled("SGMCMC", torch.stack(draws[: self.num_samples], 1))
             finally:
                 if draws:
                     self._collect(draws)
@@ -127,13 +130,11 @@ class SGMCMC(MCMC):
 
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
         """Set the kernel up; returns how many of its calls are done and the draws they gave."""
+        if self.checkpoint:
+            self._identity = self._identify(args, kwargs)
         saved = load_checkpoint(self.checkpoint) if self.checkpoint and os.path.exists(self.checkpoint) else None
         if saved:
-            if saved.get("kind") != self._kind:
-                raise CheckpointError(
-                    f"SGMCMC: expected {self.checkpoint} to be of a run with {self._kind}, got {saved.get('kind')}. "
-                    "Delete it, or name another file."
-                )
+            self._check_identity(saved.get("identity"))
             self.kernel.load_state_dict(saved["kernel"])
         elif self._start is not None:
             self.kernel.initial_params = self._start
@@ -141,6 +142,23 @@ class SGMCMC(MCMC):
         left = max(self.warmup_steps - done, 0)
         self.kernel.setup_chains((self.num_chains,), self.vectorize, left, args, kwargs)
         return done, list(saved["draws"].to(self.kernel.potential.device)) if saved else []
+
+    def _identify(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """All that decides the draws, but for the state: a digest of it, and what a person can read of it."""
+        settings = {"kernel": type(self.kernel).__name__, "num_chains": self.num_chains}
+        settings |= {"warmup_steps": self.warmup_steps, "vectorize": self.vectorize, **self.kernel.settings()}
+        parts = {name: value if isinstance(value, str) else repr(value) for name, value in settings.items()}
+        parts["data"] = digest(self.kernel.model, args, kwargs)
+        return {"digest": digest(parts), "parts": parts}
+
+    def _check_identity(self, saved: Any) -> None:
+        if not isinstance(saved, dict) or saved.get("digest") != self._identity["digest"]:
+            here, there = self._identity["parts"], saved.get("parts", {}) if isinstance(saved, dict) else {}
+            other = sorted(name for name in here if there.get(name) != here[name])
+            raise CheckpointError(
+                f"SGMCMC: expected {self.checkpoint} to be of this run, got one with other {', '.join(other)}. "
+                "Delete it, or name another file."
+            )
 
     def _loop(self, done: int, draws: list[Tensor]) -> None:
         total = self.warmup_steps + self.num_samples
@@ -159,7 +177,7 @@ class SGMCMC(MCMC):
 
     def _save(self, path: str | os.PathLike[str], done: int, draws: list[Tensor]) -> None:
         stacked = torch.stack(draws) if draws else torch.empty(0)
-        state = {"kind": self._kind, "kernel": self.kernel.state_dict(), "done": done, "draws": stacked}
+        state = {"identity": self._identity, "kernel": self.kernel.state_dict(), "done": done, "draws": stacked}
         save_checkpoint(path, state)
 
     def _collect(self, draws: list[Tensor]) -> None:

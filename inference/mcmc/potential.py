@@ -12,12 +12,12 @@ minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O
 Symbols: position (C, d) holds C chains of d unconstrained values, or (d,) one chain.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyro
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from pyro import poutine
 from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.poutine.messenger import Messenger
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp.inference._traces import check_supports
 
 
 class Minibatch:
@@ -61,6 +62,15 @@ class Minibatch:
             idx = torch.cat([idx, again]).unique()
         return idx
 
+    def take(self, k: int) -> Int[Tensor, " B"]:
+        """The k-th of the minibatches that cover the rows in order; after the last, the first again."""
+        starts = -(-self.size // self.batch_size)
+        first = min(k % starts * self.batch_size, self.size - self.batch_size)
+        return torch.arange(first, first + self.batch_size, device=self.device)
+
+
+_MOST_CHECKS = 200  # minibatches whose data are checked at the start
+
 
 class ModelPotential:
     """The potential of a model and its gradient.
@@ -79,7 +89,9 @@ class ModelPotential:
         params: unconstrained leaf of each ``pyro.param`` the model reads.
 
     Raises:
-        ValueError: if a latent site is discrete or inside a subsampled plate, if there is none, or if dtypes differ.
+        ValueError: if observed data are off the support of their distribution (all are looked at once, or 200
+            evenly spaced minibatches of them); if a latent site is discrete or inside a subsampled plate; if there is
+            none; or if dtypes differ.
     """
 
     def __init__(
@@ -89,9 +101,12 @@ class ModelPotential:
         self._init_strategy, self._vectorize = init_strategy, vectorize
         self._minibatches = [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)]
         trace = self._fresh_trace()
+        check_supports(where, trace)
         latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
         if not latent:
             fail(where, "model", "with a latent site", "none", "Observe fewer sites, or use SVI for parameters.")
+        for batches in self._all_rows():
+            check_supports(where, self._run(InitMessenger(self._start_site)(self._model), batches))
         self.transforms = {name: biject_to(site["fn"].support).inv for name, site in latent.items()}
         values = {name: t(latent[name]["value"]) for name, t in self.transforms.items()}
         check_same_kind(where, **values)
@@ -122,6 +137,10 @@ class ModelPotential:
         batch = position.shape[:-1]
         return {name: z.reshape(batch + s) for (name, s), z in zip(self.shapes.items(), parts, strict=True)}
 
+    def sites_of(self, coordinates: Bool[Tensor, " d"]) -> list[str]:
+        """Names of the sites that have a marked coordinate."""
+        return [name for name, marked in self.unpack(coordinates.double()).items() if marked.any()]
+
     def initial(self, tries: int = 100) -> Float[Tensor, " d"]:
         """Draw a position with a finite potential and gradient from the initial strategy.
 
@@ -151,6 +170,21 @@ class ModelPotential:
         share = 1 / max(potential.numel(), 1)
         gradient, *by_params = torch.autograd.grad(potential.sum(), [position, *params], allow_unused=bool(params))
         return potential.detach(), gradient, [None if g is None else g * share for g in by_params]
+
+    def response(
+        self, position: Float[Tensor, "*C d"], displacement: Float[Tensor, "*C d"]
+    ) -> tuple[Float[Tensor, "*C d"], Float[Tensor, "*C d"]]:
+        """Gradient on a fresh minibatch, and its change over a displacement on the same one, NaN where the model fails.
+
+        The second run repeats torch's random draws of the first; models that draw elsewhere get two minibatches.
+        """
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            here = self.gradient(position)[1]
+        try:
+            there = self.gradient(position + displacement)[1]
+        except torch.linalg.LinAlgError:
+            there = torch.full_like(position, torch.nan)
+        return here, there - here
 
     def energy(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
         """Evaluate the potential alone, on a fresh minibatch."""
@@ -212,6 +246,12 @@ class ModelPotential:
         args = [index.get(id(a), a) for a in self._args]
         kwargs = {name: index.get(id(a), a) for name, a in self._kwargs.items()}
         return poutine.trace(model).get_trace(*args, **kwargs)
+
+    def _all_rows(self) -> Iterator[tuple[Tensor, ...]]:
+        """Minibatches that cover the rows in order, at most :data:`_MOST_CHECKS` of them, evenly spaced."""
+        rounds = max((-(-m.size // m.batch_size) for m in self._minibatches), default=0)
+        for k in range(0, rounds, max(-(-rounds // _MOST_CHECKS), 1)):
+            yield tuple(m.take(k) for m in self._minibatches)
 
     def _draw_batches(self) -> tuple[Tensor, ...]:
         return tuple(minibatch.draw() for minibatch in self._minibatches)

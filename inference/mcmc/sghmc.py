@@ -33,6 +33,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.mcmc.adaptation import State
 from pyro_nngp.inference.mcmc.schedules import Schedule
+from pyro_nngp.inference.mcmc.step_search import MAX_CURVATURE, MAX_NOISE
 from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
 
 Plain = TypeVar("Plain", bound="SGHMC")
@@ -43,14 +44,15 @@ class SGHMC(StochasticGradientKernel):
 
     Example::
 
-        mcmc = MCMC(SGHMC(model, step_size=1e-2, num_steps=50), num_samples=256, warmup_steps=10_000)
+        mcmc = MCMC(SGHMC(model), num_samples=400, warmup_steps=1_000)
         mcmc.run(Minibatch(len(y), 1_000))
 
     Args:
         model: any Pyro model with continuous latent sites.
-        step_size: epsilon, or a schedule. With `adapt`, choose it by the "gradient noise share" of the diagnostics,
-            which is proportional to its square and should stay below about 0.3. With ``adapt=False`` it must be well
-            below twice the smallest posterior standard deviation.
+        step_size: None finds it, in units of the standard deviation in the stiffest direction. Or epsilon, or a
+            schedule: with `adapt`, choose it by the "gradient noise share" of the diagnostics, which is proportional to
+            its square and should stay below about 0.3; with ``adapt=False`` it must be well below twice the smallest
+            posterior standard deviation.
         friction: alpha in (0, 1], the part of the momentum lost per step.
         adapt: estimate M during burn-in; False is the plain sampler of Chen et al. with M = 1.
         **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
@@ -69,7 +71,7 @@ class SGHMC(StochasticGradientKernel):
     def __init__(
         self,
         model: Callable,
-        step_size: float | Schedule = 1e-2,
+        step_size: float | Schedule | None = None,
         *,
         friction: float = 0.05,
         adapt: bool = True,
@@ -83,7 +85,9 @@ class SGHMC(StochasticGradientKernel):
     def start(self, position: Float[Tensor, "*C d"]) -> State:
         return {"velocity": torch.zeros_like(position)}
 
-    def update(self, state: State, gradient: Float[Tensor, "*C d"], step_size: float, temperature: float) -> State:
+    def update(
+        self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
+    ) -> State:
         velocity = (
             (1 - self.friction) * state["velocity"]
             - step_size * state["inverse_mass"] * gradient
@@ -91,8 +95,11 @@ class SGHMC(StochasticGradientKernel):
         )
         return {"velocity": velocity, "position": state["position"] + step_size * velocity}
 
-    def noise_variance(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+    def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
         return 2 * self.friction * temperature * state["inverse_mass"]
+
+    def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
+        return torch.minimum(MAX_CURVATURE / stiffness, 2 * self.friction * MAX_NOISE / noise).sqrt()
 
     def refined(self: Plain) -> Plain:
         """Copy the kernel with half the step size and the same friction per unit of time."""

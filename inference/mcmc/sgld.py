@@ -17,11 +17,13 @@ Cost: one gradient and O(d) per update. Symbols as in the base module.
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.inference.mcmc.adaptation import State
 from pyro_nngp.inference.mcmc.schedules import Schedule
+from pyro_nngp.inference.mcmc.step_search import MAX_CURVATURE, MAX_NOISE
 from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
 
 
@@ -30,9 +32,9 @@ class SGLD(StochasticGradientKernel):
 
     Args:
         model: any Pyro model with continuous latent sites.
-        step_size: epsilon, or a schedule. With ``adapt=False`` it must be well below twice the smallest posterior
-            variance.
-        adapt: estimate the preconditioner G during burn-in; False keeps G = 1.
+        step_size: None finds it. Or epsilon, or a schedule: with ``adapt=False`` it must be well below twice the
+            smallest posterior variance.
+        adapt: estimate the preconditioner G during burn-in for a given step size; False, the default then, keeps G = 1.
         **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
             temperature, gradient_noise, optim, init_strategy.
 
@@ -46,15 +48,22 @@ class SGLD(StochasticGradientKernel):
         networks".
     """
 
-    def __init__(self, model: Callable, step_size: float | Schedule, *, adapt: bool = False, **options: Any) -> None:
+    def __init__(
+        self, model: Callable, step_size: float | Schedule | None = None, *, adapt: bool | None = None, **options: Any
+    ) -> None:
         super().__init__(model, step_size, adapt=adapt, **options)
 
     def start(self, position: Float[Tensor, "*C d"]) -> State:
         return {}
 
-    def update(self, state: State, gradient: Float[Tensor, "*C d"], step_size: float, temperature: float) -> State:
+    def update(
+        self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
+    ) -> State:
         drift = -step_size * state["inverse_mass"] * gradient
         return {"position": state["position"] + drift + self.inject(state, step_size, temperature)}
 
-    def noise_variance(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+    def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
         return 2 * step_size * temperature * state["inverse_mass"]
+
+    def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
+        return torch.minimum(MAX_CURVATURE / stiffness, 2 * MAX_NOISE / noise)

@@ -13,8 +13,11 @@ Differs from the paper: a mass M (1 there) and a temperature T; and the thermost
 velocities before and after the step. The paper reads the velocity after it, which is hotter than the positions by
 :math:`1/(1 - \varepsilon\xi/2)`: holding it at T leaves them too cold to first order in epsilon.
 
-One thermostat serves all coordinates, so gradient noise
-that differs between coordinates by more than M makes up for is balanced on average only.
+The friction stays below :math:`1/\varepsilon`, where a step loses all momentum, so that a start far from the posterior
+cannot make it unstable.
+
+One thermostat serves all coordinates, so gradient noise that differs between coordinates by more than M makes up for is
+balanced on average only.
 
 Cost: one gradient and O(d) per update. Symbols: A diffusion, the rest as in the base module.
 """
@@ -29,6 +32,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.mcmc.adaptation import State, kinetic_temperature
 from pyro_nngp.inference.mcmc.schedules import Schedule
+from pyro_nngp.inference.mcmc.step_search import MAX_CURVATURE, MAX_NOISE
 from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
 
 
@@ -37,10 +41,10 @@ class SGNHT(StochasticGradientKernel):
 
     Args:
         model: any Pyro model with continuous latent sites.
-        step_size: epsilon, or a schedule. With ``adapt=False`` it must be well below twice the smallest posterior
-            standard deviation.
+        step_size: None finds it. Or epsilon, or a schedule: with ``adapt=False`` it must be well below twice the
+            smallest posterior standard deviation.
         diffusion: A > 0, the noise injected per unit of time, and the friction where gradients are exact.
-        adapt: estimate M during burn-in; False keeps M = 1.
+        adapt: estimate M during burn-in for a given step size; False, the default then, keeps M = 1.
         **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
             temperature, gradient_noise (for the diagnostics alone), optim, init_strategy.
 
@@ -56,10 +60,10 @@ class SGNHT(StochasticGradientKernel):
     def __init__(
         self,
         model: Callable,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
         diffusion: float = 1.0,
-        adapt: bool = False,
+        adapt: bool | None = None,
         **options: Any,
     ) -> None:
         super().__init__(model, step_size, adapt=adapt, **options)
@@ -71,7 +75,9 @@ class SGNHT(StochasticGradientKernel):
         friction = torch.full_like(position[..., :1], self.diffusion)
         return {"velocity": torch.zeros_like(position), "friction": friction}
 
-    def update(self, state: State, gradient: Float[Tensor, "*C d"], step_size: float, temperature: float) -> State:
+    def update(
+        self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
+    ) -> State:
         velocity = (
             (1 - step_size * state["friction"]) * state["velocity"]
             - step_size * state["inverse_mass"] * gradient
@@ -81,10 +87,13 @@ class SGNHT(StochasticGradientKernel):
         return {
             "velocity": velocity,
             "position": state["position"] + step_size * velocity,
-            "friction": state["friction"] + step_size * heat,
+            "friction": (state["friction"] + step_size * heat).clamp(max=1 / step_size),
         }
 
-    def noise_variance(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+    def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
         # The thermostat makes up for the noise of the gradient, so that A comes on top of it.
         injected = 2 * self.diffusion * step_size * temperature * state["inverse_mass"]
         return injected + self.gradient_part(state, step_size)
+
+    def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
+        return torch.minimum((MAX_CURVATURE / stiffness).sqrt(), 2 * self.diffusion * MAX_NOISE / noise)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
@@ -33,12 +33,24 @@ from pyro_nngp.inference.mcmc.adaptation import (
     follow_scale,
     kinetic_temperature,
 )
+from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
-from pyro_nngp.inference.mcmc.schedules import Refined, Schedule, as_schedule
+from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
+from pyro_nngp.inference.mcmc.settling import warn_unsettled
+from pyro_nngp.inference.mcmc.step_search import (
+    first_scales,
+    follow_scales,
+    noise_ratio,
+    search,
+    updates_per_draw,
+    watch,
+)
 from pyro_nngp.inference.svi.run import DivergenceError
 
 Kernel = TypeVar("Kernel", bound="StochasticGradientKernel")
 
+_MOST_WATCHED = 1_000  # coordinates that a kernel under Pyro's MCMC looks at, to see whether its chain has settled
+_KINETIC_MEMORY = 100  # updates after which the kinetic energy is surely independent
 _PAIRS, _PAIR_EVERY = 100, 10  # gradient pairs that burn-in takes at least, and updates per pair at most
 
 
@@ -53,11 +65,12 @@ class StochasticGradientKernel(MCMCKernel):
         model: any Pyro model with continuous latent sites. Plates may subsample; arguments of the run that are a
             :class:`~pyro_nngp.inference.mcmc.potential.Minibatch` become a fresh index at every update. Its parameters
             (``pyro.param``, ``PyroParam``) stay at their values unless `optim` is given.
-        step_size: epsilon, or a schedule ``int -> float`` of the update number.
-        num_steps: updates per draw after burn-in.
+        step_size: epsilon, or a schedule ``int -> float`` of the update number. None finds it during burn-in, with the
+            scale of each coordinate (:mod:`pyro_nngp.inference.mcmc.step_search`).
+        num_steps: updates per draw after burn-in. None finds it where the step size is found, and is 1 otherwise.
         temperature: T, or a schedule. 1 samples the posterior.
         gradient_noise: sigma^2, the variance of each coordinate of the gradient over minibatches; None estimates it.
-        adapt: estimate the preconditioner M during burn-in; False keeps M = 1.
+        adapt: estimate the preconditioner M of a given step size during burn-in; False keeps M = 1.
         optim: optimize the model's parameters during burn-in by one step on the potential per update, then freeze them:
             a constructor ``tensors -> torch.optim.Optimizer``, or a dict of arguments of Adam such as {"lr": 0.01}.
             Chains side by side share the parameters; chains of Pyro's ``MCMC`` have their own.
@@ -70,30 +83,37 @@ class StochasticGradientKernel(MCMCKernel):
     def __init__(
         self,
         model: Callable,
-        step_size: float | Schedule,
+        step_size: float | Schedule | None = None,
         *,
-        num_steps: int = 1,
+        num_steps: int | None = None,
         temperature: float | Schedule = 1.0,
         gradient_noise: float | None = None,
-        adapt: bool = False,
+        adapt: bool | None = None,
         optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None = None,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         self._where = type(self).__name__
         if not callable(model):
             fail(self._where, "model", "to be callable", type(model).__name__, "Pass a Pyro model.", TypeError)
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1):
             fail(self._where, "num_steps", "to be an int >= 1", num_steps, "It is the number of updates per draw.")
         if gradient_noise is not None and not 0 <= gradient_noise < math.inf:
             fail(self._where, "gradient_noise", "to be a variance >= 0, or None", gradient_noise, "None estimates it.")
-        self.model, self.num_steps, self.gradient_noise, self.adapt = model, num_steps, gradient_noise, adapt
-        self.step_size = as_schedule(self._where, "step_size", step_size)
+        if step_size is None and adapt is False:
+            cure = "Give a step size in the units of the problem, or leave adapt out."
+            fail(self._where, "step_size", "to be given with adapt=False", None, cure)
+        self.model, self.gradient_noise = model, gradient_noise
+        self.adapt = step_size is None if adapt is None else adapt
+        self.num_steps = 1 if num_steps is None and step_size is not None else num_steps
+        self.step_size = None if step_size is None else as_schedule(self._where, "step_size", step_size)
         self.temperature = as_schedule(self._where, "temperature", temperature)
         self._optim = optim
         self._init_strategy = init_strategy
         self.transforms: dict[str, Any] | None = None
         self._initial_params: dict[str, Tensor] | None = None
         self._loaded: dict[str, Any] | None = None
+        self._coarse: StochasticGradientKernel | None = None
+        self._draws: list[Tensor] | None = None  # of a chain of Pyro's MCMC, where the kernel itself looks at them
 
     # What a sampler adds to the base.
 
@@ -102,18 +122,24 @@ class StochasticGradientKernel(MCMCKernel):
         """Give the sampler's auxiliary variables their first values."""
 
     @abstractmethod
-    def update(self, state: State, gradient: Float[Tensor, "*C d"], step_size: float, temperature: float) -> State:
+    def update(
+        self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
+    ) -> State:
         """Make one step; return the entries of the state that it changes."""
 
     @abstractmethod
-    def noise_variance(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+    def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
         """Variance of the noise that a step needs, that of the gradient included, per coordinate."""
 
-    def gradient_part(self, state: State, step_size: float) -> Float[Tensor, "*C d"]:
+    @abstractmethod
+    def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
+        """Largest sound step size for the stiffness lambda and the gradient noise R of the scaled problem."""
+
+    def gradient_part(self, state: State, step_size: float | Tensor) -> Float[Tensor, "*C d"]:
         """Variance that minibatches bring to a step through epsilon M^-1 grad U, per coordinate."""
         return (step_size * state["inverse_mass"]) ** 2 * state["gradient_variance"]
 
-    def inject(self, state: State, step_size: float, temperature: float) -> Float[Tensor, "*C d"]:
+    def inject(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
         """Draw the noise that a step needs beside that of the gradient."""
         variance = self.noise_variance(state, step_size, temperature) - self.gradient_part(state, step_size)
         return variance.clamp_min(0).sqrt() * torch.randn_like(variance)
@@ -121,15 +147,28 @@ class StochasticGradientKernel(MCMCKernel):
     def refined(self: Kernel) -> Kernel:
         """Copy the kernel with half the step size and twice the updates per draw."""
         fine = copy.copy(self)
-        fine.step_size, fine.temperature = Refined(self.step_size, 0.5), Refined(self.temperature, 1.0)
-        fine.num_steps = 2 * self.num_steps
+        fine._coarse, fine.temperature = self, Refined(self.temperature, 1.0)
+        if self.step_size is not None:
+            fine.step_size = Refined(self.step_size, 0.5)
+        if self.num_steps is not None:
+            fine.num_steps = 2 * self.num_steps
         return fine
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that decide the draws, beside model and start; of a function its name."""
+        names = ("step_size", "num_steps", "temperature", "gradient_noise", "adapt", "friction", "diffusion")
+        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
+        values["optim"] = self._optim
+        return {name: getattr(value, "__qualname__", value) for name, value in values.items()}
 
     # The interface that pyro.infer.MCMC uses.
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Start one chain on a model's arguments, or continue the loaded one with this many updates of burn-in."""
         self.setup_chains((), True, warmup_steps, args, kwargs)
+        d = self._state["position"].shape[-1]
+        self._watched = torch.linspace(0, d - 1, min(d, _MOST_WATCHED)).long().unique()
+        self._draws = []
 
     def setup_chains(
         self, batch: tuple[int, ...], vectorize: bool, warmup_steps: int, args: tuple, kwargs: dict[str, Any]
@@ -137,8 +176,7 @@ class StochasticGradientKernel(MCMCKernel):
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
         self.potential = ModelPotential(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
-        self._params = {} if self._optim is None else dict(sorted(self.potential.params.items()))
-        self._optimizer = self._make_optimizer()
+        self._optimized = ParameterOptimizer(self._where, self.potential.params, self._optim)
         if self._loaded is None:
             self._state = self._first_state(batch)
             self._updates, self._warmup_end = 0, warmup_steps
@@ -166,15 +204,18 @@ class StochasticGradientKernel(MCMCKernel):
         if self.adapt and self._updates == self._warmup_end == 0:
             fail(self._where, "warmup_steps", ">= 1 with adapt=True", 0, "Scales are estimated during burn-in.")
         state, updates = {**self._state, "position": self.potential.pack(params)}, self._updates
-        for _ in range(1 if updates < self._warmup_end else self.num_steps):
+        for _ in range(1 if updates < self._warmup_end else int(state["num_steps"])):
             state = self._step(state, updates)
             updates += 1
         self._state, self._updates = state, updates
+        if self._draws is not None and updates > self._warmup_end:
+            self._draws.append(state["position"][self._watched.to(state["position"].device)])
         return self.potential.unpack(state["position"])
 
     def logging(self) -> OrderedDict[str, str]:
         """Step size, potential and, after burn-in, the mean temperature so far: the text beside Pyro's progress bar."""
-        shown = {"step size": self._last(self.step_size), "potential": float(self._state["potential"].mean())}
+        step_size = torch.as_tensor(self._step_size(self._state, max(self._updates - 1, 0)))
+        shown = {"step size": float(step_size.mean()), "potential": float(self._state["potential"].mean())}
         if self._updates > self._warmup_end:
             kind = "kinetic" if "velocity" in self._state else "configurational"
             shown["temperature"] = float(self._state[kind].mean())
@@ -185,6 +226,7 @@ class StochasticGradientKernel(MCMCKernel):
 
         Returns:
             - "step size": epsilon of the last update.
+            - "updates per draw": `num_steps`.
             - "kinetic temperature", of samplers with momentum r: the mean of r' M^-1 r / d after burn-in.
             - "configurational temperature": the mean of (psi - c)' grad U / d after burn-in, c the mean of burn-in's
               second half.
@@ -194,19 +236,46 @@ class StochasticGradientKernel(MCMCKernel):
               Above 1 it cannot be corrected for, and the coordinate is too hot.
             - "params": the parameters that were optimized, where there are any.
         """
-        step_size = self._last(self.step_size)
-        share = self._noise_share(self._state, step_size, self._last(self.temperature))
+        last = max(self._updates - 1, 0)
+        step_size = self._step_size(self._state, last)
+        share = self._noise_share(self._state, step_size, self.temperature(last))
         found = {"configurational temperature": self._state["configurational"]}
         if "velocity" in self._state:
             found["kinetic temperature"] = self._state["kinetic"]
         found["gradient noise"] = self._state["gradient_variance"].mean(-1)
         found["gradient noise share"] = share.amax(-1)
-        params = {"params": self.potential.param_values()} if self._params else {}
-        return {"step size": step_size, **{name: value.tolist() for name, value in found.items()}, **params}
+        params = {"params": self.potential.param_values()} if self._optimized.leaves else {}
+        steps = step_size[..., 0].tolist() if isinstance(step_size, Tensor) else step_size
+        steps = {"step size": steps, "updates per draw": int(self._state["num_steps"])}
+        return {**steps, **{name: value.tolist() for name, value in found.items()}, **params}
 
     def cleanup(self) -> None:
-        """Forget the starting values. The state stays, so that a snapshot can still be taken after a run."""
+        """Forget the starting values, and warn of a chain that has not settled.
+
+        The state stays, so that a snapshot can still be taken after a run.
+        """
         self._initial_params = None
+        if self._draws:
+            draws, self._draws = torch.stack(self._draws)[None], None
+            self.warn_unsettled(self._where, draws, self._watched)
+
+    def warn_unsettled(
+        self, where: str, draws: Float[Tensor, "C S k"], coordinates: Int[Tensor, " k"] | None = None
+    ) -> None:
+        """Warn of chains that have not settled, from unconstrained draws of all or some coordinates."""
+        position = self._state["position"]
+        rows = torch.arange(position.shape[-1]) if coordinates is None else coordinates
+
+        def sites_of(marked: Tensor) -> list[str]:
+            everywhere = torch.zeros(position.shape[-1], dtype=torch.bool)
+            everywhere[rows] = marked.cpu()
+            return self.potential.sites_of(everywhere)
+
+        kinetic = None
+        if "velocity" in self._state and isinstance(self.temperature, Constant):
+            kinetic = float(self._state["kinetic"].mean()) / self.temperature(0)
+        independent = max(self._updates - self._warmup_end, 1) * position.numel() / _KINETIC_MEMORY
+        warn_unsettled(where, draws, sites_of, kinetic, math.sqrt(2 / independent))
 
     # Interrupt and resume.
 
@@ -224,8 +293,7 @@ class StochasticGradientKernel(MCMCKernel):
             "updates": self._updates,
             "warmup_end": self._warmup_end,
             "state": dict(self._state),
-            "params": {name: leaf.detach().clone() for name, leaf in self._params.items()},
-            "optimizer": copy.deepcopy(self._optimizer.state_dict()) if self._optimizer else None,
+            **self._optimized.state_dict(),
             "rng": torch.get_rng_state(),
             "device_rng": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         }
@@ -239,18 +307,14 @@ class StochasticGradientKernel(MCMCKernel):
 
     def _restore(self, saved: dict[str, Any], batch: tuple[int, ...]) -> None:
         here = {"kernel": self._where, "sites": self._site_shapes(), "chains": list(batch)}
-        here["params"] = list(self._params)
+        here["params"] = list(self._optimized.leaves)
         there = {**{name: saved[name] for name in ("kernel", "sites", "chains")}, "params": list(saved["params"])}
         if there != here:
             fail(self._where, "snapshot", f"of {here}", there, "Load it into a run like the one it came from.")
         device = self.potential.device
         self._state = {name: value.to(device) for name, value in saved["state"].items()}
         self._updates, self._warmup_end = saved["updates"], saved["warmup_end"]
-        if self._optimizer:
-            with torch.no_grad():
-                for name, leaf in self._params.items():
-                    leaf.copy_(saved["params"][name])
-            self._optimizer.load_state_dict(saved["optimizer"])
+        self._optimized.load_state_dict(saved)
         torch.set_rng_state(saved["rng"].cpu())
         if saved["device_rng"] is not None:
             torch.cuda.set_rng_state(saved["device_rng"].cpu(), device)
@@ -271,30 +335,66 @@ class StochasticGradientKernel(MCMCKernel):
         state |= {name: torch.ones_like(position) for name in ("inverse_mass", "window", "mean", "square")}
         noise = torch.full_like(position, self.gradient_noise or 0.0)
         state |= {"gradient_variance": noise, "pairs": per_chain[..., None], "center": position}
+        state |= {"num_steps": torch.tensor(self.num_steps or 1), "watched": position.new_empty(0)}
         return {"position": position, **state, **self.start(position)}
 
     def _step(self, state: State, updates: int) -> State:
-        burn_in, left = updates < self._warmup_end, self._warmup_end - updates
-        params = tuple(self._params.values()) if burn_in else ()
+        end = self._warmup_end
+        burn_in = updates < end
+        params = tuple(self._optimized.leaves.values()) if burn_in else ()
+        if burn_in and self.step_size is None:
+            state = self._prepare(state, updates)
         potential, gradient, by_params = self.potential.gradient(state["position"], params)
         self._check_finite(state["position"], potential, gradient, updates)
-        state = {**state, "potential": potential}
-        step_size, temperature = self.step_size(updates), self.temperature(updates)
+        state, temperature = {**state, "potential": potential}, self.temperature(updates)
         if burn_in:
-            settled = 2 * updates >= self._warmup_end
-            if settled:
-                state |= follow_center(state, updates + 1 - (self._warmup_end + 1) // 2)
-            if self.adapt:
-                state |= follow_scale(state, gradient, settled)
-            pair_every = min(max(self._warmup_end // (2 * _PAIRS), 1), _PAIR_EVERY)
-            if self.gradient_noise is None and settled and left % pair_every == 0:
-                state |= follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
-            self._optimize(by_params)
-        elif left == 0:
+            if 2 * updates >= end:
+                state |= follow_center(state, updates + 1 - (end + 1) // 2)
+            learn = self._learn_scale if self.step_size is not None else self._learn_step
+            state = learn(state, gradient, updates)
+            self._optimized.step(by_params)
+            if self.step_size is None and 2 * updates < end:
+                return {**state, "position": search(state, gradient, temperature, updates, end)}
+        step_size = self._step_size(state, updates)
+        if updates == end:
             self._warn_of_heat(state, step_size, temperature)
         changed = self.update(state, gradient, step_size, temperature)
-        measured = {} if burn_in else self._measure(state, changed, gradient, 1 - left)
+        measured = {} if burn_in else self._measure(state, changed, gradient, updates - end + 1)
         return {**state, **measured, **changed}
+
+    def _learn_scale(self, state: State, gradient: Tensor, updates: int) -> State:
+        """Learn the preconditioner and the gradient noise for a given step size."""
+        end, settled = self._warmup_end, 2 * updates >= self._warmup_end
+        if self.adapt:
+            state = state | follow_scale(state, gradient, settled)
+        pair_every = min(max(end // (2 * _PAIRS), 1), _PAIR_EVERY)
+        if self.gradient_noise is None and settled and (end - updates) % pair_every == 0:
+            state = state | follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
+        return state
+
+    def _prepare(self, state: State, updates: int) -> State:
+        """Look around before the first update, and give the sampler its first values where the search ends."""
+        if updates == 0:
+            state = state | first_scales(self.potential, state, self.temperature(updates) or 1.0)
+        if updates == (self._warmup_end + 1) // 2:
+            state = state | self.start(state["position"])
+        return state
+
+    def _learn_step(self, state: State, gradient: Tensor, updates: int) -> State:
+        """Learn scales, gradient noise, step size and thinning."""
+        end, temperature = self._warmup_end, self.temperature(updates) or 1.0
+        state = state | follow_scales(self.potential, state, gradient, temperature, updates, end)
+        if self.gradient_noise is not None:
+            state["gradient_variance"] = torch.full_like(gradient, self.gradient_noise)
+        coarse = self._coarse or self
+        found = coarse.find_step_size(state["stiffness"], noise_ratio(state, temperature))
+        state["step_size"] = found if self._coarse is None else found / 2
+        if self.num_steps is None:
+            state |= watch(state, updates, end)
+            if updates + 1 == end:
+                count = updates_per_draw(state["watched"], end)
+                state |= {"num_steps": torch.tensor(count), "watched": state["watched"][:0]}
+        return state
 
     def _measure(self, state: State, changed: State, gradient: Tensor, count: int) -> State:
         """Bring the mean temperatures up to date with the update that is number `count` after burn-in."""
@@ -303,47 +403,37 @@ class StochasticGradientKernel(MCMCKernel):
             now["kinetic"] = kinetic_temperature(state, changed["velocity"])
         return {name: state[name] + (value - state[name]) / count for name, value in now.items()}
 
-    def _make_optimizer(self) -> torch.optim.Optimizer | None:
-        if self._optim is None:
-            return None
-        if not self._params:
-            fail(self._where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
-        leaves = list(self._params.values())
-        return torch.optim.Adam(leaves, **self._optim) if isinstance(self._optim, dict) else self._optim(leaves)
-
-    def _optimize(self, gradients: list[Tensor | None]) -> None:
-        if self._optimizer:
-            for leaf, gradient in zip(self._params.values(), gradients, strict=True):
-                leaf.grad = gradient
-            self._optimizer.step()
-            self._optimizer.zero_grad()
-
     def _check_finite(self, position: Tensor, potential: Tensor, gradient: Tensor, updates: int) -> None:
         finite = potential.isfinite() & gradient.isfinite().all(-1)
         if not finite.all():
             chain = int((~finite).reshape(-1).int().argmax())
             sites = self.potential.not_finite(position.reshape(-1, position.shape[-1])[chain])
             actual = f"potential {float(potential.reshape(-1)[chain])} in chain {chain} ({sites})"
-            cure = f"Use a step size below {self.step_size(updates):.3g}, or check the model there."
+            shorter = "Start closer with init_strategy=, give a step size"
+            if self.step_size is not None:
+                shorter = f"Use a step size below {self.step_size(updates):.3g}"
+            cure = f"{shorter}, or check the model there."
             where = f"{self._where}, update {updates}"
             fail(where, "potential and gradient", "to be finite", actual, cure, DivergenceError)
 
-    def _warn_of_heat(self, state: State, step_size: float, temperature: float) -> None:
+    def _warn_of_heat(self, state: State, step_size: float | Tensor, temperature: float) -> None:
         share = self._noise_share(state, step_size, temperature)
-        hot = int((share > 1).sum())
-        if hot and temperature > 0:
+        hot = share > 1
+        if hot.any() and temperature > 0:
+            sites = self.potential.sites_of(hot.reshape(-1, hot.shape[-1]).any(0))
             warnings.warn(
-                f"{self._where}: the minibatches bring more noise than a step needs to {hot} of {share.numel()} "
-                "coordinates, which will be too hot. Use larger minibatches, smaller steps or more friction.",
+                f"{self._where}: the minibatches bring more noise than a step needs to {int(hot.sum())} of "
+                f"{share.numel()} coordinates, of the sites {sites}, which will be too hot. Use larger minibatches, "
+                "smaller steps or more friction; or leave step_size out, and it is found during burn-in.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
-    def _noise_share(self, state: State, step_size: float, temperature: float) -> Tensor:
+    def _noise_share(self, state: State, step_size: float | Tensor, temperature: float) -> Tensor:
         return self.gradient_part(state, step_size) / self.noise_variance(state, step_size, temperature)
 
-    def _last(self, schedule: Schedule) -> float:
-        return schedule(max(self._updates - 1, 0))
+    def _step_size(self, state: State, updates: int) -> float | Tensor:
+        return state["step_size"] if self.step_size is None else self.step_size(updates)
 
     def _site_shapes(self) -> dict[str, list[int]]:
         return {name: list(shape) for name, shape in self.potential.shapes.items()}

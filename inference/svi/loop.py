@@ -1,106 +1,88 @@
 r"""Stochastic variational inference with the training recipe taken care of.
 
-:func:`fit` is the loop that one would write by hand around an ELBO of Pyro and optimizers of torch: minibatches without
-replacement, Adam with a step schedule, clipped gradients, neighbors found again as the kernel learns, a progress bar,
-checkpoints. The loss is the negative ELBO divided by the number of data points, in nats per point.
+:func:`fit` is the loop that one would write by hand around an ELBO of Pyro and optimizers of torch. The loss is the
+negative ELBO divided by the number of data points, in nats per point. Without a number of steps it trains until it has
+converged, in one of two ways:
+
+- "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
+  ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to some 20,000;
+  neighbors are found again after each round under the lengthscales found so far. Some 30 evaluations in all.
+- "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
+  parameters, a third of that after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows does
+  not improve, and the end after three of these.
+
+Neighbors follow the kernel: where it has moved by more than 5 % since they were found, they are found again (checked
+every 50 steps, or after each round of "lbfgs").
 
 Cost: that of one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
 """
 
-import math
 import os
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pyro.infer import ELBO
-from torch import Tensor
-from tqdm.auto import tqdm
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference.checkpoint import check_schema, exclusive_checkpoint, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
-from pyro_nngp.inference.svi.run import DivergenceError, Run
-
-_MAX_STEPS_BACK = 5
-
-
-@dataclass
-class FitResult:
-    """What :func:`fit` did.
-
-    Attributes:
-        losses: negative ELBO per data point at each step, (steps,).
-        scores: (step, score) of each validation.
-        seconds: wall time, of this call.
-        interrupted: whether Ctrl-C or early stopping ended it before its number of steps.
-    """
-
-    losses: Tensor
-    scores: list[tuple[int, float]]
-    seconds: float
-    interrupted: bool
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
+from pyro_nngp.inference.svi.result import FitResult
+from pyro_nngp.inference.svi.training import Training
 
 
 def fit(
     method: Any,
-    num_steps: int,
+    num_steps: int | None = None,
     *,
-    batch_size: int | None = 1024,
-    lr: float = 0.01,
-    local_lr: float | None = None,
-    milestones: tuple[float, ...] = (0.75, 0.9),
-    decay: float = 0.1,
-    clip_norm: float | None = None,
+    batch_size: int | None = None,
+    optimizer: Literal["adam", "lbfgs"] | None = None,
+    lr: float | None = None,
+    schedule: Schedule | None = None,
     refresh_every: int | None = None,
     solve_every: int | None = None,
     elbo: ELBO | None = None,
     num_data: int | None = None,
-    validate: Callable[[], float] | None = None,
-    validate_every: int = 500,
-    patience: int | None = None,
-    checkpoint: str | os.PathLike[str] | None = None,
-    checkpoint_every: int = 1000,
-    step_back: bool = False,
+    tolerance: float = 1e-3,
+    max_seconds: float | None = None,
+    validation: Validation | None = None,
+    checkpoint: Checkpoint | str | os.PathLike[str] | None = None,
     callback: Callable[[int, float], None] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> FitResult:
-    """Train a method, or a pair (model, guide), by minibatch SVI.
+    """Train a method, or a pair (model, guide), by minibatch SVI; ``fit(gp)`` trains until it has converged.
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
             ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than
             row numbers. Or a tuple (model, guide), with `num_data`.
-        num_steps: number of gradient steps in all, resumed ones included.
-        batch_size: rows per step; None, or at least as many as there are, calls the model without row numbers.
-        lr: learning rate of Adam.
-        local_lr: learning rate of parameters with one row per data point (those whose gradients are sparse), where they
-            are not solved for; None is `lr`.
-        milestones: fractions of `num_steps` at which both rates are multiplied by `decay`.
-        decay: that factor.
-        clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
-        refresh_every: steps between calls of ``method.refresh_neighbors()``; None never calls it.
+        num_steps: number of steps in all, resumed ones included; None trains until convergence.
+        batch_size: rows per step, of the largest subset with "lbfgs". With as many as there are, the model is called
+            without row numbers. None is 1024, and some 20,000 with "lbfgs".
+        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and else what suits the loss.
+        lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
+            others.
+        schedule: of the learning rates of a given number of steps, and bounds; None is ``Schedule()``.
+        refresh_every: steps between calls of ``method.refresh_neighbors()``; None calls it as the kernel moves, 0
+            never.
         solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
             optimum given all others without gradient steps; the first call comes before the first step, the last after
             the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve`` and `elbo` is a
             bound of the evidence (a PredictiveLogLikelihood has another optimum); 0 leaves these parameters to
             gradients.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
-        num_data: number of data points where `method` does not say.
-        validate: score to be small, called every `validate_every` steps; the best state is kept and restored.
-        validate_every: steps between validations.
-        patience: stop after this many validations without a better score; None never does.
-        checkpoint: file that the run is saved to, and resumed from where it exists. A resumed run gives the same bits
-            as one that was never stopped; data, rates and seed must be those of the file. With a larger `num_steps`
-            than the file's the run goes on, finished or not, from there on at the rates of the longer schedule.
-        checkpoint_every: steps between checkpoints.
-        step_back: where the loss diverges, go back to the last checkpoint with half the learning rates, at most five
-            times, instead of stopping.
+        num_data: number of data points where `method` does not have it.
+        tolerance: improvement per round, in nats per data point, that counts as none; per step of "lbfgs" a tenth.
+        max_seconds: ceiling on the wall time of this call; a run that it ends depends on the speed of the machine.
+        validation: a score on data that were left out, by which the best state is kept.
+        checkpoint: file that the run is saved to, and resumed from where it exists, or a ``Checkpoint``. A resumed run
+            gives the same bits as one that was never stopped; data, rates and seed must be those of the file. With a
+            larger `num_steps` than the file's the run goes on, finished or not, from there on at the rates of the
+            longer schedule.
         callback: called as ``callback(step, loss)`` after each step.
         device: where to train; None leaves the method where it is.
         seed: of minibatches and draws; the global random state is left alone.
@@ -109,127 +91,86 @@ def fit(
     Raises:
         DivergenceError: where the loss or a gradient is not finite: names the step, the parameters and the checkpoint.
         CheckpointError: where the checkpoint is damaged or belongs to another run.
-        ValueError: where an argument is out of range.
+        ValueError, TypeError: where an argument is out of range.
+
+    Warns:
+        ConvergenceWarning: where the loss still falls at the end, or predictions from eight times as many neighbors
+            differ.
 
     Returns:
-        The trace of losses and what else happened.
+        The trace of losses, what was chosen, and what happened.
     """
-    counts = {"num_steps": num_steps, "batch_size": batch_size, "refresh_every": refresh_every}
-    counts |= {"validate_every": validate_every, "checkpoint_every": checkpoint_every}
-    for arg, value in counts.items():
-        if value is None and arg in ("batch_size", "refresh_every"):
-            continue
-        if not isinstance(value, int) or value < 1:
-            fail("fit", arg, "to be an int >= 1", repr(value), "It counts gradient steps, or rows per step.")
+    _check_method(method)
+    _check_numbers(num_steps, batch_size, refresh_every, solve_every, lr, tolerance, max_seconds)
+    if optimizer is not None:
+        check_choice("fit", "optimizer", optimizer, ("adam", "lbfgs"))
+    schedule = _given("schedule", schedule, Schedule) or Schedule()
+    validation = _given("validation", validation, Validation)
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
+        checkpoint = Checkpoint(checkpoint)
+    if refresh_every and not hasattr(method, "refresh_neighbors"):
+        cure = "Leave refresh_every out."
+        fail("fit", "method", "to have refresh_neighbors() with refresh_every", type(method).__name__, cure)
+    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
+    if solve_every and not can_solve:
+        fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
+    num_data = getattr(method, "num_data", None) if num_data is None else num_data
+    if not isinstance(num_data, int) or num_data < 1:
+        fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
+    solving = can_solve if solve_every is None else solve_every > 0
+    training = Training(
+        method,
+        num_steps=num_steps,
+        batch_size=batch_size,
+        optimizer=optimizer,
+        lr=lr,
+        schedule=schedule,
+        refresh_every=refresh_every,
+        solve_every=solve_every,
+        solving=solving,
+        elbo=IntegratedELBO() if elbo is None else elbo,
+        num_data=num_data,
+        tolerance=tolerance,
+        validation=validation,
+        checkpoint=checkpoint,
+        device=device,
+        seed=seed,
+    )
+    run, path = training.run, None if checkpoint is None else checkpoint.path
+    alone = exclusive_checkpoint("fit", path)
+    with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
+        training.start()
+        training.train(callback, max_seconds, pressed, progress)
+        training.finish()
+    return training.result(bool(pressed))
+
+
+def _check_method(method: Any) -> None:
     if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
         cure = "Pass a method, or a tuple of model and guide such as (gp.model, AutoNormal(gp.model)) with num_data=."
         fail("fit", "method", "with model and guide", type(method).__name__, cure, TypeError)
     if getattr(method, "likelihood", True) is None:
         cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
         fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)
-    if patience is not None and validate is None:
-        fail(
-            "fit", "validate", "to be given with patience", None, "Pass a function that returns a score, small if good."
-        )
-    if step_back and checkpoint is None:
-        fail("fit", "checkpoint", "to be given with step_back", None, "Name a file to go back to.")
-    if refresh_every is not None and not hasattr(method, "refresh_neighbors"):
-        fail(
-            "fit",
-            "method",
-            "to have refresh_neighbors() with refresh_every",
-            type(method).__name__,
-            "Leave refresh_every out.",
-        )
-    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
-    if solve_every and not can_solve:
-        fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
-    local_lr = lr if local_lr is None else local_lr
-    elbo = IntegratedELBO() if elbo is None else elbo
-    solving = can_solve if solve_every is None else solve_every > 0
-    run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, solving, device, seed)
-    run.settings |= {"clip_norm": clip_norm, "refresh_every": refresh_every, "solve_every": solve_every}
-    best, start, slower, interrupted = _Best(), time.perf_counter(), 0, False
-    alone = exclusive_checkpoint("fit", checkpoint)
-    with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
-        if checkpoint is not None and os.path.exists(checkpoint):
-            _load(checkpoint, run, best)
-            interrupted = best.waited_out(patience)
-        elif solving:
-            method.solve()
-        solved = run.step  # the step of the last solution
-        bar = tqdm(total=num_steps, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
-        try:
-            while run.step < num_steps and not (interrupted or pressed):
-                if checkpoint is not None and run.step % checkpoint_every == 0:
-                    _save(checkpoint, run, best)
-                try:
-                    loss = run.advance(clip_norm)
-                except DivergenceError as error:
-                    if checkpoint is None:
-                        raise
-                    if not step_back or slower == _MAX_STEPS_BACK:
-                        raise DivergenceError(f"{error} Last good checkpoint: {checkpoint}.") from None
-                    slower += 1
-                    _load(checkpoint, run, best)
-                    run.slow_down(0.5)
-                    _save(checkpoint, run, best)
-                    bar.n = run.step
-                    continue
-                bar.update()
-                if run.step % 20 == 0:
-                    bar.set_postfix(loss=f"{sum(run.losses[-20:]) / 20:.4f}", refresh=False)
-                if refresh_every is not None and run.step % refresh_every == 0 and run.step < num_steps:
-                    method.refresh_neighbors()
-                if solving and (run.step % (solve_every or run.steps_per_epoch()) == 0 or run.step == num_steps):
-                    method.solve()
-                    solved = run.step
-                if validate is not None and run.step % validate_every == 0:
-                    best.update(run, float(validate()))
-                    interrupted = best.waited_out(patience)
-                if callback is not None:
-                    with run.random.paused():
-                        callback(run.step, loss)
-        finally:
-            bar.close()
-        if checkpoint is not None:
-            _save(checkpoint, run, best)
-        if best.values is not None:
-            run.restore(best.values)
-        elif solving and solved != run.step:  # after the file is written, from which the run goes on as it stood
-            method.solve()
-    return FitResult(torch.tensor(run.losses), best.scores, time.perf_counter() - start, interrupted or bool(pressed))
 
 
-class _Best:
-    """Validation scores so far, and all parameters and buffers at the best of them."""
-
-    def __init__(self) -> None:
-        self.scores: list[tuple[int, float]] = []
-        self.values: dict[str, Any] | None = None
-
-    def update(self, run: Run, score: float) -> None:
-        if score < min((s for _, s in self.scores), default=math.inf):
-            self.values = run.snapshot()
-        self.scores.append((run.step, score))
-
-    def waited_out(self, patience: int | None) -> bool:
-        """Whether that many validations, or more, have come after the best one."""
-        scores = [s for _, s in self.scores]
-        return patience is not None and bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= patience
+def _check_numbers(
+    num_steps: Any, batch_size: Any, refresh_every: Any, solve_every: Any, lr: Any, tolerance: Any, max_seconds: Any
+) -> None:
+    counts = {"num_steps": (num_steps, 1), "batch_size": (batch_size, 1)}
+    counts |= {"refresh_every": (refresh_every, 0), "solve_every": (solve_every, 0)}
+    for arg, (value, least) in counts.items():
+        if value is not None:
+            check_count("fit", arg, value, least)
+    if lr is not None:
+        check_positive("fit", "lr", lr, "It is Adam's learning rate.")
+    if max_seconds is not None:
+        check_positive("fit", "max_seconds", max_seconds, "It is a ceiling in seconds.")
+    check_positive("fit", "tolerance", tolerance, "It is an improvement in nats per data point.")
 
 
-def _save(path: str | os.PathLike[str], run: Run, best: _Best) -> None:
-    save_checkpoint(path, {"run": run.state(), "scores": best.scores, "best": best.values})
-
-
-def _load(path: str | os.PathLike[str], run: Run, best: _Best) -> None:
-    state = load_checkpoint(path)
-    check_schema("fit", state, {"run": {}, "scores": [], "best": None})
-    run.check(state["run"])
-    for i, pair in enumerate(state["scores"]):
-        check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
-    if state["best"] is not None:
-        check_schema("fit", state["best"], run.snapshot(), "checkpoint['best']")
-    run.load(state["run"])
-    best.scores, best.values = [tuple(pair) for pair in state["scores"]], state["best"]
+def _given(arg: str, value: Any, kind: type) -> Any:
+    """`value`, which is of a kind or None."""
+    if value is not None and not isinstance(value, kind):
+        fail("fit", arg, f"to be a {kind.__name__}", type(value).__name__, f"Pass {kind.__name__}(...).", TypeError)
+    return value

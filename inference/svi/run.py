@@ -1,9 +1,10 @@
-"""State of a training run: parameters, optimizers, minibatches, random numbers; all of it can be saved and restored."""
+"""State of a training run: parameters, optimizers, batches, random numbers; all of it can be saved and restored."""
 
 import functools
+import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -13,53 +14,23 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
+from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
 from pyro_nngp.inference.identity import differences, identity
+from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+from pyro_nngp.inference.svi.lbfgs import LBFGS
+from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.variational import LocalTables
 
+_FIRST_SUBSAMPLE = 1000
+_LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as logarithms
+_RATE = 0.01  # of others
+
 
 class DivergenceError(RuntimeError):
     """The loss or a gradient stopped being finite."""
-
-
-class Minibatches:
-    """Rows of the data, without replacement within an epoch; a last batch that would be smaller is left out.
-
-    Args:
-        num_data: number of rows.
-        size: rows per batch; None, or as many as there are, gives None for "all rows".
-        seed: of the order.
-    """
-
-    def __init__(self, num_data: int, size: int | None, seed: int) -> None:
-        self.num_data = num_data
-        self.size = None if size is None or size >= num_data else size
-        self.generator = torch.Generator().manual_seed(seed)
-        self._epoch, self._position, self._order = self.generator.get_state(), num_data, torch.empty(0)
-
-    def next(self, device: torch.device) -> Tensor | None:
-        """The next batch of rows."""
-        if self.size is None:
-            return None
-        if self._position + self.size > self.num_data:
-            self._epoch, self._position = self.generator.get_state(), 0
-            self._order = torch.randperm(self.num_data, generator=self.generator)
-        batch = self._order[self._position : self._position + self.size]
-        self._position += self.size
-        return batch.to(device)
-
-    def state(self) -> dict[str, Any]:
-        """The random states now and at the start of the epoch, and how far the epoch is."""
-        return {"now": self.generator.get_state(), "epoch": self._epoch, "position": self._position}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state."""
-        self._epoch, self._position = state["epoch"], state["position"]
-        self.generator.set_state(self._epoch)
-        self._order = torch.randperm(self.num_data, generator=self.generator)
-        self.generator.set_state(state["now"])
 
 
 class Run:
@@ -73,56 +44,106 @@ class Run:
         method: Any,
         num_steps: int,
         batch_size: int | None,
-        lr: float,
-        local_lr: float,
-        milestones: tuple[float, ...],
-        decay: float,
+        optimizer: str,
+        lr: float | None,
+        schedule: Schedule,
         elbo: ELBO,
-        num_data: int | None,
+        num_data: int,
         solving: bool,
         device: torch.device | str | None,
         seed: int,
     ) -> None:
         self.model, self.guide = method if isinstance(method, tuple) else (method.model, method.guide)
-        owners = [getattr(part, "__self__", part) for part in (self.model, self.guide)]
-        self.modules = list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+        self.modules = modules_of(method)
         if device is not None:
             for module in self.modules:
                 module.to(device)
-        num_data = getattr(method, "num_data", None) if num_data is None else num_data
-        if not isinstance(num_data, int) or num_data < 1:
-            fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
-        self.batches = Minibatches(num_data, batch_size, seed)
+        self.batches: Minibatches | Subsample = Minibatches(num_data, batch_size, seed)
+        if optimizer == "lbfgs":
+            self.batches = Subsample(num_data, batch_size, seed, _FIRST_SUBSAMPLE)
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
-        self.elbo, self.num_data, self.step = elbo, num_data, 0
+        self.elbo, self.num_data, self.seed, self.step = elbo, num_data, seed, 0
+        self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
         self.num_steps = num_steps
         self.settings: dict[str, Any] = {
             "batch_size": self.batches.size,
             "num_data": num_data,
             "seed": seed,
-            "rates": [lr, local_lr, decay, *milestones],
+            "optimizer": optimizer,
+            "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
             "solving": solving,
         }
         self.params = self._find_parameters(seed)
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        self.optimizers = self._optimizers(lr, local_lr)
-        steps = [round(fraction * num_steps) for fraction in milestones]
-        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimizers]
+        self.optimizers: list[torch.optim.Optimizer] = []
+        self.quasi_newton: LBFGS | None = None
+        if optimizer == "lbfgs":
+            self.quasi_newton = LBFGS(self.free_parameters())
+        else:
+            self.optimizers = self._optimizers(lr, schedule.local_lr)
+        steps = [round(fraction * num_steps) for fraction in schedule.milestones]
+        self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
-    def advance(self, clip_norm: float | None) -> float:
-        """One gradient step on the next minibatch; returns the loss per data point.
+    def advance(self) -> float:
+        """One step on the next batch of rows; returns the loss per data point.
 
         Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
         run the rest of a step side by side.
         """
+        value = self._gradient_step() if self.quasi_newton is None else self._quasi_newton_step(self.quasi_newton)
+        self.step += 1
+        self.losses.append(value)
+        return value
+
+    def free_parameters(self) -> list[Tensor]:
+        """The parameters that are trained by gradients."""
+        return [param for param in self.params.values() if id(param) not in self.solved]
+
+    @torch.no_grad()
+    def objective(self, size: int) -> float:
+        """Loss per data point on rows that are always the same, with random numbers that are always the same."""
+        rows = Subsample(self.num_data, None if self.batches.size is None else size, self.seed)
+        args = self.batch_args(rows.next(self.device), rows.generator)
+        with RandomStream(self.seed, self.cuda_devices()), validation_off():
+            return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
+
+    def _gradient_step(self) -> float:
+        """One step of Adam."""
+        loss = self._evaluate()
+        with self.random.paused():
+            self._differentiate(loss)
+            return self._descend(loss)
+
+    def _quasi_newton_step(self, optimizer: LBFGS) -> float:
+        """One step of L-BFGS on the present subsample, at the same random numbers each time."""
+
+        def closure() -> float:
+            torch.manual_seed(self.seed)
+            try:
+                loss = self._evaluate()
+            except DivergenceError:
+                return math.inf
+            with self.random.paused():
+                self._differentiate(loss)
+            return float(loss.detach())
+
+        try:
+            return optimizer.step(closure)
+        except ArithmeticError as error:
+            bad = [name for name, param in self.params.items() if not param.isfinite().all()]
+            raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
+
+    def _evaluate(self) -> Tensor:
+        """The loss per data point on the next rows."""
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for param in self.params.values():
             param.grad = None
         try:
-            loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+            with validation_off() if self.losses else nullcontext():
+                loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             if isinstance(error, ValueError) and not bad:
@@ -131,14 +152,17 @@ class Run:
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         if not self.losses:
             _warn_of_others(loss, self.params)
-        with self.random.paused():
-            return self._descend(loss, clip_norm)
+        return loss
 
-    def _descend(self, loss: Tensor, clip_norm: float | None) -> float:
+    def _differentiate(self, loss: Tensor) -> None:
+        """Gradients of the loss in what is not solved for."""
         loss.backward()
         for param in self.params.values():
             if id(param) in self.solved:
                 param.grad = None
+
+    def _descend(self, loss: Tensor) -> float:
+        """Move the parameters along their gradients; returns the loss."""
         value = float(loss.detach())
         norms = self._gradient_norms()
         total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
@@ -147,15 +171,13 @@ class Run:
             raise DivergenceError(
                 f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
             )
-        if clip_norm is not None and total > clip_norm:
+        if self.clip_norm is not None and total > self.clip_norm:
             for param in self.params.values():
                 if param.grad is not None:
-                    param.grad.mul_(clip_norm / total)
+                    param.grad.mul_(self.clip_norm / total)
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
-        self.step += 1
-        self.losses.append(value)
         return value
 
     def slow_down(self, factor: float) -> None:
@@ -190,6 +212,7 @@ class Run:
             "kind": self.kind,
             "values": self.snapshot(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "quasi_newton": None if self.quasi_newton is None else self.quasi_newton.state_dict(),
             "schedules": [{k: v for k, v in s.state_dict().items() if k != "milestones"} for s in self.schedules],
             "step": self.step,
             "losses": torch.tensor(self.losses, dtype=torch.float64),
@@ -212,6 +235,8 @@ class Run:
             schedule.load_state_dict(saved)
             if longer:
                 _set_rates(schedule)
+        if self.quasi_newton is not None:
+            self.quasi_newton.load_state_dict(state["quasi_newton"])
         self.step, self.losses = state["step"], state["losses"].tolist()
         self.batches.load(state["batches"])
         torch.set_rng_state(state["random"])
@@ -233,13 +258,15 @@ class Run:
             got = other or f"num_steps = {saved['num_steps']} and not {self.num_steps}"
             fail("fit", "a checkpoint", "of this run", f"one with {got}", "Name another file.", CheckpointError)
         check_schema("fit", state, {**self.state(), "losses": None}, "checkpoint['run']")
-        step, losses, position = state["step"], state["losses"], state["batches"]["position"]
+        step, losses = state["step"], state["losses"]
         if not isinstance(step, int) or not 0 <= step <= saved["num_steps"]:
             refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
         if not isinstance(losses, Tensor) or losses.shape != (step,):
             refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
-        if not isinstance(position, int) or not 0 <= position <= self.num_data:
-            refuse_state("fit", "checkpoint['run']['batches']['position']", f"in 0..{self.num_data}", position)
+        place, most = ("stage", len(self.batches.sizes) - 1) if self.quasi_newton else ("position", self.num_data)
+        reached = state["batches"][place]
+        if not isinstance(reached, int) or not 0 <= reached <= most:
+            refuse_state("fit", f"checkpoint['run']['batches'][{place!r}]", f"in 0..{most}", reached)
         for i, (optimizer, saved_optimizer) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
             params = [param for group in optimizer.param_groups for param in group["params"]]
             for row, moments in saved_optimizer["state"].items():
@@ -247,7 +274,8 @@ class Run:
                 at = f"checkpoint['run']['optimizers'][{i}]['state'][{row}]"
                 check_schema("fit", moments, {"step": None, "exp_avg": like, "exp_avg_sq": like}, at)
         randoms = {"['random']": state["random"]}
-        randoms |= {f"['batches'][{key!r}]": state["batches"][key] for key in ("now", "epoch")}
+        batches = state["batches"]
+        randoms |= {f"['batches'][{key!r}]": batches[key] for key in ("now", "epoch") if key in batches}
         for at, random in randoms.items():
             try:
                 torch.Generator().set_state(random)
@@ -284,19 +312,27 @@ class Run:
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
         leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
         params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
+        pairs = {name: (value, value.unconstrained()) for name, value in sites.items()}
+        logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
+        self.logarithms = {id(sites[name].unconstrained()) for name in logs}
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
 
-    def _optimizers(self, lr: float, local_lr: float) -> list[torch.optim.Optimizer]:
+    def _optimizers(self, lr: float | None, local_lr: float | None) -> list[torch.optim.Optimizer]:
         local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
-        free = [p for p in self.params.values() if id(p) not in self.solved]
+        free = self.free_parameters()
         dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
         made: list[torch.optim.Optimizer] = []
-        if dense:
+        if dense and lr is not None:
             made.append(torch.optim.Adam(dense, lr=lr))
+        elif dense:
+            logs = [p for p in dense if id(p) in self.logarithms]
+            rest = [p for p in dense if id(p) not in self.logarithms]
+            groups = [{"params": logs, "lr": _LOG_RATE}, {"params": rest, "lr": _RATE}]
+            made.append(torch.optim.Adam([group for group in groups if group["params"]]))
         if sparse:
-            made.append(RowAdam(sparse, lr=local_lr))
+            made.append(RowAdam(sparse, lr=local_lr or lr or _RATE))
         return made
 
     def _local_modules(self) -> list[LocalTables]:
@@ -322,6 +358,13 @@ def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
         group["lr"] = rate * schedule.gamma**passed
 
 
+def modules_of(method: Any) -> list[nn.Module]:
+    """The modules that own model and guide: the method itself, or those of a pair."""
+    parts = method if isinstance(method, tuple) else (method.model, method.guide)
+    owners = [getattr(part, "__self__", part) for part in parts]
+    return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+
+
 def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
     """Warn of tensors that ask for a gradient of the loss but are not among the parameters of the run."""
     known = {id(param) for param in params.values()}
@@ -339,5 +382,5 @@ def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
         warnings.warn(
             "fit: expected all tensors with requires_grad to be parameters of model or guide, got others of shapes "
             f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
-            stacklevel=4,
+            stacklevel=7,
         )

@@ -3,6 +3,7 @@
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from pyro_nngp._checks import (
     check_same_kind,
     check_tensor,
     fail,
+    warn_if_coarse,
 )
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters import (
@@ -33,11 +35,13 @@ from pyro_nngp.hyperparameters import (
     pyro_entry,
     read_hyperparameters,
     release,
+    scaled,
 )
-from pyro_nngp.kernels import check_covariance
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import BasisMean, ConstantMean
+from pyro_nngp.models.base.starts import Start, start_from_data
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -53,19 +57,26 @@ class GPMethod(GPModule):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None where parts of the method
-            have kernels of their own.
-        likelihood: p(y | f); None makes ``model`` return f at the batch.
-        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant. Parameters that it makes by
-            ``pyro.param`` are trained, but ``state_dict()`` does not hold them and ``to()`` does not move them: give
-            a module, or a ``PyroModule`` with ``PyroParam`` attributes, for that.
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
+            lengthscale per column. Hyperparameters that were left unset start from the data
+            (:mod:`pyro_nngp.models.base.starts`).
+        likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
+        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant for each latent function,
+            which starts at a robust level of the data. Parameters that it makes by ``pyro.param`` are trained, but
+            ``state_dict()`` does not hold them and ``to()`` does not move them: give a module, or a ``PyroModule`` with
+            ``PyroParam`` attributes, for that.
         jitter: relative nugget; None takes 1e-6.
+        metric: of neighbors: lengthscales, or a function of distances as of
+            :class:`~pyro_nngp.neighbors.NeighborGraph`; None is that of the kernel, which
+            :meth:`refresh_neighbors` follows.
+        start: another trained method whose kernel, likelihood and mean are copied where none is given here.
 
     Attributes:
         x, y: the data, as buffers.
         latent_shape: () for one latent function, (L,) for several.
         generative: whether draws of y from ``model`` are from the prior predictive distribution; else they are given
             the data of the neighbors.
+        unit: spread of the latent functions in the data, 1 on the scale of a link; their parameters move in it.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
@@ -75,6 +86,7 @@ class GPMethod(GPModule):
     x: Tensor
     y: Tensor | None
     generative: bool = True
+    has_own_kernels = False  # whether parts of the method hold the kernels
 
     def __init__(
         self,
@@ -84,10 +96,19 @@ class GPMethod(GPModule):
         likelihood: Likelihood | None,
         mean: Callable | None = None,
         jitter: float | None = None,
+        metric: Any = None,
+        start: "GPMethod | None" = None,
     ) -> None:
         super().__init__()
         where = type(self).__name__
+        if start is not None:
+            kernel, likelihood, mean = _copied_parts(where, start, kernel, likelihood, mean, y is not None)
+        if likelihood is None and y is not None:
+            likelihood = Gaussian()
         self.latent_shape = _check_data(where, x, y, likelihood)
+        warn_if_coarse(where, x)
+        if kernel is None and not self.has_own_kernels:
+            kernel = Matern52(x.shape[1])
         if kernel is not None:
             check_covariance(where, kernel, x)
         if mean is not None and not callable(mean):
@@ -97,17 +118,49 @@ class GPMethod(GPModule):
             fail(where, "jitter", ">= 0", jitter, "It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
-        self.mean = ConstantMean() if mean is None else mean
+        self.mean = ConstantMean(num_latents=self.num_latents) if mean is None else mean
         for part in (kernel, likelihood, self.mean):
             if isinstance(part, nn.Module):
                 part.to(x)
         self.register_buffer("x", x.clone())
         self.register_buffer("y", None if y is None else y.clone())
         self._try_mean(x[:2])
+        self.metric, self._origin = metric, [] if start is None else [start]
+        if not self.has_own_kernels:
+            self.begin()
+
+    def begin(self) -> None:
+        """Start from the data what was left unset; a method with kernels of its own calls it when they are there."""
+        self.hyper_guide = HyperparameterGuide(self)
+        found = self.start_hyperparameters()
+        self.unit = found.unit
+        if isinstance(self.mean, BasisMean):
+            self.mean.start(found.level, found.spread, self.x)
+
+    @pyro_entry
+    @torch.no_grad()
+    def start_hyperparameters(self) -> Start:
+        """Start those hyperparameters of kernel and likelihood from the data that were left unset."""
+        self.hyper_guide.median()
+        is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
+        trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
+        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), trend, self.jitter)
+
+    @pyro_entry
+    @torch.no_grad()
+    def neighbor_metric(self) -> Any:
+        """The metric of neighbors: the user's, or that of the kernel at its present hyperparameters."""
+        if self.metric is not None:
+            return self.metric
+        self.hyper_guide.median()
+        return neighbor_metric(self.kernel, self.x)
 
     def finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""
         self.hyper_guide = HyperparameterGuide(self)
+        for origin in self._origin:
+            self.hyper_guide.take(origin.hyper_guide)
+        self._origin = []
         release(self)  # what was tried in the constructors
 
     @property
@@ -124,7 +177,7 @@ class GPMethod(GPModule):
         """Inducing points, as a parameter or as a buffer."""
         self.learn_inducing = learn
         if learn:
-            self.z = nn.Parameter(z.clone())
+            self.z = scaled(z, column_scale(self.x))
         else:
             self.register_buffer("z", z.clone())
 
@@ -240,9 +293,6 @@ def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tu
             check_finite(where, "y", y)
         check_same_kind(where, x=x, y=y)
     if likelihood is None:
-        if y is not None:
-            cure = "Pass likelihood=Gaussian(), say; or y=None for a model that returns f, in a larger program."
-            fail(where, "a likelihood", "with y", None, cure)
         return ()
     if not isinstance(likelihood, Likelihood):
         cure = "Pass an instance such as Gaussian(0.1), after the kernel."
@@ -256,3 +306,16 @@ def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tu
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def _copied_parts(
+    where: str, start: Any, kernel: Any, likelihood: Likelihood | None, mean: Callable | None, observed: bool
+) -> tuple[Any, Likelihood | None, Callable | None]:
+    """The parts given, and copies of those of another method where none is given."""
+    if not isinstance(start, GPMethod) or start.kernel is None:
+        cure = "Pass a method with one kernel, such as a Vecchia that has been fitted."
+        fail(where, "start", "to be a trained method", type(start).__name__, cure, TypeError)
+    copies = copy.deepcopy((start.kernel, start.likelihood, start.mean))
+    kernel = copies[0] if kernel is None else kernel
+    likelihood = copies[1] if likelihood is None and observed else likelihood
+    return kernel, likelihood, copies[2] if mean is None else mean

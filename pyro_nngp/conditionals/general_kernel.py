@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyro_nngp._memory import at_once
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg.cholesky import cholesky, cholesky_ex, factorize
 
@@ -90,7 +91,7 @@ def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
     """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all."""
     size = len(x)
     if x.device.type == "cpu":
-        size = max(16, _CHUNK_BYTES // (num_neighbors**2 * x.element_size()))
+        size = max(16, at_once(_CHUNK_BYTES // x.element_size(), num_neighbors**2))
     return (slice(start, start + size) for start in range(0, len(x), size))
 
 

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from pyro_nngp import _memory as memory
 from pyro_nngp.conditionals.general_kernel import block_conditional, chunks, each_member, solve, solve_gradient
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.radial import Radial, block, squared_distance
-from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem
 

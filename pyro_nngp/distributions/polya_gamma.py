@@ -37,6 +37,8 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 from torch.distributions.utils import broadcast_all
 
+from pyro_nngp._memory import at_once
+
 # The trapezoidal rule; step and least a in units of 1 / sqrt(4 omega), the width of exp(2 omega r^2).
 _STEP, _NODES, _OFFSET = 0.5, 16, 3.0
 _TOUCH = (-1.4, -0.1, 1.2)  # where the tangents touch, in relative standard deviations from the mean
@@ -101,7 +103,7 @@ class PolyaGamma(TorchDistribution):
         with torch.no_grad():
             shape = self._extended_shape(sample_shape)
             b, c = self.concentration.double().flatten(), self.tilt.double().flatten()
-            parts = zip(b.split(_CHUNK), c.split(_CHUNK), strict=True)
+            parts = zip(b.split(at_once(_CHUNK, 1)), c.split(at_once(_CHUNK, 1)), strict=True)
             num_draws = math.prod(sample_shape)
             laws = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
             log_draws = [_Tangents(law).draw(num_draws) for law in laws]
@@ -225,7 +227,7 @@ class _Tangents:
         """Independent draws of log omega, `num_draws` for each entry of the batch."""
         size = len(self._law.tilt)
         entries = torch.arange(size, device=self._law.tilt.device).expand(num_draws, size).flatten()
-        parts = [self._draw_entries(part) for part in entries.split(_CHUNK)]
+        parts = [self._draw_entries(part) for part in entries.split(at_once(_CHUNK, 1))]
         return torch.cat(parts).reshape(num_draws, size)
 
     def _draw_entries(self, entries: Tensor) -> Tensor:

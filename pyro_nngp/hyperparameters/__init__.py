@@ -1,19 +1,26 @@
 """Pyro modules that own their parameters, positive hyperparameters, priors and their guide."""
 
-from pyro_nngp.hyperparameters.module import GPModule, bound_copy, pyro_entry, release
-from pyro_nngp.hyperparameters.positive import Hyperparameter, lognormal_priors, positive
+from pyro_nngp.hyperparameters.module import GPModule, bound_copy, freeze, pyro_entry, release, unset_hyperparameters
+from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, lognormal_priors, positive
 from pyro_nngp.hyperparameters.priors import HyperparameterGuide, check_same_sites, place_draws, read_hyperparameters
+from pyro_nngp.hyperparameters.scaled import Scaled, assign, scaled
 
 __all__ = [
     "GPModule",
     "Hyperparameter",
     "HyperparameterGuide",
+    "Scaled",
+    "Unset",
+    "assign",
     "bound_copy",
     "check_same_sites",
+    "freeze",
     "lognormal_priors",
     "place_draws",
     "positive",
     "pyro_entry",
     "read_hyperparameters",
     "release",
+    "scaled",
+    "unset_hyperparameters",
 ]

@@ -6,7 +6,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, cast
 
 import pyro
 import torch
@@ -16,6 +16,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters.positive import Unset
 from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
@@ -33,6 +34,7 @@ class GPModule(PyroModule):
         super().__init__()
         self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
         self._pyro_context = ThreadContext()
+        self._unset: dict[str, Tensor] = {}  # stand-in values of hyperparameters that nobody has set
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -60,6 +62,10 @@ class GPModule(PyroModule):
             if name in self.__dict__.get("_pyro_params", ()):
                 value = _as_value(where, name, value, self._parameters[f"{name}_unconstrained"], self._pyro_params)
         super().__setattr__(name, value)
+        if isinstance(value, Unset):
+            self._unset[name] = cast(Tensor, value.init_value)
+        else:
+            self.__dict__.get("_unset", {}).pop(name, None)
 
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
@@ -81,6 +87,41 @@ class GPModule(PyroModule):
         for param in self.parameters():
             param.__dict__.pop("unconstrained", None)
         return self.__dict__.copy()
+
+
+def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
+    """Hyperparameters of a module and its parts that were left unset, and have kept their stand-in value since."""
+    found = []
+    for part in module.modules():
+        for name, stand_in in part._unset.items() if isinstance(part, GPModule) else ():
+            if name in part._pyro_params:
+                value = getattr(part, name).detach()
+                if value.shape == stand_in.shape and torch.equal(value.double().cpu(), stand_in.double().cpu()):
+                    found.append((part, name))
+    return found
+
+
+def freeze(module: Any) -> Any:
+    """A copy whose hyperparameters are plain tensors: their values in the present Pyro context.
+
+    Evaluating it has no Pyro effects and records no gradients for the original's parameters. Callables that are no
+    modules are returned as they are.
+    """
+    if not isinstance(module, nn.Module):
+        return module
+    parts = list(module.modules())
+    values = [
+        {name: getattr(part, name).detach().clone() for name in (*part._pyro_params, *part._pyro_samples)}
+        if isinstance(part, PyroModule)
+        else {}
+        for part in parts
+    ]
+    new, context = copy.deepcopy(module), ThreadContext()
+    for part, own in zip(new.modules(), values, strict=True):
+        if isinstance(part, PyroModule):
+            part.__dict__["_pyro_context"] = context  # that of the original may be active
+            part.__dict__.update(own)  # found before the parameters and priors that the copy still holds
+    return new.requires_grad_(False)
 
 
 def release(module: nn.Module) -> None:

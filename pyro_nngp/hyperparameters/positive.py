@@ -17,14 +17,23 @@ Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 Module = TypeVar("Module", bound=nn.Module)
 
 
+class Unset(PyroParam):
+    """A ``PyroParam`` whose value stands in until data suggest one.
+
+    :class:`~pyro_nngp.hyperparameters.GPModule` remembers which of its attributes were assigned one; see
+    :func:`~pyro_nngp.hyperparameters.unset_hyperparameters`.
+    """
+
+
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
     """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
 
     Args:
         where: name of the class, for the error message.
         arg: name of the attribute, for the error message.
-        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is.
-        default: initial value if ``value`` is None.
+        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is. None marks the attribute as unset:
+            a method starts it from its data.
+        default: value of an unset attribute where no data are at hand.
 
     Raises:
         ValueError: if the value is not positive, not finite, or not in floating point.
@@ -35,7 +44,7 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         cure = "Pass a float or a float tensor."
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
-    return PyroParam(tensor, constraints.positive)
+    return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 
 
 def lognormal_priors(

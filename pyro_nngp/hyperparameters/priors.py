@@ -50,6 +50,16 @@ class HyperparameterGuide(PyroModule):
         """Give every attribute the median of its guide instead of a draw."""
         return self._place(lambda _, q, loc: q.transforms[0](loc))
 
+    @torch.no_grad()
+    def take(self, other: "HyperparameterGuide") -> None:
+        """Take over the parameters of another guide whose sites are of the same kind."""
+        theirs = other.state_dict()
+        own = self.state_dict()
+        if [name for _, name in self._sites] == [name for _, name in other._sites] and all(
+            own[name].shape == value.shape for name, value in theirs.items()
+        ):
+            self.load_state_dict(theirs)
+
     def _place(self, choose: Callable) -> dict[str, Tensor]:
         values = {}
         for i, (module, attribute) in enumerate(self._sites):

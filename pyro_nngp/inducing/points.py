@@ -1,5 +1,7 @@
 """Inducing points: where they start (the centers that k-means finds in the data), and which are nearest to a place."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -8,6 +10,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
 from pyro_nngp.neighbors import nearest
+from pyro_nngp.neighbors.search.correlation import CorrelationIndex
 
 _SAMPLE_PER_CENTER = 64
 
@@ -31,11 +34,13 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
     values = x.detach().cpu().double().numpy()
     if len(values) > num_centers * _SAMPLE_PER_CENTER:
         values = values[rng.choice(len(values), num_centers * _SAMPLE_PER_CENTER, replace=False)]
+    origin = values.mean(0)
+    values = values - origin
     spread = values.std(0)
     spread[spread == 0] = 1
     values = values / spread
     centers, _ = kmeans2(values, _spread_out(values, num_centers, rng), minit="matrix", missing="warn")
-    return torch.as_tensor(centers * spread).to(x)
+    return torch.as_tensor(centers * spread + origin).to(x)
 
 
 def inducing_points(
@@ -68,7 +73,7 @@ def nearest_inducing(
     x: Float[Tensor, "B D"],
     z: Float[Tensor, "M D"],
     num_neighbors: int,
-    lengthscale: Float[Tensor, " D"] | None = None,
+    metric: Any = None,
 ) -> Int[Tensor, "B H"]:
     """Rows of the H nearest inducing points of each place, nearest first.
 
@@ -76,12 +81,18 @@ def nearest_inducing(
         x: places.
         z: inducing points.
         num_neighbors: H, 1..M.
-        lengthscale: what the inputs are divided by; None is the Euclidean metric.
+        metric: what the inputs are divided by, a :class:`~pyro_nngp.kernels.KernelMetric`, or a function of distances;
+            None is the Euclidean metric.
 
     Cost: that of one search among M points, built anew at each call.
     """
-    scale = 1.0 if lengthscale is None else lengthscale.double()
-    return nearest(x.double() / scale, z.detach().double() / scale, num_neighbors, progress=False)
+    z = z.detach()
+    if hasattr(metric, "features"):
+        return CorrelationIndex(z, metric, progress=False).nearest(x, num_neighbors)[0]
+    if metric is None or isinstance(metric, Tensor):
+        scale = 1.0 if metric is None else metric.double()
+        return nearest(x.double() / scale, z.double() / scale, num_neighbors, progress=False)
+    return nearest(x, z, num_neighbors, metric=metric, progress=False)
 
 
 def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,7 @@ Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2
 
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Product, Sum, bind, bind_double, check_covariance
 from pyro_nngp.kernels.elementary import Constant, Linear, VerticalScaling
+from pyro_nngp.kernels.metric import KernelMetric, column_scale, neighbor_metric
 from pyro_nngp.kernels.stationary import (
     RBF,
     Matern12,
@@ -31,6 +32,7 @@ __all__ = [
     "Covariance",
     "Kernel",
     "KernelLike",
+    "KernelMetric",
     "Linear",
     "Matern12",
     "Matern32",
@@ -44,5 +46,7 @@ __all__ = [
     "bind",
     "bind_double",
     "check_covariance",
+    "column_scale",
     "neighbor_lengthscale",
+    "neighbor_metric",
 ]

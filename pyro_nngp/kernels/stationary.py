@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike
+from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Sum
 
 
 def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " D"] | None:
@@ -24,10 +24,14 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
         input_dim: number D of input columns.
 
     Returns:
-        Shape (D,), without gradient; None unless each column has the lengthscale of exactly one stationary kernel.
+        Shape (D,), without gradient; None unless each column has the lengthscale of exactly one stationary kernel, and
+        for sums, whose correlation is no function of one distance; see :class:`~pyro_nngp.kernels.KernelMetric` for
+        these.
     """
     scales: dict[int, Tensor] = {}
     for part in kernel.modules() if isinstance(kernel, Kernel) else ():
+        if isinstance(part, Sum):
+            return None
         if isinstance(part, Stationary):
             columns = part.active_dims or range(part.input_dim)
             if isinstance(part, Periodic) or not scales.keys().isdisjoint(columns):

@@ -19,7 +19,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._checks import check_count, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
@@ -41,7 +41,7 @@ class Likelihood(GPModule):
         num_quadrature: number Q of nodes for expectations; for several latents they are quasi-random nodes.
 
     Raises:
-        ValueError: if ``num_quadrature`` < 1.
+        ValueError, TypeError: if ``num_quadrature`` is no integer >= 2.
     """
 
     num_latents: int | None = None
@@ -51,8 +51,7 @@ class Likelihood(GPModule):
 
     def __init__(self, num_quadrature: int = 48) -> None:
         super().__init__()
-        if num_quadrature < 1:
-            fail(type(self).__name__, "num_quadrature", ">= 1", num_quadrature, "The default is 48.")
+        check_count(type(self).__name__, "num_quadrature", num_quadrature, 2, "The default is 48.")
         self.num_quadrature = num_quadrature
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:

@@ -1,6 +1,6 @@
 """Linear algebra that knows no Gaussian process: Cholesky factors, sparse triangular systems, conjugate gradients."""
 
-from pyro_nngp.linalg.blocks import empty, in_blocks, keep_freed
+from pyro_nngp.linalg.blocks import in_blocks
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 from pyro_nngp.linalg.level_scheduling import dependency_levels
@@ -14,8 +14,6 @@ __all__ = [
     "VecchiaFactor",
     "dependency_levels",
     "draw_posterior",
-    "empty",
     "in_blocks",
-    "keep_freed",
     "solve_triangular",
 ]

@@ -1,20 +1,13 @@
-"""Memory for large results and temporaries: split into blocks, and on CPUs without a page fault for each page.
+"""Results for many rows, computed for a block of rows at a time, so that temporaries stay bounded."""
 
-The first touch of a page costs about a microsecond, which over matrices of tens of megabytes adds up to a time like
-that of factorizing them.
-"""
-
-import contextlib
-import math
-import mmap
 from collections.abc import Callable
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-_LARGE = 2**23
-_KEPT = 2**24
+from pyro_nngp._memory import at_once
+
 _BLOCK_ENTRIES = 2**24
 
 
@@ -32,7 +25,7 @@ def in_blocks(
         row_entries: entries of the temporaries of one row.
         dim: that of the rows in the results.
     """
-    size = max(1, _BLOCK_ENTRIES // row_entries)
+    size = at_once(_BLOCK_ENTRIES, row_entries)
     first, *rest = [slice(start, start + size) for start in range(0, max(1, num_rows), size)]
     results = compute(first)
     if not rest:
@@ -45,23 +38,3 @@ def in_blocks(
         for result, values in zip(whole, found, strict=True):
             result[part] = values.movedim(dim, 0)
     return tuple(result.movedim(0, dim) for result in whole)
-
-
-def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """`torch.empty`, large ones in large pages where the system has them."""
-    size = math.prod(shape) * dtype.itemsize
-    if torch.device(device).type != "cpu" or size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(shape, dtype=dtype, device=device)
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # from a system built without them
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(block, dtype=dtype).view(shape)
-
-
-def keep_freed() -> None:
-    """Let temporaries of later operations reuse freed memory instead of returning it to the system each time.
-
-    glibc keeps freed memory up to twice the largest block that it has seen freed; this shows it one of 16 MB, which no
-    one touches. Other allocators take no notice.
-    """
-    torch.empty(_KEPT, dtype=torch.uint8)

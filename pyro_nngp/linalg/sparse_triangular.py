@@ -1,9 +1,10 @@
 r"""Solves with the sparse unit triangle :math:`I - A` of nearest-neighbor conditionals, and with its transpose.
 
 Row i of A holds the weights of the neighbors of point i. In an order in which every point follows its neighbors I - A
-is lower triangular, so that a solve is one substitution: point by point, or for one dependency level after the other
-(:mod:`pyro_nngp.linalg.level_scheduling`) whose points are treated at once. Systems of up to 500 points are solved as
-dense triangles, which is quicker than many short steps. The gradient of a solve is a solve with the transpose,
+is lower triangular, so that a solve is one substitution: point by point in compiled code, or in torch operations for
+one dependency level after the other (:mod:`pyro_nngp.linalg.level_scheduling`), whose points are treated at once.
+Without compiled code systems of up to 500 points are solved as dense triangles, which is quicker than many short steps.
+The gradient of a solve is a solve with the transpose,
 
 .. math:: (I - A) u = r: \qquad \bar r = (I - A)^{-\top} \bar u, \qquad \bar w_{ik} = \bar r_i\, u_{n(i)_k} .
 
@@ -23,6 +24,7 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from pyro_nngp.linalg.level_scheduling import dependency_levels
+from pyro_nngp.native import triangular as compiled
 
 DENSE_UP_TO = 500
 """Points up to which one dense triangular solve is quicker than a step for each level."""
@@ -59,6 +61,8 @@ class _Solve(torch.autograd.Function):
     def forward(
         w: Tensor, right: Tensor, neighbors: Tensor, levels: list[Tensor], transposed: bool, dense_up_to: int
     ) -> Tensor:
+        if compiled.supported(w, right):
+            return _compiled(w, neighbors, right, levels, transposed)
         w = w.masked_fill(neighbors < 0, 0.0)
         engine = _dense if len(neighbors) <= dense_up_to else _by_levels
         return engine(w, neighbors.clamp(min=0), right, levels, transposed)
@@ -92,6 +96,15 @@ class _Solve(torch.autograd.Function):
             return value.reshape(len(value), *[1] * (max(ranks) - rank), *value.shape[1:])
 
         return _Solve.apply(lead(w, in_dims[0], ranks[0]), lead(right, in_dims[1], ranks[1]), *rest), 0
+
+
+def _compiled(w: Tensor, neighbors: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
+    order, shape = torch.cat(levels), torch.broadcast_shapes(right.shape, w.shape[:-1])
+    if w.dim() == 2:
+        return compiled.solve(w, neighbors, right.reshape(-1, shape[-1]).mT, order, transposed).mT.reshape(shape)
+    members = zip(w.expand(*shape, -1).flatten(0, -3), right.expand(shape).flatten(0, -2), strict=True)
+    each = [compiled.solve(one, neighbors, column[:, None], order, transposed)[:, 0] for one, column in members]
+    return torch.stack(each).view(shape)
 
 
 def _dense(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:

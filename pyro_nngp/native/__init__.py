@@ -1,4 +1,4 @@
-"""The compiled part of the package, where the installation could build it: one library for conditionals and searches.
+"""The compiled part of the package, where the installation could build it: conditionals, searches, substitutions.
 
 It has a plain C interface and knows nothing of torch or Python; it is loaded at the first use and called on the memory
 of tensors and arrays, all of which passes the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works,
@@ -13,7 +13,7 @@ import warnings
 from pathlib import Path
 
 from pyro_nngp._checks import fail
-from pyro_nngp.native.structures import Arguments, Queries
+from pyro_nngp.native.structures import Arguments, Queries, Triangle
 
 _FILE = "libnative.so.4"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
@@ -28,8 +28,10 @@ _FUNCTIONS = {
     "nn_search_order": (_POINTER, _INTEGER, _INTEGER, _POINTER),
     "nn_search_run": (_POINTER, _POINTER, _INTEGER),
     "nn_search_size": (),
+    "nn_triangular_solve": (_POINTER, _INTEGER),
+    "nn_triangular_size": (),
 }
-_SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries}
+_SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries, "nn_triangular_size": Triangle}
 
 
 def wanted() -> bool:

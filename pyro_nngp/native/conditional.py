@@ -11,9 +11,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
-from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Arguments

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
-from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, check_range
 from pyro_nngp.native.structures import Queries
@@ -67,7 +67,8 @@ class Tree:
         num_places, k = (*index.shape, 0)[:2]
         if k < 1:
             fail("nn_search", "index", "of shape (Q, k) with k >= 1", index.shape, "Ask for a neighbor at least.")
-        rows, places, limit, exclude = (np.ascontiguousarray(each) for each in (rows, places, limit, exclude))
+        rows, places = np.ascontiguousarray(rows), np.ascontiguousarray(places)
+        limit, exclude = np.ascontiguousarray(limit), np.ascontiguousarray(exclude)
         layout = {
             "rows": (rows, rows.shape[:1], np.int64),
             "places": (places, (num_places, self._num_dims), np.float64),

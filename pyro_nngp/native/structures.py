@@ -20,6 +20,15 @@ class Arguments(ctypes.Structure):
     ]
 
 
+class Triangle(ctypes.Structure):
+    """`struct Triangle` of triangular.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_rows", "num_neighbors", "num_right", "transposed")),
+        *((name, _POINTER) for name in ("order", "neighbors", "w", "u")),
+    ]
+
+
 class Queries(ctypes.Structure):
     """`struct Queries` of search.cpp."""
 

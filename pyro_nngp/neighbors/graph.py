@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_nngp._checks import check_same_kind, fail
 from pyro_nngp.linalg import dependency_levels
 from pyro_nngp.neighbors.search.backends import Metric
+from pyro_nngp.neighbors.search.correlation import FeatureMetric
 from pyro_nngp.neighbors.table import NeighborTable, positions_in
 
 
@@ -24,7 +25,8 @@ class NeighborGraph(NeighborTable):
         ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
         seed: of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
-            callable (n, D), (m, D) -> (n, m) gives distances of its own (blocked brute force).
+            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
+            distances of its own (blocked brute force).
         neighbors: instead of a search, the user's own rows (N, K): predecessors in the ordering, -1 padded. Such
             a graph cannot be refreshed; the metric serves its queries.
         backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
@@ -48,7 +50,7 @@ class NeighborGraph(NeighborTable):
         ordering: str | Int[Tensor, " N"] = "random",
         *,
         seed: int = 0,
-        metric: Float[Tensor, " *D"] | Metric | None = None,
+        metric: Float[Tensor, " *D"] | Metric | FeatureMetric | None = None,
         neighbors: Int[Tensor, "N K"] | None = None,
         backend: str = "auto",
         nprobe: int = 16,
@@ -65,7 +67,7 @@ class NeighborGraph(NeighborTable):
             neighbors = neighbors.clone()
         self.register_buffer("neighbors", neighbors)
 
-    def refresh(self, lengthscale: Float[Tensor, " *D"] | None = None) -> None:
+    def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
         """As :meth:`~pyro_nngp.neighbors.table.NeighborTable.refresh`.
 
         Raises:
@@ -74,7 +76,7 @@ class NeighborGraph(NeighborTable):
         if self._given:
             cure = "Give no neighbors at construction to have them searched."
             fail("NeighborGraph.refresh", "neighbors", "to come from a search", "the user's own", cure)
-        super().refresh(lengthscale)
+        super().refresh(metric)
 
     def levels(self) -> list[Int[Tensor, " _"]]:
         """Rows by dependency level: level 0 has no neighbors, others come one above the highest of their neighbors."""

@@ -11,7 +11,7 @@ P new points.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -29,6 +29,7 @@ from pyro_nngp._checks import (
 )
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
+from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
 from pyro_nngp.neighbors.search.index import SearchIndex
 
 
@@ -62,7 +63,8 @@ class NeighborTable(torch.nn.Module):
         ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
         seed: of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
-            callable (n, D), (m, D) -> (n, m) gives distances of its own (blocked brute force).
+            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
+            distances of its own (blocked brute force).
         backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
         nprobe: of the approximate search, see there.
         progress: whether a search above three seconds shows a progress bar.
@@ -86,7 +88,7 @@ class NeighborTable(torch.nn.Module):
         ordering: str | Int[Tensor, " N"] = "random",
         *,
         seed: int = 0,
-        metric: Float[Tensor, " *D"] | Metric | None = None,
+        metric: Float[Tensor, " *D"] | Metric | FeatureMetric | None = None,
         backend: str = "auto",
         nprobe: int = 16,
         progress: bool = True,
@@ -98,14 +100,15 @@ class NeighborTable(torch.nn.Module):
         if metric is not None and not isinstance(metric, Tensor) and not callable(metric):
             cure = "Pass lengthscales, or a function (n, D), (m, D) -> (n, m)."
             fail(where, "metric", "to be callable", type(metric).__name__, cure, TypeError)
-        self._metric = None if isinstance(metric, Tensor) else metric
+        self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
-        self._index: tuple[SearchIndex, Tensor] | None = None
+        self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
         self.register_buffer("x", x.detach().clone())
         self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype, device=x.device))
         if isinstance(metric, Tensor):
             self._set_lengthscale(metric)
-        self.register_buffer("order", make_ordering(self._scaled(self.x), ordering, seed).clone())
+        places = cast(FeatureMetric, metric).features(self.x)[0] if self._has_features else self._scaled(self.x)
+        self.register_buffer("order", make_ordering(places, ordering, seed).to(x.device, copy=True))
         self.register_load_state_dict_post_hook(_forget_after_loading)
 
     @property
@@ -118,17 +121,18 @@ class NeighborTable(torch.nn.Module):
         """K."""
         return self.neighbors.shape[1]
 
-    def refresh(self, lengthscale: Float[Tensor, " *D"] | None = None) -> None:
-        """Search again, in place: after points have moved, or under other lengthscales. The ordering stays.
+    def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
+        """Search again, in place: after points have moved, or in another metric. The ordering stays.
 
         Args:
-            lengthscale: what the inputs are divided by, (D,) or scalar, positive; None keeps the present ones.
+            metric: what the inputs are divided by, (D,) or scalar, positive; or a
+                :class:`~pyro_nngp.kernels.KernelMetric`. None keeps the present metric.
 
         Raises:
-            ValueError, TypeError: for malformed lengthscales, or lengthscales with a metric of one's own.
+            ValueError, TypeError: for malformed lengthscales, or another metric where the user gave a function.
         """
-        if lengthscale is not None:
-            self._set_lengthscale(lengthscale)
+        if metric is not None:
+            self._set_metric(metric)
         self._forget()
         self.neighbors.copy_(self._search(self.num_neighbors))
 
@@ -236,12 +240,23 @@ class NeighborTable(torch.nn.Module):
         nearest = torch.cat([old_distance, new_distance], -1).sort(dim=-1, stable=True).indices[:, :k]
         return order, rows.gather(-1, nearest)[positions_in(order)]
 
+    @property
+    def _has_features(self) -> bool:
+        return hasattr(self._metric, "features")
+
+    def _set_metric(self, metric: Tensor | FeatureMetric) -> None:
+        if self._metric is not None and not self._has_features:
+            where, cure = type(self).__name__, "Call refresh without lengthscales after the metric has changed."
+            fail(where, "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
+        if hasattr(metric, "features"):
+            self._metric = metric
+        else:
+            self._metric = None
+            self._set_lengthscale(metric)
+
     def _set_lengthscale(self, lengthscale: Tensor) -> None:
         where = type(self).__name__
         check_tensor(where, "lengthscale", lengthscale)
-        if self._metric is not None:
-            cure = "Call refresh without lengthscales after the metric has changed."
-            fail(where, "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
         lengthscale = lengthscale.detach().to(self.lengthscale)
         if lengthscale.shape not in ((), self.lengthscale.shape):
             expectation = f"a scalar or of shape {tuple(self.lengthscale.shape)}"
@@ -255,12 +270,13 @@ class NeighborTable(torch.nn.Module):
         """What is searched: x over the lengthscales in float64, or x itself for a metric of the user's."""
         return x.double() / self.lengthscale.double() if self._metric is None else x
 
-    def _search_index(self, points: Tensor) -> SearchIndex:
-        return SearchIndex(
-            points, backend=self._backend, metric=self._metric, nprobe=self._nprobe, progress=self._progress
-        )
+    def _search_index(self, points: Tensor) -> SearchIndex | CorrelationIndex:
+        options: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}
+        if self._has_features:
+            return CorrelationIndex(points, cast(FeatureMetric, self._metric), **options)
+        return SearchIndex(points, metric=cast(Metric | None, self._metric), **options)
 
-    def _searcher(self) -> tuple[SearchIndex, Tensor]:
+    def _searcher(self) -> tuple[SearchIndex | CorrelationIndex, Tensor]:
         """The search index over the points in their ordering, and the position of each row in it."""
         if self._index is None:
             self._index = self._search_index(self._scaled(self.x)[self.order]), positions_in(self.order)

@@ -18,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
@@ -96,7 +97,7 @@ class AmortizedGaussian(GPModule):
         asked = torch.arange(graph.num_points, device=graph.x.device) if rows is None else rows
         covariance, likelihood = bind(self._prior[0]), self._prior[4].bind()
         nodes = 1 + graph.num_neighbors + self.context.shape[1]
-        parts = [self._encode(covariance, likelihood, part) for part in asked.split(max(1, _CHUNK_ENTRIES // nodes**2))]
+        parts = [self._encode(covariance, likelihood, part) for part in asked.split(at_once(_CHUNK_ENTRIES, nodes**2))]
         loc, scale = (torch.cat([part[i] for part in parts], -1) for i in range(2))
         pattern = self.pattern
         if pattern is None:

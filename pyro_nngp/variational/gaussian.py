@@ -45,7 +45,8 @@ class LocalGaussian(LocalTables):
         pattern: columns of R beside the diagonal, (M, K), -1 padded; None for a mean-field family.
         num_latents: L; None is one function, without a batch dimension of its own.
         loc: initial mean, (M, L), or (M,) for one function; None is zero.
-        scale: initial standard deviation, positive.
+        scale: initial standard deviation, positive; None is a tenth of `unit`.
+        unit: of the values, in which their parameters move; a method gives the spread of its data.
         like: tensor whose dtype and device the parameters take.
 
     Raises:
@@ -58,12 +59,13 @@ class LocalGaussian(LocalTables):
         pattern: Int[Tensor, "M K"] | None = None,
         num_latents: int | None = None,
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
+        unit: float = 1.0,
         like: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.num_latents = num_latents
-        self.loc, self.log_scale = _start("LocalGaussian", num_points, num_latents, loc, scale, like)
+        self.num_latents, self.unit = num_latents, unit
+        self.loc, self.log_scale = _start("LocalGaussian", num_points, num_latents, loc, scale, unit, like)
         self.register_buffer("pattern", pattern)
         if pattern is not None:
             self.weights = nn.Parameter(self.loc.new_zeros(num_points, (num_latents or 1) * pattern.shape[1]))
@@ -73,7 +75,7 @@ class LocalGaussian(LocalTables):
         self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
     ) -> SparseCholeskyNormal:
         """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
-        loc, scale = self._read(self.loc, rows).mT, self._read(self.log_scale, rows).mT.exp()
+        loc, scale = self._read(self.loc, rows).mT * self.unit, self._read(self.log_scale, rows).mT.exp() * self.unit
         weights, pattern = None, None
         if self.pattern is not None:
             relative = self._read(self.weights, rows).unflatten(-1, (loc.shape[0], -1)).movedim(0, -2)
@@ -86,11 +88,11 @@ class LocalGaussian(LocalTables):
     @torch.no_grad()
     def assign(self, q: SparseCholeskyNormal) -> None:
         """Set the parameters so that :meth:`distribution` is `q`, which is over all points and on the same pattern."""
-        loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) for part in (q.loc, q.scale))
+        loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) / self.unit for part in (q.loc, q.scale))
         self.loc.copy_(loc.mT)
         self.log_scale.copy_(scale.log().mT)
         if self.pattern is not None:
-            relative = q.weights.reshape(*scale.shape, -1) / scale[..., None]
+            relative = q.weights.reshape(*scale.shape, -1) / (scale[..., None] * self.unit)
             self.weights.copy_(relative.movedim(0, -2).flatten(-2))
 
     def follow(self, graph: NeighborGraph) -> None:
@@ -120,7 +122,8 @@ class DenseGaussian(GPModule):
         num_latents: L; None is one function, without a batch dimension of its own.
         mean_field: whether R is diagonal.
         loc: initial mean, (M, L), or (M,) for one function; None is zero.
-        scale: initial standard deviation, positive.
+        scale: initial standard deviation, positive; None is a tenth of `unit`.
+        unit: of the values, in which their parameters move; a method gives the spread of its data.
         like: tensor whose dtype and device the parameters take.
 
     Raises:
@@ -133,20 +136,21 @@ class DenseGaussian(GPModule):
         num_latents: int | None = None,
         mean_field: bool = False,
         loc: Float[Tensor, "M *L"] | None = None,
-        scale: float = 0.1,
+        scale: float | None = None,
+        unit: float = 1.0,
         like: Tensor | None = None,
     ) -> None:
         super().__init__()
-        self.num_latents, self.mean_field = num_latents, mean_field
-        self.loc, self.log_scale = _start("DenseGaussian", num_points, num_latents, loc, scale, like)
+        self.num_latents, self.mean_field, self.unit = num_latents, mean_field, unit
+        self.loc, self.log_scale = _start("DenseGaussian", num_points, num_latents, loc, scale, unit, like)
         if not mean_field:
             self.weights = nn.Parameter(self.loc.new_zeros(num_latents or 1, num_points, num_points))
 
     @pyro_entry
     def distribution(self) -> Distribution:
         """q at all points, batch shape (L,) or (), event shape (M,)."""
-        loc, scale = self.loc.mT, self.log_scale.mT.exp()
-        tril = None if self.mean_field else self.weights.tril(-1) + torch.diag_embed(scale)
+        loc, scale = self.loc.mT * self.unit, self.log_scale.mT.exp() * self.unit
+        tril = None if self.mean_field else self.weights.tril(-1) * self.unit + torch.diag_embed(scale)
         if self.num_latents is None:
             loc, scale, tril = loc[0], scale[0], None if tril is None else tril[0]
         return dist.Normal(loc, scale).to_event(1) if tril is None else dist.MultivariateNormal(loc, scale_tril=tril)
@@ -154,7 +158,7 @@ class DenseGaussian(GPModule):
     @torch.no_grad()
     def assign(self, q: Distribution) -> None:
         """Set the parameters so that :meth:`distribution` is `q`; a mean-field guide takes the diagonal of its R."""
-        loc, tril = q.mean, factor(q)
+        loc, tril = q.mean / self.unit, factor(q) / self.unit
         self.loc.copy_(loc.reshape(self.loc.mT.shape).mT)
         self.log_scale.copy_(tril.diagonal(dim1=-2, dim2=-1).log().reshape(self.loc.mT.shape).mT)
         if not self.mean_field:
@@ -212,9 +216,16 @@ def _kl_dense_independent(q: MultivariateNormal, p: Independent) -> Tensor:
 
 
 def _start(
-    where: str, num_points: int, num_latents: int | None, loc: Tensor | None, scale: float, like: Tensor | None
+    where: str,
+    num_points: int,
+    num_latents: int | None,
+    loc: Tensor | None,
+    scale: float | None,
+    unit: float,
+    like: Tensor | None,
 ) -> tuple[nn.Parameter, nn.Parameter]:
-    """Initial mean and logarithm of the standard deviation, (M, L)."""
+    """Initial mean and logarithm of the standard deviation, (M, L), in units."""
+    scale = 0.1 * unit if scale is None else scale
     if scale <= 0:
         fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
     like, shape = torch.empty(0) if like is None else like, (num_points, num_latents or 1)
@@ -223,4 +234,4 @@ def _start(
     if loc is not None and loc.shape != shape:
         fail(where, "loc", f"of shape {shape}", tuple(loc.shape), "One initial mean per point and latent.")
     start = like.new_zeros(shape) if loc is None else loc.detach().clone().to(like)
-    return nn.Parameter(start), nn.Parameter(like.new_full(shape, scale).log())
+    return nn.Parameter(start / unit), nn.Parameter(like.new_full(shape, scale / unit).log())

@@ -4,6 +4,7 @@ import torch
 from pyro.nn import PyroSample
 from pyro.ops.integrator import potential_grad
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
@@ -113,12 +114,12 @@ def test_order_of_neighbors_and_translation_do_not_matter():
     torch.testing.assert_close((w[:, shuffled], var), (w2, var2), rtol=1e-10, atol=1e-12)
 
 
-def test_chunks_do_not_matter(monkeypatch):
+def test_chunks_do_not_matter():
     x, z, mask, noise = problem(b=50)
     kernel = Matern52(3).double()
     whole = nn_conditional(lambda a, b: kernel(a, b), x, z, mask, noise)
-    monkeypatch.setattr("pyro_nngp.conditionals.general_kernel._CHUNK_BYTES", 1)
-    torch.testing.assert_close(nn_conditional(lambda a, b: kernel(a, b), x, z, mask, noise), whole, rtol=0, atol=0)
+    with block_limit(1):
+        torch.testing.assert_close(nn_conditional(lambda a, b: kernel(a, b), x, z, mask, noise), whole, rtol=0, atol=0)
 
 
 def test_gathered_neighbors_are_the_same():

@@ -11,6 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGP, NNGPReparam, SparseCholeskyNormal, sparse_cholesky
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.neighbors.graph import NeighborGraph
@@ -217,8 +218,8 @@ def test_combinations_are_computed_in_blocks_of_bounded_size(batch, monkeypatch)
     coefficients, positions = torch.randn(50, 6, dtype=F64), torch.rand(50, N).argsort(-1)[:, :6]
     whole, sizes, align = q.combined_rows(coefficients, positions), [], sparse_cholesky._align
     monkeypatch.setattr(sparse_cholesky, "_align", lambda columns: sizes.append(columns.shape) or align(columns))
-    monkeypatch.setattr("pyro_nngp.linalg.blocks._BLOCK_ENTRIES", 20 * 6 * 5 * (10 + 2 * math.prod(batch)))
-    assert torch.equal(q.combined_rows(coefficients, positions), whole)
+    with block_limit(20 * 6 * 5 * (10 + 2 * math.prod(batch))):
+        assert torch.equal(q.combined_rows(coefficients, positions), whole)
     assert sizes == [(20, 30), (20, 30), (10, 30)]
 
 

@@ -13,7 +13,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroSample
 from torch import nn
 
-from pyro_nngp.inference import CheckpointError, fit
+from pyro_nngp.inference import CheckpointError, Schedule, fit
 from pyro_nngp.inference.identity import differences, identity
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -92,7 +92,7 @@ def test_other_programs_have_other_identities():
 
 
 RUNS = {
-    "clip_norm": ({"clip_norm": 1.0}, {}),
+    "clip_norm": ({"schedule": Schedule(clip_norm=1.0)}, {}),
     "refresh_every": ({"refresh_every": 1}, {}),
     "solve_every": ({"solve_every": 3}, {}),
     "elbo.num_particles": ({"elbo": Trace_ELBO(num_particles=2)}, {"elbo": Trace_ELBO()}),

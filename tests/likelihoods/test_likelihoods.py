@@ -34,7 +34,7 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import SVGP, VNNGP
 
 CUTS = torch.tensor([-1.0, 0.2, 1.5])
 ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
@@ -689,11 +689,24 @@ def test_marginals_are_pyro_distributions() -> None:
         (lambda: Bernoulli("cloglog"), r"Bernoulli: expected link to be 'logit' or 'probit', got 'cloglog'"),
         (lambda: Poisson("identity"), r"Poisson: expected link to be 'exp' or 'softplus', got 'identity'"),
         (lambda: Ordinal(CUTS, "log"), r"Ordinal: expected link to be 'logit' or 'probit', got 'log'"),
-        (lambda: Bernoulli(num_quadrature=0), r"Bernoulli: expected num_quadrature >= 1, got 0"),
+        (lambda: Bernoulli(num_quadrature=0), r"Bernoulli: expected num_quadrature >= 2, got 0"),
     ],
 )
 def test_construction_errors(make: Callable[[], Likelihood], match: str) -> None:
     with pytest.raises(ValueError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Binomial(2.5), r"Binomial: expected total_count to be an int, got 2.5. Pass the number of trials"),
+        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Count the distinct"),
+        (lambda: StudentT(num_quadrature=9.0), r"StudentT: expected num_quadrature to be an int, got 9.0"),
+    ],
+)
+def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
         make()
 
 
@@ -742,3 +755,11 @@ def test_data_outside_the_support(likelihood: Likelihood, good: list[float], bad
 def test_integer_data_pass() -> None:
     for likelihood in (Bernoulli(), Binomial(2), Poisson(), NegativeBinomial(), Categorical(2), Ordinal(CUTS)):
         likelihood.check(torch.tensor([[0, 1], [1, 0]]))
+
+
+def test_integer_targets_are_numbers_to_a_gaussian() -> None:
+    x, y = torch.rand(30, 2), torch.arange(30)
+    fits = [SVGP(x, targets, RBF(2), Gaussian(0.3), inducing=5) for targets in (y, y.float())]
+    for gp in fits:
+        gp.solve()
+    torch.testing.assert_close(fits[0](x[:4]), fits[1](x[:4]))

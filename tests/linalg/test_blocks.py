@@ -1,28 +1,24 @@
-"""Memory in large pages, and freed memory that is kept."""
-
-import mmap
-import platform
-import subprocess
-import sys
+"""Results that are computed in blocks of rows."""
 
 import pytest
 import torch
 
-from pyro_nngp.linalg import blocks as memory
+from pyro_nngp._memory import block_limit
+from pyro_nngp.linalg import blocks
 
 
 @pytest.mark.parametrize("dim", [0, -1])
 @pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize(("row_entries", "sizes"), [(30, [3, 3, 3, 1]), (1000, [1] * 10), (5, [10])])
-def test_results_come_in_blocks_that_hold_no_more_than_they_may(row_entries, sizes, gradients, dim, monkeypatch):
-    monkeypatch.setattr(memory, "_BLOCK_ENTRIES", 100)
+def test_results_come_in_blocks_that_hold_no_more_than_they_may(row_entries, sizes, gradients, dim):
     x, taken = torch.randn(10, 2, requires_grad=gradients), []
 
     def compute(part):
         taken.append(len(x[part]))
         return (x[part] ** 2).movedim(0, dim), x[part].sum(-1).double()
 
-    square, total = memory.in_blocks(compute, 10, row_entries, dim)
+    with block_limit(100):
+        square, total = blocks.in_blocks(compute, 10, row_entries, dim)
     assert taken == sizes
     assert torch.equal(square, (x**2).movedim(0, dim))
     assert torch.equal(total, x.sum(-1).double())
@@ -30,63 +26,3 @@ def test_results_come_in_blocks_that_hold_no_more_than_they_may(row_entries, siz
     if gradients:
         square.sum().backward()
         assert torch.equal(x.grad, 2 * x.detach())
-
-
-class Refusing(mmap.mmap):
-    def madvise(self, *_):
-        raise OSError("not built with large pages")
-
-
-@pytest.mark.parametrize("block", [mmap.mmap, Refusing])
-@pytest.mark.parametrize("shape", [(3, 5), (2**21 + 3, 1, 2)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_empty_is_memory_of_its_own_to_write_on(dtype, shape, block, monkeypatch):
-    monkeypatch.setattr(mmap, "mmap", block)
-    first, second = memory.empty(shape, dtype), memory.empty(shape, dtype)
-    first.fill_(1)
-    second.fill_(2)
-    assert (first.shape, first.dtype, first.is_contiguous()) == (shape, dtype, True)
-    assert (first == 1).all()
-    assert first.requires_grad_().square().sum().backward() is None
-    torch.testing.assert_close(first.grad, torch.full(shape, 2, dtype=dtype))
-
-
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="a system without large pages")
-def test_large_pages_are_asked_for_only_where_they_pay(monkeypatch):
-    asked = []
-
-    class Watched(mmap.mmap):
-        def madvise(self, option):
-            asked.append(option)
-
-    monkeypatch.setattr(mmap, "mmap", Watched)
-    memory.empty((2**20,), torch.float32)
-    memory.empty((2**21,), torch.float32, "meta")
-    assert asked == []
-    memory.empty((2**21,), torch.float32)
-    assert asked == [mmap.MADV_HUGEPAGE]
-
-
-FAULTS = """
-import resource, torch
-from pyro_nngp.linalg import blocks as memory
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    for _ in range(50):
-        parts = [torch.ones(2**18) for _ in range(16)]
-        del parts
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-before = faults()
-memory.keep_freed()
-faults()
-print(before, faults())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
-def test_freed_memory_is_used_again():
-    before, after = map(
-        int, subprocess.run([sys.executable, "-c", FAULTS], check=True, capture_output=True).stdout.split()
-    )
-    assert before > 2_000
-    assert after < before / 10

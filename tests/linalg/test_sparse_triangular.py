@@ -19,6 +19,12 @@ def neighbors():
     return table
 
 
+def chosen(engine, monkeypatch):
+    """Have solves done in one way, and return its `dense_up_to`."""
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", "1" if engine == "compiled" else "0")
+    return 500 if engine == "dense" else 0
+
+
 def triangle(w, neighbors):
     """I - A, dense."""
     rows = torch.arange(N)[:, None].expand_as(neighbors)[neighbors >= 0]
@@ -27,12 +33,13 @@ def triangle(w, neighbors):
     return matrix
 
 
-@pytest.mark.parametrize("dense_up_to", [0, 500])
+@pytest.mark.parametrize("engine", ["compiled", "dense", "levels"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("weights", "batch"), [((), ()), ((), (3,)), ((), (2, 3)), ((3,), (2, 3)), ((3,), ()), ((2, 1), (3,))]
 )
-def test_solutions_are_those_of_the_dense_triangle(neighbors, weights, batch, transposed, dense_up_to):
+def test_solutions_are_those_of_the_dense_triangle(neighbors, weights, batch, transposed, engine, monkeypatch):
+    dense_up_to = chosen(engine, monkeypatch)
     w, right = torch.randn(*weights, N, K, dtype=F64) / K, torch.randn(*batch, N, dtype=F64)
     u = solve_triangular(w, neighbors, right, transposed=transposed, dense_up_to=dense_up_to)
     matrix = triangle(w, neighbors)
@@ -41,10 +48,11 @@ def test_solutions_are_those_of_the_dense_triangle(neighbors, weights, batch, tr
     torch.testing.assert_close((system @ u[..., None])[..., 0], right.expand(u.shape), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("dense_up_to", [0, 500])
+@pytest.mark.parametrize("engine", ["compiled", "dense", "levels"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("weights", "batch"), [((), ()), ((), (2,)), ((2,), ()), ((2, 1), (3,))])
-def test_first_and_second_derivatives(neighbors, weights, batch, transposed, dense_up_to):
+def test_first_and_second_derivatives(neighbors, weights, batch, transposed, engine, monkeypatch):
+    dense_up_to = chosen(engine, monkeypatch)
     w = (torch.randn(*weights, N, K, dtype=F64) / K).requires_grad_()
     right = torch.randn(*batch, N, dtype=F64, requires_grad=True)
 
@@ -91,3 +99,11 @@ def test_what_stands_at_a_missing_neighbor_does_not_count(neighbors):
 def test_cycles_are_refused():
     with pytest.raises(ValueError, match=r"dependency_levels: expected neighbors to form no cycle"):
         solve_triangular(torch.ones(2, 1), torch.tensor([[1], [0]]), torch.ones(2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_code_gives_what_torch_gives_in_either_precision(neighbors, monkeypatch, dtype):
+    w, right = torch.randn(N, K, dtype=dtype) / K, torch.randn(3, N, dtype=dtype)
+    found = solve_triangular(w, neighbors, right.T.contiguous().T)
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", "0")
+    torch.testing.assert_close(found, solve_triangular(w, neighbors, right))

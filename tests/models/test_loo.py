@@ -15,7 +15,7 @@ from torch.distributions import kl_divergence
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
-from pyro_nngp.inference import fit
+from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
@@ -63,7 +63,7 @@ def dense_log_prob(likelihood, y, loc, var):
 def test_full_neighbors_give_the_closed_form_of_leave_one_out():
     x, y = data()
     gp = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
-    gp.mean.value.data += 0.7
+    gp.mean.value = torch.full_like(gp.mean.value, 0.7)
     loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), y - 0.7, torch.full_like(y, 0.1))
     want = torch.distributions.Normal(loc + 0.7, (var + 0.1).sqrt()).log_prob(y).sum()
     assert loss(gp) == pytest.approx(-float(want), rel=1e-9)
@@ -74,7 +74,7 @@ def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     x, f = data()
     y, bound = make(f), likelihood().double().bind()
     gp = LOO(x, y, kernel(), likelihood(), num_neighbors=N - 1, divergence="prior")
-    gp.mean.value.data += 0.4
+    gp.mean.value = torch.full_like(gp.mean.value, 0.4)
     omega = auxiliary_prior(bound, y, F64).sample()
     obs, noise = gaussian_observations(bound, y, omega, F64)
     cov = dense_covariance(gp.kernel, x).detach()
@@ -195,7 +195,7 @@ def test_solving_ends_at_the_mean_field_posterior(likelihood, make):
     """With all neighbors, q(omega_n) is what E f_n^2 under the dense posterior given all omega asks for."""
     x, f = data()
     gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=N - 1, guide="conjugate")
-    gp.mean.value.data += 0.4
+    gp.mean.value = torch.full_like(gp.mean.value, 0.4)
     gp.solve(num_sweeps=60, batch_size=24)
     bound = gp.likelihood.bind()
     omega = gp.local.distribution(bound, gp.y, torch.arange(N)).mean.detach()
@@ -328,7 +328,7 @@ def test_refresh_uses_the_learned_lengthscales():
 def test_predictions_agree_with_dense_conditionals(likelihood, make):
     x, f = data()
     gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=5)
-    gp.mean.value.data += 0.4
+    gp.mean.value = torch.full_like(gp.mean.value, 0.4)
     rows = torch.arange(N)
     omega = gp.local.distribution(gp.likelihood.bind(), gp.y, rows).mean.detach()
     obs, noise = gaussian_observations(gp.likelihood.bind(), gp.y, omega, F64)
@@ -452,7 +452,7 @@ def test_heavy_tails_are_found_and_do_not_disturb():
         gp = LOO(
             x, y, Matern52(2, lengthscale=torch.tensor([0.5, 0.5])), likelihood, num_neighbors=32, guide="conjugate"
         )
-        fit(gp, 250, batch_size=128, lr=0.05, milestones=(0.5, 0.75), decay=0.3, progress=False)
+        fit(gp, 250, batch_size=128, lr=0.05, schedule=Schedule((0.5, 0.75), 0.3), progress=False)
         error[name] = float((gp(x)[0] - f).square().mean().sqrt().detach())
     assert 1.3 < float(likelihood.df.detach()) < 3
     assert 0.07 < float(likelihood.scale.detach()) < 0.13

@@ -11,6 +11,7 @@ from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adagrad, Adam
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern32, Matern52
@@ -360,12 +361,12 @@ def test_neither_row_order_nor_translation_matters(make):
 
 
 @pytest.mark.parametrize("make", ENCODERS)
-def test_some_rows_in_chunks_are_those_of_all(monkeypatch, make):
+def test_some_rows_in_chunks_are_those_of_all(make):
     x, y = data()
     gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
     whole, rows = gp.local.distribution(), torch.tensor([4, 9, 17, 30, 31])
-    monkeypatch.setattr("pyro_nngp.variational.amortized._CHUNK_ENTRIES", 2 * 13**2)
-    part = gp.local.distribution(rows)
+    with block_limit(2 * 13**2):
+        part = gp.local.distribution(rows)
     for got, want in ((part.loc, whole.loc), (part.scale, whole.scale), (part.weights, whole.weights)):
         torch.testing.assert_close(got, want[rows])
     assert torch.equal(part.pattern, whole.pattern[rows])
@@ -566,3 +567,12 @@ def test_several_latent_functions_are_encoded_side_by_side():
 def test_wrong_input(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(*data())
+
+
+def test_an_amortized_model_has_the_nugget_that_its_encoder_was_trained_with():
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=SiteEncoder(2).double(), jitter=0.02)
+    other = gp.amortize(x, y)
+    assert other.jitter == gp.jitter == 0.02
+    torch.testing.assert_close(other.local.distribution().scale, gp.local.distribution().scale)
+    torch.testing.assert_close(other(x[:5] + 0.01), gp(x[:5] + 0.01))

@@ -76,7 +76,7 @@ def dense_bound(gp, num_neighbors):
 def test_bound_and_its_gradient_agree_with_dense_ones(mean_field, learn_inducing):
     x, y = data()
     gp = build(x, y, mean_field=mean_field, learn_inducing=learn_inducing)
-    gp.mean.value.data += 0.25
+    gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     params = dict(gp.named_parameters())
     want = dense_bound(gp, H)
     wanted = dict(zip(params, torch.autograd.grad(want, params.values()), strict=True))
@@ -219,7 +219,7 @@ def test_gradients_of_the_table_are_sparse_in_training():
 def test_draws_have_the_moments_of_the_guide(mean_field):
     x, y = data()
     gp, new = build(x, y, mean_field=mean_field), data(6)[0]
-    gp.mean.value.data += 0.5
+    gp.mean.value = torch.full_like(gp.mean.value, 0.5)
     near = torch.cdist(new, gp.z.detach()).argsort(-1)[:, :H]
     w, var = nn_conditional(gp.kernel, new, gp.z.detach()[near])
     weights = torch.zeros(6, M, dtype=F64).scatter_(1, near, w.detach())

@@ -462,3 +462,32 @@ def test_a_class_is_no_kernel():
     x, y = data()
     with pytest.raises(TypeError, match=r"expected kernel to be a Kernel or a callable"):
         VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)
+
+
+def test_batches_of_inducing_points_leave_none_out():
+    """Each of M points is in a batch as often as any other, wherever it stands among the rows."""
+    x, y = data()
+    gp, num_batches = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=4, inducing=x[:40]), 2000
+    generator, idx, count, drawn = torch.Generator().manual_seed(0), torch.arange(10), torch.zeros(40), []
+    for _ in range(num_batches):
+        _, batch = gp.batch_args(idx, generator)
+        rows = batch.rows[batch.targets]
+        assert len(rows.unique()) == len(rows) <= 10
+        count[rows] += 1
+        drawn.append(len(rows))
+    share = sum(drawn) / num_batches / 40
+    assert share > 0.2
+    assert ((count / num_batches - share).abs() < 6 * (share * (1 - share) / num_batches) ** 0.5).all()
+
+
+def test_batches_of_inducing_points_estimate_the_loss_without_bias():
+    x, y = data(24)
+    gp = trained(x, y, num_neighbors=4, inducing=x[:16], steps=20)
+    gp.local.log_scale.data += 3 * torch.arange(16)[:, None] / 16  # the first rows and the last ones count differently
+    generator, idx, whole = torch.Generator().manual_seed(0), torch.arange(24)[:4], []
+    full = loss(gp, idx, torch.arange(16))
+    for _ in range(100):
+        whole.append(loss(gp, *gp.batch_args(idx, generator)))
+    values = torch.tensor(whole, dtype=F64)
+    assert abs(values.mean() - full) < 6 * values.std() / 10
+    assert values.std() / 10 < 0.1 * abs(full)

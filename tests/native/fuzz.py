@@ -17,7 +17,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError
-from pyro_nngp.native import conditional, search
+from pyro_nngp.native import conditional, search, triangular
 from pyro_nngp.neighbors import NeighborGraph
 
 KERNELS = [RBF, Matern12, Matern32, Matern52]
@@ -139,6 +139,15 @@ class Fuzzer:
         new, f, neighbors = self.spoil(new), self.spoil(f), self.spoil(neighbors, 0.5)
         self.one_of_ours(lambda: prior.sample_new(new, f, neighbors=neighbors))
 
+    def compiled_triangle(self):
+        """The compiled substitution, with anything spoiled."""
+        n, k, s = (int(size) for size in self.rng.integers(1, [30, 8, 5]))
+        dtype = torch.float32 if self.chance(0.5) else torch.float64
+        neighbors = torch.minimum(torch.from_numpy(self.rng.integers(-1, n, (n, k))), torch.arange(n)[:, None] - 1)
+        given = torch.randn(n, k, dtype=dtype) / k, neighbors, torch.randn(n, s, dtype=dtype), torch.arange(n)
+        spoiled = [self.spoil(each, 0.2) for each in given]
+        self.one_of_ours(lambda: triangular.solve(*spoiled, self.chance(0.5)))
+
     def array(self, value, share=0.15):
         spoiled = self.spoil(torch.from_numpy(value), share)
         return spoiled.numpy() if spoiled.layout == torch.strided and spoiled.device.type == "cpu" else value
@@ -163,7 +172,13 @@ class Fuzzer:
 def run(seed, cases):
     """Outcomes of that many cases, by kind."""
     fuzzer = Fuzzer(seed)
-    kinds = [fuzzer.compiled_conditional, fuzzer.public_conditional, fuzzer.compiled_search, fuzzer.new_values]
+    kinds = [
+        fuzzer.compiled_conditional,
+        fuzzer.public_conditional,
+        fuzzer.compiled_search,
+        fuzzer.compiled_triangle,
+        fuzzer.new_values,
+    ]
     for case in range(cases):
         kinds[case % len(kinds)]()
     return fuzzer.outcomes

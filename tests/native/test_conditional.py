@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pyro_nngp import native
+from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals import stationary_kernel as radial_conditional
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52, RationalQuadratic
@@ -79,12 +80,12 @@ def test_values_and_gradients_are_those_of_the_general_code(kernel):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_torch_operations_give_the_same(kernel, switched_off, monkeypatch):
+def test_torch_operations_give_the_same(kernel, switched_off):
     case = Case(kernel)
     want = case.run(kernel=general)
     torch.testing.assert_close(case.run(), want, rtol=1e-9, atol=1e-10)
-    monkeypatch.setattr("pyro_nngp.conditionals.general_kernel._CHUNK_BYTES", 1)  # chunks of 16 targets
-    torch.testing.assert_close(case.run(), want, rtol=1e-9, atol=1e-10)
+    with block_limit(1):  # chunks of 16 targets
+        torch.testing.assert_close(case.run(), want, rtol=1e-9, atol=1e-10)
 
 
 @needs_library

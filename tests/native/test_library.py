@@ -5,7 +5,7 @@ import ctypes
 import pytest
 
 from pyro_nngp import native
-from pyro_nngp.native.structures import Arguments, Queries
+from pyro_nngp.native.structures import Arguments, Queries, Triangle
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
 
@@ -41,7 +41,7 @@ def test_a_library_that_lacks_a_function_counts_as_none(monkeypatch):
 
 
 @needs_library
-@pytest.mark.parametrize("structure", [Arguments, Queries])
+@pytest.mark.parametrize("structure", [Arguments, Queries, Triangle])
 def test_a_library_with_a_structure_of_another_size_counts_as_none(monkeypatch, structure):
     class Longer(ctypes.Structure):
         _fields_ = [*structure._fields_, ("more", ctypes.c_double)]

@@ -1,14 +1,18 @@
 """Solutions for q(u) that end where the bound no longer gains, and what they say where they end before."""
 
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro.distributions import constraints
+from torch.nn.functional import logsigmoid
 
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import NPVI, VNNGP
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood
+from pyro_nngp.models import NPVI, SVGP, VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
-from pyro_nngp.variational.natural_gradient import MeanLimits, posterior_mean, variational_optimum
+from pyro_nngp.variational.natural_gradient import MeanLimits, natural_gradient, posterior_mean, variational_optimum
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 N = 200
@@ -93,3 +97,77 @@ def test_the_factor_is_found_once_for_gaussian_noise_and_seldom_for_labels(monke
     calls.clear()
     labels.solve()
     assert len(calls) == 1  # it is there already
+
+
+class Laplace(Likelihood):
+    def forward(self, f):
+        return dist.Laplace(f, 0.3)
+
+
+class HeavyTails(Likelihood):
+    def forward(self, f):
+        return dist.StudentT(2.0, f, 0.3)
+
+
+class ZeroInflated(Likelihood):
+    def forward(self, f):
+        return dist.ZeroInflatedPoisson(f.clamp(-30, 30).exp(), gate=torch.tensor(0.3, dtype=f.dtype))
+
+
+class Hurdle(Likelihood):
+    """Zero with probability sigmoid(-f), else a count of mean e^f that is not zero."""
+
+    def forward(self, f):
+        return HurdlePoisson(f)
+
+
+class HurdlePoisson(dist.TorchDistribution):
+    arg_constraints = {}
+    support = constraints.nonnegative_integer
+
+    def __init__(self, f):
+        self.f = f
+        super().__init__(f.shape, validate_args=False)
+
+    def log_prob(self, value):
+        rate = self.f.clamp(-30, 30).exp()
+        positive = logsigmoid(self.f) + dist.Poisson(rate).log_prob(value) - torch.log(-torch.expm1(-rate))
+        return torch.where(value == 0, logsigmoid(-self.f), positive)
+
+    def sample(self, sample_shape=()):
+        positive = (torch.rand((*sample_shape, *self.f.shape), dtype=self.f.dtype) < self.f.sigmoid()).to(self.f)
+        return positive * torch.poisson(self.f.exp().expand_as(positive)).clamp(min=1)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "limit"), [(Laplace, 0.12), (HeavyTails, 0.12), (ZeroInflated, 0.45), (Hurdle, 0.45)]
+)
+@pytest.mark.parametrize("method", [VNNGP, SVGP])
+def test_likelihoods_of_a_user_do_not_run_away(method, likelihood, limit):
+    """Curvatures at a point know nothing of a kink beside it: steps without care end at an error of thousands."""
+    x = torch.rand(300, 2, dtype=F64)
+    f = 2 * (3 * x[:, 0]).sin() * (4 * x[:, 1]).cos()
+    y = likelihood()(f).sample()
+    kernel = Matern52(2, variance=torch.tensor(2.0), lengthscale=torch.tensor(0.5)).double()
+    settings = {"num_neighbors": 10} if method is VNNGP else {"inducing": 40}
+    gp = method(x, y, kernel, likelihood(), **settings)
+    bounds = []
+    for _ in range(2):
+        bounds.append(-IntegratedELBO().loss(gp.model, gp.guide))
+        gp.solve(max_steps=30)
+    bounds.append(-IntegratedELBO().loss(gp.model, gp.guide))
+    assert bounds[0] < bounds[1] < bounds[2] + 0.01 * abs(bounds[2])
+    assert (gp(x)[0] - f).square().mean().sqrt() < limit
+
+
+def test_a_start_that_no_step_improves_is_kept():
+    x = torch.rand(60, 2, dtype=F64)
+    gp = VNNGP(x, (x[:, 0] > 0.5).double(), Matern52(2), Bernoulli(), num_neighbors=5)
+    gp.solve()
+    q = gp.local.distribution()
+    start = (q.loc, q.variance, -1e9)  # a bound out of reach
+    steps, _, improved = natural_gradient(
+        gp.likelihood.bind(), gp.y, start, lambda targets, precision: (targets, 1 / precision, 0.0)
+    )
+    assert not improved
+    assert steps < 20

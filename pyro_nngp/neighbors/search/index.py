@@ -24,8 +24,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from pyro_nngp import _memory as memory
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
-from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import search as compiled
 from pyro_nngp.neighbors.search.backends import (
     BruteForce,

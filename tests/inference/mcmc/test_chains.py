@@ -17,7 +17,16 @@ from pyro.infer import NUTS
 from pyro.nn import PyroSample
 
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference import SGHMC, SGLD, SGMCMC, CheckpointError, DivergenceError, Minibatch, step_size_refinement
+from pyro_nngp.inference import (
+    SGHMC,
+    SGLD,
+    SGMCMC,
+    SGNHT,
+    CheckpointError,
+    DivergenceError,
+    Minibatch,
+    step_size_refinement,
+)
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import save_checkpoint
 from pyro_nngp.kernels import Matern52
@@ -157,7 +166,7 @@ def test_ctrl_c_keeps_the_draws_and_the_next_run_goes_on(stop, whole, tmp_path):
     else:
         partial = mcmc.get_samples(group_by_chain=True)
         assert_equal(partial, {name: value[:, : done - 10] for name, value in whole.items()})
-    again = chains(SGHMC(model, 0.01, friction=0.5), checkpoint=path, seed=99)
+    again = chains(SGHMC(interrupted, 0.01, friction=0.5), checkpoint=path, seed=99)
     again.run(Minibatch(30, 10))
     assert_equal(again.get_samples(group_by_chain=True), whole)
 
@@ -230,11 +239,64 @@ def test_a_killed_process_goes_on_with_the_same_bits_in_another(tmp_path):
 def test_checkpoints_of_other_runs_are_refused(tmp_path):
     path = tmp_path / "run.pt"
     chains(SGLD(model, 1e-3), checkpoint=path).run()
-    with pytest.raises(CheckpointError, match=r"SGMCMC: expected .*run.pt to be of a run with {'num_chains': 2"):
+    with pytest.raises(CheckpointError, match=r"SGMCMC: expected .*run.pt to be of this run, .* other num_chains\."):
         chains(SGLD(model, 1e-3), num_chains=2, checkpoint=path).run()
     save_checkpoint(path, {"something": 1})
-    with pytest.raises(CheckpointError, match="got None. Delete it, or name another file"):
+    with pytest.raises(CheckpointError, match=r"got one with other adapt, data, .*Delete it, or name another file"):
         chains(SGLD(model, 1e-3), checkpoint=path).run()
+
+
+def on_data(y):
+    def normal(idx):
+        z = pyro.sample("z", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
+        with pyro.plate("data", 30, subsample=idx):
+            pyro.sample("y", dist.Normal(z, 1.0), obs=y[idx])
+
+    return normal
+
+
+@pytest.mark.parametrize(
+    ("other", "rows", "named"),
+    [
+        (lambda: SGHMC(on_data(Y + 1e-9), 0.01, num_steps=2), (30, 10), "data"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (30, 11), "data"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (29, 10), "data"),
+        (lambda: SGHMC(on_data(Y), 0.02, num_steps=2), (30, 10), "step_size"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, friction=0.1), (30, 10), "friction"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=3), (30, 10), "num_steps"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, temperature=0.5), (30, 10), "temperature"),
+        (lambda: SGHMC(on_data(Y), num_steps=2), (30, 10), "step_size"),
+    ],
+)
+def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows, named, tmp_path):
+    path = tmp_path / "run.pt"
+    chains(SGHMC(on_data(Y), 0.01, num_steps=2), 2, 2, 1, checkpoint=path).run(Minibatch(30, 10))
+    chains(SGHMC(on_data(Y.clone()), 0.01, num_steps=2), 3, 2, 1, checkpoint=path).run(Minibatch(30, 10))
+    with pytest.raises(CheckpointError, match=f"got one with other {named}\\."):
+        chains(other(), 3, 2, 1, checkpoint=path).run(Minibatch(*rows))
+
+
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
+def test_a_run_that_finds_its_step_size_resumes_bit_for_bit(sampler, tmp_path):
+    def draws(path, seed, stop=None):
+        calls = []
+
+        def stopping(idx):
+            calls.append(1)
+            if stop and len(calls) == stop:
+                os.kill(os.getpid(), signal.SIGINT)
+            return model(idx)
+
+        mcmc = chains(sampler(stopping), 3, 80, 2, seed=seed, checkpoint=tmp_path / path)
+        mcmc.run(Minibatch(30, 10))
+        return mcmc
+
+    whole = draws("whole.pt", 3)
+    assert whole.kernel.diagnostics()["updates per draw"] > 1
+    for stop in (60, 200):
+        path = f"{stop}.pt"
+        assert draws(path, 3, stop).kernel.state_dict()["updates"] < whole.kernel.state_dict()["updates"]
+        assert_equal(draws(path, 99).get_samples(group_by_chain=True), whole.get_samples(group_by_chain=True))
 
 
 def test_starting_values_must_be_one_per_chain():
@@ -341,3 +403,28 @@ def test_chains_on_a_gpu_resume_with_the_same_bits(tmp_path):
     assert whole.device.type == "cuda"
     assert torch.equal(samples(4, 3, "parts.pt"), whole[:, :4])
     assert torch.equal(samples(9, 99, "parts.pt"), whole)
+
+
+def test_labels_off_the_support_are_refused():
+    labels = torch.zeros(300, dtype=F64)
+    labels[290] = 7.0  # in the last minibatch
+
+    def binary(idx):
+        z = pyro.sample("z", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
+        with pyro.plate("data", 300, subsample=idx):
+            pyro.sample("y", dist.Bernoulli(logits=z), obs=labels[idx])
+
+    message = r"expected data of site 'y' on the support of Bernoulli, got 1 entries off it, such as \[7.0\]"
+    with pytest.raises(ValueError, match=message):
+        chains(SGLD(binary, 1e-3)).run(Minibatch(300, 20))
+    seen = torch.arange(300) != 290
+    chains(SGLD(masked(labels, seen), 1e-3)).run(Minibatch(300, 20))
+
+
+def masked(labels, seen):
+    def binary(idx):
+        z = pyro.sample("z", dist.Normal(torch.tensor(0.0, dtype=F64), 1.0))
+        with pyro.plate("data", 300, subsample=idx), pyro.poutine.mask(mask=seen[idx]):
+            pyro.sample("y", dist.Bernoulli(logits=z), obs=labels[idx])
+
+    return binary

@@ -339,12 +339,15 @@ def test_a_potential_that_is_not_finite_names_update_and_site():
 
 
 def test_minibatches_that_bring_too_much_noise_are_reported():
-    with pytest.warns(RuntimeWarning, match="SGHMC: the minibatches bring more noise than a step needs to 3 of 3"):
+    message = r"more noise than a step needs to 3 of 3 coordinates, of the sites \['loc', 'scale'\]"
+    with pytest.warns(RuntimeWarning, match=message):
         mcmc = run(SGHMC(model, 0.05, gradient_noise=1e6))
     assert mcmc.diagnostics()["gradient noise share"]["chain 0"] > 1
 
 
 def test_adaptation_needs_burn_in():
+    with pytest.raises(ValueError, match="SGHMC: expected warmup_steps >= 1 with adapt=True, got 0"):
+        run(SGHMC(model, 0.01), warmup_steps=0)
     with pytest.raises(ValueError, match="SGHMC: expected warmup_steps >= 1 with adapt=True, got 0"):
         run(SGHMC(model), warmup_steps=0)
     assert run(SGHMC(model, adapt=False, step_size=0.01), warmup_steps=0).get_samples()["scale"].shape == (8,)
@@ -361,6 +364,11 @@ def test_optimization_needs_parameters():
         (lambda: SGLD("model", 0.1), TypeError, "SGLD: expected model to be callable, got str"),
         (lambda: SGLD(model, 0.1, num_steps=0), ValueError, "SGLD: expected num_steps to be an int >= 1, got 0"),
         (lambda: SGLD(model, 0.1, gradient_noise=-1.0), ValueError, "SGLD: expected gradient_noise to be a variance"),
+        (
+            lambda: SGLD(model, adapt=False),
+            ValueError,
+            "SGLD: expected step_size to be given with adapt=False, got None",
+        ),
         (lambda: SGLD(model, -0.1), ValueError, "SGLD: expected step_size > 0 and finite, got -0.1"),
         (lambda: SGLD(model, 0.1, temperature=0), ValueError, "SGLD: expected temperature > 0 and finite, got 0"),
         (lambda: SGHMC(model, friction=0.0), ValueError, r"SGHMC: expected friction in \(0, 1\], got 0.0"),

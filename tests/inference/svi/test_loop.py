@@ -1,4 +1,5 @@
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -15,7 +16,16 @@ from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import nn
 from torch.distributions import constraints
 
-from pyro_nngp.inference import CheckpointError, DivergenceError, IntegratedELBO, RowAdam, fit
+from pyro_nngp.inference import (
+    Checkpoint,
+    CheckpointError,
+    DivergenceError,
+    IntegratedELBO,
+    RowAdam,
+    Schedule,
+    Validation,
+    fit,
+)
 from pyro_nngp.inference.checkpoint import load_checkpoint
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
@@ -54,7 +64,7 @@ def gp(dtype=torch.float32):
 
 
 SETTINGS = {"batch_size": 16, "lr": 0.02, "progress": False}
-BY_GRADIENTS = SETTINGS | {"solve_every": 0}
+BY_GRADIENTS = SETTINGS | {"solve_every": 0, "refresh_every": 0}
 
 
 def values(module):
@@ -78,6 +88,7 @@ def test_fit_is_ten_lines_of_pyro_and_torch():
     optims = [torch.optim.Adam(dense, 0.02), RowAdam(sparse, 0.02)]
     schedules = [torch.optim.lr_scheduler.MultiStepLR(o, [19, 22], 0.1) for o in optims]
     losses, epoch = [], []
+    torch.randint(2, (1,), generator=rows)  # so that rows do not follow a random ordering of the same seed
     for _ in range(25):
         epoch = epoch or list(torch.randperm(N, generator=rows)[:48].split(16))
         loss = elbo.differentiable_loss(by_hand.model, by_hand.guide, epoch.pop(0)) / N
@@ -137,7 +148,7 @@ def test_full_batches_call_the_model_without_rows():
     line = Line()
     guide = line.guide
     line.guide = lambda *args: (calls.append(args), guide(*args))[1]
-    fit(line, 2, batch_size=None, elbo=Trace_ELBO(), progress=False)
+    fit(line, 2, batch_size=N, elbo=Trace_ELBO(), progress=False)
     assert set(calls) == {()}
 
 
@@ -153,11 +164,11 @@ def stop_at(step):
 @pytest.mark.parametrize("cut", [1, 10, 17])
 def test_a_resumed_run_has_the_same_bits(tmp_path, cut, solve_every):
     path = tmp_path / "run.pt"
-    settings = SETTINGS | {"checkpoint_every": 5, "refresh_every": 7, "solve_every": solve_every, "seed": 2}
+    settings = SETTINGS | {"refresh_every": 7, "solve_every": solve_every, "seed": 2}
     whole, stopped, resumed = gp(), gp(), gp()
     want = fit(whole, 20, **settings)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(stopped, 20, checkpoint=path, callback=stop_at(cut), **settings)
+        fit(stopped, 20, checkpoint=Checkpoint(path, every=5), callback=stop_at(cut), **settings)
     seen = []
     got = fit(resumed, 20, checkpoint=path, callback=lambda step, loss: seen.append(step), **settings)
     assert seen[0] == (cut - 1) // 5 * 5 + 1
@@ -169,7 +180,7 @@ def test_a_run_that_is_extended_early_has_the_bits_of_the_longer_one(tmp_path):
     path, whole, stopped, resumed = tmp_path / "run.pt", gp(), gp(), gp()
     want = fit(whole, 20, **SETTINGS)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(stopped, 12, checkpoint=path, checkpoint_every=5, callback=stop_at(8), **SETTINGS)
+        fit(stopped, 12, checkpoint=Checkpoint(path, every=5), callback=stop_at(8), **SETTINGS)
     got = fit(resumed, 20, checkpoint=path, **SETTINGS)
     assert torch.equal(got.losses, want.losses)
     assert_same(values(whole), values(resumed))
@@ -185,7 +196,7 @@ def test_a_finished_run_goes_on_at_the_rates_of_the_longer_schedule(tmp_path):
     fit(line, 8, checkpoint=path, **SETTINGS)
     assert rates() == [pytest.approx(0.02 * 0.1**2)]
     with pytest.raises(RuntimeError, match="power cut"):  # after steps 9 and 10, which are before the first milestone
-        fit(line, 20, checkpoint=path, checkpoint_every=10, callback=stop_at(11), **SETTINGS)
+        fit(line, 20, checkpoint=Checkpoint(path, every=10), callback=stop_at(11), **SETTINGS)
     assert rates() == [0.02]
     result = fit(line, 20, checkpoint=path, **SETTINGS)
     assert len(result.losses) == 20
@@ -193,19 +204,18 @@ def test_a_finished_run_goes_on_at_the_rates_of_the_longer_schedule(tmp_path):
 
 
 def test_best_state_and_scores_survive_a_stop(tmp_path):
-    path, settings = tmp_path / "run.pt", SETTINGS | {"checkpoint_every": 4, "validate_every": 2}
+    file = Checkpoint(tmp_path / "run.pt", every=4)
     scores = [5.0, 3.0, 4.0, 6.0, 7.0, 3.5, 9.0, 8.0]
 
-    def score(model):
+    def validation(scores):
         seen = iter(scores)
-        return lambda: next(seen)
+        return Validation(lambda: next(seen), every=2)
 
     whole, stopped, resumed = gp(), gp(), gp()
-    want = fit(whole, 16, validate=score(whole), **settings)
+    want = fit(whole, 16, validation=validation(scores), **SETTINGS)
     with pytest.raises(RuntimeError, match="power cut"):
-        fit(stopped, 16, validate=score(stopped), checkpoint=path, callback=stop_at(8), **settings)
-    rest = iter(scores[2:])
-    got = fit(resumed, 16, validate=lambda: next(rest), checkpoint=path, **settings)
+        fit(stopped, 16, validation=validation(scores), checkpoint=file, callback=stop_at(8), **SETTINGS)
+    got = fit(resumed, 16, validation=validation(scores[2:]), checkpoint=file, **SETTINGS)
     assert got.scores == want.scores == list(zip(range(2, 17, 2), scores, strict=True))
     assert_same(values(whole), values(resumed))
 
@@ -217,7 +227,7 @@ def test_early_stopping_keeps_the_best_state():
         states.append(values(line))
         return next(scores)
 
-    result = fit(line, 100, validate=validate, validate_every=3, patience=2, elbo=Trace_ELBO(), **SETTINGS)
+    result = fit(line, 100, validation=Validation(validate, 3, 2), elbo=Trace_ELBO(), **SETTINGS)
     assert [step for step, _ in result.scores] == [3, 6, 9, 12]
     assert result.interrupted
     assert_same(values(line), states[1])
@@ -225,9 +235,9 @@ def test_early_stopping_keeps_the_best_state():
 
 def test_a_run_that_patience_ended_stays_ended(tmp_path):
     path, line, scores = tmp_path / "run.pt", Line(), iter([1.0, 2.0, 3.0])
-    settings = SETTINGS | {"validate_every": 3, "patience": 2, "elbo": Trace_ELBO(), "checkpoint": path}
-    first = fit(line, 100, validate=lambda: next(scores), **settings)
-    again = fit(line, 100, validate=lambda: pytest.fail("validated again"), **settings)
+    settings = SETTINGS | {"elbo": Trace_ELBO(), "checkpoint": path}
+    first = fit(line, 100, validation=Validation(lambda: next(scores), 3, 2), **settings)
+    again = fit(line, 100, validation=Validation(lambda: pytest.fail("validated again"), 3, 2), **settings)
     assert torch.equal(first.losses, again.losses)
     assert first.interrupted
     assert again.interrupted
@@ -257,7 +267,7 @@ def test_a_killed_process_resumes(tmp_path):
     script = textwrap.dedent(
         """
         import os, signal, sys, torch
-        from pyro_nngp.inference import fit
+        from pyro_nngp.inference import Checkpoint, fit
         from pyro_nngp.kernels import Matern52
         from pyro_nngp.likelihoods import Gaussian
         from pyro_nngp.models import BSGP, VNNGP
@@ -269,7 +279,7 @@ def test_a_killed_process_resumes(tmp_path):
             if step == kill:
                 os.kill(os.getpid(), signal.SIGKILL)
         settings = {"batch_size": 16, "lr": 0.02, "progress": False, "callback": callback}
-        fit(gp, 12, checkpoint=sys.argv[1], checkpoint_every=3, **settings)
+        fit(gp, 12, checkpoint=Checkpoint(sys.argv[1], every=3), **settings)
         """
     )
     path = str(tmp_path / "run.pt")
@@ -287,10 +297,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         fit(gp(), 2, checkpoint=path, **SETTINGS)
     with pytest.raises(CheckpointError, match=r"got one with seed = 0 and not 1\. Name another file"):
         fit(gp(), 4, checkpoint=path, seed=1, **SETTINGS)
-    with pytest.raises(
-        CheckpointError, match=r"got one with solve_every = None and not 0, solving = True and not False"
-    ):
-        fit(gp(), 3, checkpoint=path, **BY_GRADIENTS)
+    with pytest.raises(CheckpointError, match=r"with solve_every = None and not 0, solving = True and not False"):
+        fit(gp(), 3, checkpoint=path, solve_every=0, **SETTINGS)
     with pytest.raises(CheckpointError, match=r"got one with .*model = .*VNNGP and not .*Line"):
         fit(Line(), 3, checkpoint=path, **SETTINGS)
 
@@ -328,7 +336,7 @@ def test_stepping_back_halves_the_rate_and_goes_on(tmp_path):
 
     pyro.enable_validation(False)
     try:
-        result = fit(line, 10, checkpoint=path, checkpoint_every=3, step_back=True, callback=callback, **SETTINGS)
+        result = fit(line, 10, checkpoint=Checkpoint(path, 3, step_back=True), callback=callback, **SETTINGS)
     finally:
         pyro.enable_validation(True)
     assert len(result.losses) == 10
@@ -347,8 +355,8 @@ def test_stepping_back_twice_quarters_the_rate(tmp_path):
 
     pyro.enable_validation(False)
     try:
-        settings = SETTINGS | {"milestones": (), "checkpoint_every": 3, "step_back": True}
-        fit(line, 10, checkpoint=path, callback=callback, **settings)
+        settings = SETTINGS | {"schedule": Schedule(()), "checkpoint": Checkpoint(path, 3, step_back=True)}
+        fit(line, 10, callback=callback, **settings)
     finally:
         pyro.enable_validation(True)
     rates = [group["lr"] for o in load_checkpoint(path)["run"]["optimizers"] for group in o["param_groups"]]
@@ -385,20 +393,26 @@ def test_clipping_bounds_the_step():
     fit(free, 5, callback=record(free), **settings)
     large, norms[:] = max(norms), []
     pyro.clear_param_store()  # the two are plain modules of one name
-    fit(clipped, 5, clip_norm=0.1 * large, callback=record(clipped), **settings)
+    fit(clipped, 5, schedule=Schedule(clip_norm=0.1 * large), callback=record(clipped), **settings)
     assert max(norms) == pytest.approx(0.1 * large, rel=1e-4)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"step_back": True}, r"expected checkpoint to be given with step_back"),
         ({"refresh_every": 3}, r"expected method to have refresh_neighbors\(\)"),
         ({"solve_every": 3}, r"expected method to be able to solve\(\)"),
-        ({"refresh_every": 0}, r"expected refresh_every to be an int >= 1, got 0"),
-        ({"checkpoint_every": 0}, r"expected checkpoint_every to be an int >= 1, got 0"),
-        ({"validate_every": 2.5}, r"expected validate_every to be an int >= 1, got 2.5"),
-        ({"patience": 3}, r"expected validate to be given with patience"),
+        ({"solve_every": -1}, r"expected solve_every to be an int >= 0, got -1. .* 0 is never"),
+        ({"solve_every": 1.5}, r"expected solve_every to be an int >= 0, got 1.5"),
+        ({"refresh_every": -1}, r"expected refresh_every to be an int >= 0, got -1"),
+        ({"lr": 0.0}, r"expected lr to be a number > 0, got 0.0"),
+        ({"lr": float("nan")}, r"expected lr to be a number > 0, got nan"),
+        ({"tolerance": -1.0}, r"expected tolerance to be a number > 0, got -1.0"),
+        ({"max_seconds": 0}, r"expected max_seconds to be a number > 0, got 0"),
+        ({"optimizer": "sgd"}, r"expected optimizer to be 'adam' or 'lbfgs', got 'sgd'"),
+        ({"schedule": 0.1}, r"expected schedule to be a Schedule, got float"),
+        ({"validation": print}, r"expected validation to be a Validation, got builtin_function_or_method"),
+        ({"checkpoint": 3}, r"Checkpoint: expected path to be a path, got int"),
         ({"batch": 3}, r"unexpected keyword argument 'batch'"),
     ],
 )
@@ -407,11 +421,31 @@ def test_wrong_settings(settings, message):
         fit(Line(), 3, **settings)
 
 
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Schedule(clip_norm=-1), r"Schedule: expected clip_norm to be a number > 0, got -1"),
+        (lambda: Schedule(clip_norm=math.nan), r"expected clip_norm to be a number > 0, got nan"),
+        (lambda: Schedule(local_lr=0), r"expected local_lr to be a number > 0, got 0"),
+        (lambda: Schedule(decay=-1), r"expected decay to be a number > 0 and <= 1, got -1"),
+        (lambda: Schedule(decay=1.5), r"expected decay to be a number > 0 and <= 1, got 1.5"),
+        (lambda: Schedule(milestones=(0.5, 1.5)), r"expected milestones to be in \(0, 1\), got \(0.5, 1.5\)"),
+        (lambda: Checkpoint("run.pt", 0), r"Checkpoint: expected every to be an int >= 1, got 0"),
+        (lambda: Validation(3), r"Validation: expected score to be callable, got int"),
+        (lambda: Validation(float, 2.5), r"Validation: expected every to be an int >= 1, got 2.5"),
+        (lambda: Validation(float, 1, True), r"Validation: expected patience to be an int >= 1, got True"),
+    ],
+)
+def test_wrong_groups_of_settings(build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
+
+
 def test_pairs_need_the_number_of_data_points_and_parameters():
     with pytest.raises(ValueError, match=r"expected num_data to be a positive int, got None"):
         fit((lambda: None, lambda: None), 3)
     with pytest.raises(ValueError, match=r"expected method to have parameters to train"):
-        fit((lambda: None, lambda: None), 3, num_data=3, batch_size=None)
+        fit((lambda: None, lambda: None), 3, num_data=3)
 
 
 def test_progress_bar_shows_the_loss(capsys):
@@ -496,7 +530,7 @@ def test_a_kernel_inside_a_users_module_moves_once_per_step():
     plain = gp()
     inner = VNNGP(plain.x, plain.y, Deep(), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
     for model in (plain, inner):
-        fit(model, 1, batch_size=None, lr=0.02, progress=False)
+        fit(model, 1, lr=0.02, progress=False)
     moved = inner.kernel.kernel.lengthscale_unconstrained
     assert abs(moved.item()) == pytest.approx(0.02, rel=1e-3)  # a first step of Adam is the rate itself
     torch.testing.assert_close(moved, plain.kernel.lengthscale_unconstrained)

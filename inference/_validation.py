@@ -1,0 +1,36 @@
+"""Checks of Pyro and torch that are switched off while a loop runs whose first step has passed them."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyro
+from pyro.distributions import is_validation_enabled as distributions_checked
+from pyro.infer.util import is_validation_enabled as inference_checked
+from pyro.poutine.util import is_validation_enabled as handlers_checked
+
+_lock, _inside, _before = threading.Lock(), 0, (True, True, True)
+
+
+@contextmanager
+def validation_off() -> Iterator[None]:
+    """Switch validation off; the settings are global, and return when the last thread that is inside has left."""
+    global _inside, _before
+    with _lock:
+        if _inside == 0:
+            _before = distributions_checked(), inference_checked(), handlers_checked()
+            _set(False, False, False)
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if _inside == 0:
+                _set(*_before)
+
+
+def _set(distributions: bool, inference: bool, handlers: bool) -> None:
+    pyro.distributions.enable_validation(distributions)
+    pyro.infer.enable_validation(inference)
+    pyro.poutine.enable_validation(handlers)

@@ -1,0 +1,60 @@
+"""Optimization of a model's parameters during burn-in: the part of a partly optimized model that is not sampled."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+
+
+class ParameterOptimizer:
+    """Takes gradient steps on the unconstrained parameters of a model.
+
+    Args:
+        where: name of the caller, for messages.
+        leaves: unconstrained leaf tensor of each parameter.
+        optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None: no parameter moves.
+
+    Raises:
+        ValueError: if there is nothing to optimize.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        leaves: dict[str, Tensor],
+        optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None,
+    ) -> None:
+        self.leaves = {} if optim is None else dict(sorted(leaves.items()))
+        self._optimizer: torch.optim.Optimizer | None = None
+        if optim is not None:
+            if not leaves:
+                fail(where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
+            tensors = list(self.leaves.values())
+            self._optimizer = torch.optim.Adam(tensors, **optim) if isinstance(optim, dict) else optim(tensors)
+
+    def step(self, gradients: list[Tensor | None]) -> None:
+        """Move along one gradient for each parameter."""
+        if self._optimizer:
+            for leaf, gradient in zip(self.leaves.values(), gradients, strict=True):
+                leaf.grad = gradient
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Values of the parameters and state of the optimizer."""
+        return {
+            "params": {name: leaf.detach().clone() for name, leaf in self.leaves.items()},
+            "optimizer": copy.deepcopy(self._optimizer.state_dict()) if self._optimizer else None,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue from a state."""
+        if self._optimizer:
+            with torch.no_grad():
+                for name, leaf in self.leaves.items():
+                    leaf.copy_(saved["params"][name])
+            self._optimizer.load_state_dict(saved["optimizer"])

@@ -1,0 +1,73 @@
+"""When to stop: the loss on a fixed set of rows at the end of each round, or the trace of losses of a given length.
+
+Losses are per data point, in nats.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+_ENOUGH_STEPS = 40  # to judge a trace of losses
+_STEEP = 0.02  # nats per data point in an eighth of the steps
+_STANDARD_ERRORS = 3.0
+
+
+class Plateau:
+    """Rounds without an improvement: each lowers the learning rates, and one too many is convergence.
+
+    Args:
+        tolerance: smallest improvement that counts, in nats per data point.
+        cuts: how often rates are lowered before the end.
+    """
+
+    def __init__(self, tolerance: float, cuts: int) -> None:
+        self.tolerance, self.cuts = tolerance, cuts
+        self.best, self.gain, self.misses = math.inf, math.inf, 0
+
+    @property
+    def converged(self) -> bool:
+        """Whether there was one round too many."""
+        return self.misses > self.cuts
+
+    def observe(self, objective: float) -> bool:
+        """Take the objective at the end of a round; returns whether it was no better than before."""
+        self.gain = self.best - objective
+        stalled = not self.gain > self.tolerance
+        self.misses += stalled
+        self.best = min(self.best, objective)
+        return stalled
+
+    def state(self) -> dict[str, Any]:
+        """What the next verdict depends on."""
+        return {"best": self.best, "gain": self.gain, "misses": self.misses}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.best, self.gain, self.misses = state["best"], state["gain"], state["misses"]
+
+
+def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | None:
+    """By how much the mean loss still falls from one eighth of the steps to the next; 0 if that may be noise.
+
+    Judged where the rates are first lowered, after which a loss lies still whether it has converged or not, and at the
+    end.
+
+    Args:
+        losses: at each step.
+        milestone: fraction of the steps at which the rates are first lowered.
+
+    Returns:
+        The larger of the two falls, in nats per data point; None for fewer than 40 losses.
+    """
+    if len(losses) < _ENOUGH_STEPS:
+        return None
+    trace, size = torch.tensor(losses, dtype=torch.float64), len(losses) // 8
+    noise = (trace.diff().square().mean() / 2).sqrt()  # of a step, whatever the trend
+    error = float(noise) * math.sqrt(2 / size)
+    falls = []
+    for end in {len(losses), max(2 * size, round(milestone * len(losses)))}:
+        fall = float(trace[end - 2 * size : end - size].mean() - trace[end - size : end].mean())
+        falls.append(fall if fall > _STEEP + _STANDARD_ERRORS * error else 0.0)
+    return max(falls)

@@ -1,0 +1,107 @@
+"""Groups of arguments of :func:`~pyro_nngp.inference.fit`, and the checks of their values."""
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyro_nngp._checks import fail
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How Adam's learning rates change, and bounds on its steps.
+
+    Args:
+        milestones: fractions of the number of steps at which the rates are multiplied by `decay`.
+        decay: that factor, in (0, 1].
+        local_lr: learning rate of parameters with one row per data point, where they are not solved for; None is the
+            rate of all others.
+        clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
+
+    Raises:
+        ValueError: for a milestone outside (0, 1), or another value out of range.
+    """
+
+    milestones: tuple[float, ...] = (0.75, 0.9)
+    decay: float = 0.1
+    local_lr: float | None = None
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(m, int | float) and 0 < m < 1 for m in self.milestones):
+            cure = "They are fractions of the number of steps."
+            fail("Schedule", "milestones", "to be in (0, 1)", self.milestones, cure)
+        check_positive("Schedule", "decay", self.decay, "The rates are multiplied by it.", most=1.0)
+        for arg, cure in (("local_lr", "It is a learning rate."), ("clip_norm", "It bounds a norm; None is no bound.")):
+            if getattr(self, arg) is not None:
+                check_positive("Schedule", arg, getattr(self, arg), cure)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A score on data that were left out; the best state is kept and restored at the end.
+
+    Args:
+        score: called without arguments; small is good. A score that is not finite is never the best.
+        every: steps between scores; None is 500, or one per round where the number of steps is not given.
+        patience: stop after this many scores without a better one; None never does.
+
+    Raises:
+        ValueError, TypeError: if `score` is not callable, or a count is not an int >= 1.
+    """
+
+    score: Callable[[], float]
+    every: int | None = None
+    patience: int | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.score):
+            cure = "Pass a function that returns a score, small if good."
+            fail("Validation", "score", "to be callable", type(self.score).__name__, cure, TypeError)
+        for arg in ("every", "patience"):
+            if getattr(self, arg) is not None:
+                check_count("Validation", arg, getattr(self, arg))
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A file that a run is saved to, and resumed from where it exists.
+
+    Args:
+        path: the file; its folder must exist.
+        every: steps between two writes.
+        step_back: where the loss diverges, go back to the last write with half the learning rates, at most five times,
+            instead of stopping.
+
+    Raises:
+        ValueError, TypeError: if `path` is no path, or `every` is not an int >= 1.
+    """
+
+    path: str | os.PathLike[str]
+    every: int = 1000
+    step_back: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            fail("Checkpoint", "path", "to be a path", type(self.path).__name__, "Name a file.", TypeError)
+        check_count("Checkpoint", "every", self.every)
+
+    def exists(self) -> bool:
+        """Whether there is a run to resume."""
+        return Path(self.path).exists()
+
+
+def check_count(where: str, arg: str, value: Any, least: int = 1) -> None:
+    """Raise ``ValueError`` unless `value` is an int >= `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        cure = "It counts gradient steps, or rows per step." + (" 0 is never." if least == 0 else "")
+        fail(where, arg, f"to be an int >= {least}", repr(value), cure)
+
+
+def check_positive(where: str, arg: str, value: Any, cure: str, most: float = math.inf) -> None:
+    """Raise ``ValueError`` unless `value` is a positive finite number, at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value <= most and value < math.inf):
+        fail(where, arg, "to be a number > 0" + (f" and <= {most:g}" if most < math.inf else ""), repr(value), cure)

@@ -1,0 +1,55 @@
+"""What a training run did, and the warning that it did not converge."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+class ConvergenceWarning(UserWarning):
+    """A training run ended before it converged, or the neighbors that it used are too few."""
+
+
+@dataclass(repr=False)
+class FitResult:
+    """What :func:`~pyro_nngp.inference.fit` did and chose.
+
+    Attributes:
+        losses: loss per data point at each step, (steps,): the negative ELBO on the rows of that step.
+        scores: (step, score) of each validation.
+        seconds: wall time, of this call.
+        converged: whether the loss had stopped falling; None where there were too few steps to tell.
+        interrupted: whether Ctrl-C, early stopping or the ceiling in seconds ended it.
+        optimizer: "adam" or "lbfgs".
+        batch_size: rows per step at the end; the number of data points where a step used all of them.
+        refreshes: how often neighbors were found again, by this call.
+        solves: how often parameters were solved for, by this call.
+    """
+
+    losses: Tensor
+    scores: list[tuple[int, float]]
+    seconds: float
+    converged: bool | None
+    interrupted: bool
+    optimizer: str
+    batch_size: int
+    refreshes: int
+    solves: int
+
+    @property
+    def steps(self) -> int:
+        """Number of steps, of all calls that the run was resumed by."""
+        return len(self.losses)
+
+    @property
+    def loss(self) -> float:
+        """Loss per data point at the end, the mean of the last 20 steps of Adam."""
+        last = self.losses[-1:] if self.optimizer == "lbfgs" else self.losses[-20:]
+        return float(last.mean())
+
+    def __repr__(self) -> str:
+        state = {True: "converged", False: "not converged", None: "convergence unknown"}[self.converged]
+        name = {"adam": "Adam", "lbfgs": "L-BFGS"}[self.optimizer]
+        counts = f"{self.steps} steps of {name} on {self.batch_size} rows, {self.refreshes} refreshes"
+        solves = f", {self.solves} solves" if self.solves else ""
+        ended = ", interrupted" if self.interrupted else ""
+        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}, {self.seconds:.1f} s)"

@@ -1,0 +1,335 @@
+"""The course of a training run: which optimizer, when neighbors are found again, when q(u) is solved for, when to stop.
+
+Symbols and cost: see :mod:`pyro_nngp.inference.svi.loop`.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer import ELBO
+from pyro.poutine.util import prune_subsample_sites
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import fail
+from pyro_nngp._random import seeded
+from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.neighbor_check import check_neighbors
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
+
+_BATCH = 1024
+_FEW = 1000  # parameters, for quasi-Newton steps
+_SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
+_FIRST_SUBSAMPLE = 1000
+_TRIED = 32  # rows, to see whether the guide has sites
+_PROBE = 2048  # rows whose loss decides about convergence
+_ROUND = (50, 200)  # steps of Adam
+_ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
+_MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
+_SLOWER, _CUTS = 1 / 3, 3
+_MOVED, _CHECK_EVERY = 0.05, 50  # of the kernel's logarithms, and how often to look
+_MAX_STEPS_BACK = 5
+
+
+class Training:
+    """A run with its course; arguments are those of :func:`~pyro_nngp.inference.fit`, checked."""
+
+    def __init__(
+        self,
+        method: Any,
+        *,
+        num_steps: int | None,
+        batch_size: int | None,
+        optimizer: str | None,
+        lr: float | None,
+        schedule: Schedule,
+        refresh_every: int | None,
+        solve_every: int | None,
+        solving: bool,
+        elbo: ELBO,
+        num_data: int,
+        tolerance: float,
+        validation: Validation | None,
+        checkpoint: Checkpoint | None,
+        device: torch.device | str | None,
+        seed: int,
+    ) -> None:
+        self.method, self.solving, self.tolerance = method, solving, tolerance
+        self.refresh_every, self.solve_every = refresh_every, solve_every
+        self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
+        if optimizer is None:
+            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method) else "adam"
+        self.optimizer = optimizer
+        if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
+            fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
+        if num_steps is None:
+            schedule = Schedule((), 1.0, schedule.local_lr, schedule.clip_norm)
+        self.milestone = min(schedule.milestones, default=1.0)
+        self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
+        if batch_size is None:
+            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _BATCH
+        self.run = Run(
+            method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
+        )
+        self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
+        self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
+        self.plateau, self.gain = Plateau(tolerance, _CUTS), math.inf
+        self.scores: list[tuple[int, float]] = []
+        self.best: dict[str, Any] | None = None
+        self.watched = _watched(method)
+        self.found_at = self._kernel_now()
+        self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
+        self.slower, self.converged, self.ended, self.begin = 0, False, False, time.perf_counter()
+
+    def start(self) -> None:
+        """Resume from the checkpoint, if there is one; else find the start of what is solved for."""
+        if self.checkpoint is not None and self.checkpoint.exists():
+            self._load()
+            self.ended = self.converged or self._waited_out()
+            self.solved_at = self.run.step
+        elif self.solving:
+            self._solve()
+
+    def train(
+        self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
+    ) -> None:
+        """All steps, until one of the reasons to stop."""
+        run, total = self.run, None if self.automatic else self.num_steps
+        limit = math.inf if max_seconds is None else max_seconds
+        bar = tqdm(total=total, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
+        try:
+            while run.step < self.num_steps and not (self.ended or pressed):
+                if time.perf_counter() - self.begin > limit:
+                    self.ended = True
+                    break
+                if self.checkpoint is not None and run.step % self.checkpoint.every == 0:
+                    self._save()
+                try:
+                    loss = run.advance()
+                except DivergenceError as error:
+                    self._step_back(error)
+                    bar.n = run.step
+                    continue
+                bar.update()
+                if run.step % 20 == 0 or run.quasi_newton is not None:
+                    bar.set_postfix(loss=f"{sum(run.losses[-20:]) / len(run.losses[-20:]):.4f}", refresh=False)
+                if run.quasi_newton is None:
+                    self._after_adam()
+                else:
+                    self._after_lbfgs()
+                if callback is not None:
+                    with run.random.paused():
+                        callback(run.step, loss)
+        finally:
+            bar.close()
+
+    def finish(self) -> None:
+        """Write the file, and leave the method at its best."""
+        if self.checkpoint is not None:
+            self._save()
+        if self.best is not None:
+            self.run.restore(self.best)
+            return
+        moved = self.refresh_every is None and self._moved()
+        if moved:  # after the file is written, from which the run goes on as it stood
+            self._refresh()
+        if self.solving and (moved or self.solved_at != self.run.step):
+            self._solve()
+
+    def result(self, interrupted: bool) -> FitResult:
+        """What happened; warns if it is not convergence."""
+        run = self.run
+        interrupted = interrupted or (self.ended and not self.converged)
+        fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
+        converged = self.converged if self.automatic else None if fall is None else fall == 0
+        if converged is False and not (interrupted and self._waited_out()):
+            self._warn(fall)
+        if not interrupted:
+            check_neighbors(self.method, stacklevel=3)
+        rows = run.batches.size or run.num_data
+        seconds = time.perf_counter() - self.begin
+        losses = torch.tensor(run.losses)
+        counts = self.refreshes, self.solves
+        return FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
+
+    def _after_adam(self) -> None:
+        """Refresh, solve, validate; and judge a round."""
+        run = self.run
+        last = run.step == self.num_steps
+        if self.refresh_every is None:
+            due = (run.step % _CHECK_EVERY == 0 or last) and self._moved()
+        else:
+            due = self.refresh_every > 0 and run.step % self.refresh_every == 0 and not last
+        if due:
+            self._refresh()
+        if self.solving and (run.step % self._solve_period() == 0 or last):
+            self._solve()
+        ends = self.automatic and run.step % self._round_steps() == 0
+        if ends:
+            stalled = self.plateau.observe(run.objective(_PROBE))
+            if stalled:
+                run.slow_down(_SLOWER)
+            self.gain, self.converged = self.plateau.gain, self.plateau.converged
+            self.ended = self.converged
+        self._validate(ends if self.automatic else run.step % 500 == 0)
+
+    def _after_lbfgs(self) -> None:
+        """At the end of a round refresh and solve, then go on to a larger subsample, or judge the round."""
+        run, losses = self.run, self.run.losses
+        largest = run.batches.grown
+        enough = self.tolerance / 10 if largest else self.tolerance
+        in_round = run.step - self.round_start
+        gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
+        self.stalls = self.stalls + 1 if gain < enough else 0
+        ends = self.stalls == _STALLS or in_round == _ROUND_LBFGS
+        if ends:
+            stalled = self.stalls == _STALLS
+            self.round_start, self.stalls = run.step, 0
+            refreshed = self.refresh_every is None and self._moved()
+            if refreshed:
+                self._refresh()
+            if self.solving:
+                self._solve()
+            if not largest:
+                run.batches.grow()
+            else:
+                self.gain = run.quasi_newton.start_loss - losses[-1]
+                settled = stalled and not (refreshed or self.solving)
+                self.converged = self.ended = settled or self.gain < self.tolerance
+            run.quasi_newton.forget()
+        if self.refresh_every and run.step % self.refresh_every == 0:
+            self._refresh()
+            run.quasi_newton.forget()
+        self._validate(ends)
+
+    def _validate(self, due: bool) -> None:
+        if self.validation is None:
+            return
+        every = self.validation.every
+        if due if every is None else self.run.step % every == 0:
+            score = float(self.validation.score())
+            if score < min((s for _, s in self.scores if math.isfinite(s)), default=math.inf):
+                self.best = self.run.snapshot()
+            self.scores.append((self.run.step, score))
+            self.ended = self.ended or self._waited_out()
+
+    def _waited_out(self) -> bool:
+        """Whether that many validations, or more, have come after the best one."""
+        if self.validation is None or self.validation.patience is None:
+            return False
+        scores = [s if math.isfinite(s) else math.inf for _, s in self.scores]
+        return bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= self.validation.patience
+
+    def _solve_period(self) -> int:
+        """Steps between solutions: an epoch, but 20 at least."""
+        return self.solve_every or self.run.steps_per_epoch()
+
+    def _round_steps(self) -> int:
+        """Steps of a round: an epoch within limits, or as many as end with a solution."""
+        least, most = _ROUND
+        if self.solving:
+            return self._solve_period() * math.ceil(least / self._solve_period())
+        return min(most, max(least, self.run.steps_per_epoch()))
+
+    def _refresh(self) -> None:
+        self.method.refresh_neighbors()
+        self.refreshes += 1
+        self.found_at = self._kernel_now()
+
+    def _solve(self) -> None:
+        self.method.solve()
+        self.solves += 1
+        self.solved_at = self.run.step
+
+    def _kernel_now(self) -> list[Tensor]:
+        return [param.detach().clone() for param in self.watched]
+
+    def _moved(self) -> bool:
+        """Whether a parameter of the kernel has moved since the neighbors were found."""
+        pairs = zip(self._kernel_now(), self.found_at, strict=True)
+        return any(bool(((now - then).abs() > _MOVED).any()) for now, then in pairs)
+
+    def _warn(self, fall: float | None) -> None:
+        steps = len(self.run.losses)
+        what = "the last round" if self.automatic else "an eighth of the steps"
+        amount = f"fell by {fall:.2g} nats per data point in {what}" if fall and math.isfinite(fall) else "still fell"
+        cure = "Raise max_seconds." if self.automatic else f"Leave num_steps={self.num_steps} out, or raise it or lr."
+        if self.automatic and steps >= self.num_steps:
+            cure = "Look for parameters that run away, or raise tolerance."
+        text = f"fit: expected the loss to stop falling, got a loss that {amount} after {steps} steps. {cure}"
+        warnings.warn(text, ConvergenceWarning, stacklevel=4)
+
+    def _step_back(self, error: DivergenceError) -> None:
+        """Go back to the last checkpoint at half the rates, or raise."""
+        if self.checkpoint is None:
+            raise error
+        if not self.checkpoint.step_back or self.slower == _MAX_STEPS_BACK:
+            raise DivergenceError(f"{error} Last good checkpoint: {self.checkpoint.path}.") from None
+        self.slower += 1
+        self._load()
+        self.run.slow_down(0.5)
+        self._save()
+
+    def _save(self) -> None:
+        save_checkpoint(self.checkpoint.path, self._state())
+
+    def _state(self) -> dict[str, Any]:
+        """Everything that the rest of the course depends on."""
+        course = {name: getattr(self, name) for name in _COURSE}
+        state = {"run": self.run.state(), "course": course, "plateau": self.plateau.state()}
+        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
+
+    def _load(self) -> None:
+        state = load_checkpoint(self.checkpoint.path)
+        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
+        self.run.check(state["run"])
+        for i, pair in enumerate(state["scores"]):
+            check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
+        if state["best"] is not None:
+            check_schema("fit", state["best"], self.run.snapshot(), "checkpoint['best']")
+        self.run.load(state["run"])
+        for name in _COURSE:
+            setattr(self, name, state["course"][name])
+        self.plateau.load(state["plateau"])
+        self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
+        self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
+
+
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")
+
+
+def _subsample(method: Any, num_data: int) -> int:
+    """Rows of the largest subsample."""
+    k = getattr(getattr(method, "graph", None), "num_neighbors", 32)
+    return min(num_data, _SUBSAMPLE, max(_FIRST_SUBSAMPLE, _SUBSAMPLE_MEMORY // k**2))
+
+
+def _watched(method: Any) -> list[Tensor]:
+    """What decides about neighbors: parameters of the kernel and of its priors' guide, and inducing points."""
+    if not hasattr(method, "refresh_neighbors"):
+        return []
+    parts = [getattr(method, name, None) for name in ("kernel", "hyper_guide")]
+    params = [param for part in parts if isinstance(part, nn.Module) for param in part.parameters()]
+    params += [param for name, param in method.named_parameters(recurse=False) if name.split("_")[0] == "z"]
+    return params
+
+
+@torch.no_grad()
+def _suits_lbfgs(method: Any) -> bool:
+    """Whether a method has few parameters and no latent values, so that its loss at given rows is without noise."""
+    count = sum(param.numel() for module in modules_of(method) for param in module.parameters())
+    if isinstance(method, tuple) or not 0 < count <= _FEW:
+        return False
+    idx = torch.arange(min(_TRIED, method.num_data), device=next(method.parameters()).device)
+    args = getattr(method, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator())
+    with seeded(0, next(method.parameters())):
+        trace = poutine.trace(method.guide).get_trace(*args)
+    return not prune_subsample_sites(trace).stochastic_nodes

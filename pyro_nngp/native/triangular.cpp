@@ -1,0 +1,60 @@
+// Substitution in the sparse unit triangle I - A of nearest-neighbor conditionals, or in its transpose, on CPUs.
+//
+// Row by row in an order in which each row follows its neighbors, for all right-hand sides at once: the values of a row
+// lie together, so that one pass over the weights serves them all. Bound by memory, so one thread and no vector types.
+//
+// Plain C interface for ctypes, C++17. Symbols: T scalar type, N rows, K neighbors, S right-hand sides.
+
+#include <cstdint>
+
+extern "C" {
+
+enum TriangleStatus { SOLVED, NO_SUCH_ROW };
+
+// Mirrored by Triangle in structures.py.
+struct Triangle {
+    int64_t num_rows, num_neighbors, num_right, transposed;
+    const int64_t *order;     // (N,), each row after its neighbors
+    const int64_t *neighbors; // (N, K), negative for none
+    const void *w;            // (N, K), the weights A
+    void *u;                  // (N, S), right-hand sides, overwritten by the solutions
+};
+}
+
+namespace {
+
+template <class T> TriangleStatus solve(const Triangle &triangle) {
+    const int64_t N = triangle.num_rows, K = triangle.num_neighbors, S = triangle.num_right;
+    const T *weights = static_cast<const T *>(triangle.w);
+    T *const u = static_cast<T *>(triangle.u);
+    for (int64_t i = 0; i < N; ++i) {
+        const int64_t row = triangle.order[triangle.transposed ? N - 1 - i : i];
+        if (row < 0 || row >= N) return NO_SUCH_ROW;
+        T *const own = u + row * S;
+        for (int64_t k = 0; k < K; ++k) {
+            const int64_t near = triangle.neighbors[row * K + k];
+            if (near < 0) continue;
+            if (near >= N) return NO_SUCH_ROW;
+            const T w = weights[row * K + k];
+            T *const other = u + near * S;
+            if (triangle.transposed)
+                for (int64_t s = 0; s < S; ++s) other[s] += w * own[s];
+            else
+                for (int64_t s = 0; s < S; ++s) own[s] += w * other[s];
+        }
+    }
+    return SOLVED;
+}
+
+} // namespace
+
+extern "C" {
+
+// Bytes of the structure of arguments, for the caller to compare.
+int64_t nn_triangular_size() { return sizeof(Triangle); }
+
+// Overwrite right-hand sides with solutions; returns a TriangleStatus.
+int64_t nn_triangular_solve(const Triangle *triangle, const int64_t is_double) {
+    return is_double ? solve<double>(*triangle) : solve<float>(*triangle);
+}
+}

@@ -1,0 +1,308 @@
+import itertools
+import math
+import os
+import re
+import signal
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroModule, PyroSample, pyro_method
+from torch import nn
+
+from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
+from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.neighbor_check import neighbor_disagreement
+from pyro_nngp.kernels import Matern12, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
+from pyro_nngp.neighbors import NeighborGraph
+
+
+def data(n, dtype=torch.float64):
+    torch.manual_seed(0)
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(6 * x[:, 0]) * torch.cos(4 * x[:, 1]) + 0.1 * torch.randn(n, dtype=dtype)
+
+
+def vecchia(n=200, **settings):
+    return Vecchia(*data(n), Matern52(2, lengthscale=torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
+
+
+def values(module):
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def assert_same(one, two):
+    for name, value in one.items():
+        assert torch.equal(value, two[name]), name
+
+
+@pytest.mark.filterwarnings("error")
+def test_without_a_number_of_steps_hyperparameters_reach_the_optimum_of_all_data():
+    gp = vecchia()
+    result = fit(gp, progress=False)
+    assert result.converged
+    assert result.optimizer == "lbfgs"
+    assert result.refreshes >= 1
+    assert result.batch_size == 200
+    assert 0.008 < gp.likelihood.variance < 0.013
+    loss = -gp.log_prob() / 200
+    torch.autograd.backward(-gp_loss(gp) / 200)
+    gradients = torch.cat([p.grad.reshape(-1) for p in gp.parameters()])
+    assert gradients.abs().max() < 0.01
+    assert loss.item() == pytest.approx(result.loss, abs=2e-3)  # neighbors were found again after the last step
+
+
+def gp_loss(gp):
+    from pyro import poutine
+
+    return poutine.trace(gp.model).get_trace().log_prob_sum()
+
+
+def test_a_subsample_leads_to_the_optimum_of_all_data():
+    whole, part = vecchia(1600), vecchia(1600)
+    everything = fit(whole, batch_size=1600, progress=False)
+    result = fit(part, batch_size=1000, progress=False)
+    assert (everything.batch_size, result.batch_size) == (1600, 1000)
+    assert (whole.log_prob() - part.log_prob()) / 1600 < 0.02
+
+
+def test_the_same_seed_gives_the_same_bits_and_leaves_the_random_state_alone():
+    one, two = vecchia(), vecchia()
+    torch.manual_seed(5)
+    fit(one, seed=3, progress=False)
+    torch.manual_seed(5)
+    want = torch.rand(2)
+    torch.manual_seed(5)
+    fit(two, seed=3, progress=False)
+    assert torch.equal(torch.rand(2), want)
+    assert_same(values(one), values(two))
+
+
+def stop_at(step):
+    def callback(now, loss):
+        if now == step:
+            raise RuntimeError("power cut")
+
+    return callback
+
+
+@pytest.mark.parametrize("cut", [4, 9, 13])
+def test_a_run_of_quasi_newton_steps_resumes_with_the_same_bits(tmp_path, cut):
+    whole, stopped, resumed = vecchia(), vecchia(), vecchia()
+    want = fit(whole, progress=False)
+    file = Checkpoint(tmp_path / "run.pt", every=3)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(stopped, checkpoint=file, callback=stop_at(cut), progress=False)
+    got = fit(resumed, checkpoint=file, progress=False)
+    assert torch.equal(got.losses, want.losses)
+    assert got.refreshes == want.refreshes
+    assert_same(values(whole), values(resumed))
+    again = fit(vecchia(), checkpoint=file, progress=False)  # has converged: goes on no further
+    assert torch.equal(again.losses, want.losses)
+    assert again.converged
+
+
+class Line(PyroModule):
+    """Bayesian regression on a batch of rows, with as little work per step as can be."""
+
+    num_data = 60
+
+    def __init__(self):
+        super().__init__()
+        self.x = torch.linspace(-1, 1, 60)
+        self.loc = nn.Parameter(torch.tensor(0.0))
+
+    @pyro_method
+    def model(self, idx=None):
+        slope = pyro.sample("slope", dist.Normal(torch.tensor(0.0), 1.0))
+        with pyro.plate("data", 60, subsample=idx) as rows:
+            pyro.sample("y", dist.Normal(slope * self.x[rows], 0.1), obs=2 * self.x[rows])
+
+    @pyro_method
+    def guide(self, idx=None):
+        pyro.sample("slope", dist.Normal(self.loc, 0.1))
+
+
+def vnngp():
+    x, y = data(120)
+    return VNNGP(x, y, Matern52(2, lengthscale=torch.full((2,), 0.5)), Gaussian(0.05), num_neighbors=5)
+
+
+def test_a_run_of_adam_without_a_number_of_steps_resumes_with_the_same_bits(tmp_path):
+    settings = {"tolerance": 10.0, "batch_size": 30, "progress": False}
+    whole, stopped, resumed = Line(), Line(), Line()
+    want = fit(whole, **settings)
+    assert want.converged
+    assert want.optimizer == "adam"
+    pyro.clear_param_store()  # where plain modules of one class share parameters
+    file = Checkpoint(tmp_path / "run.pt", every=70)
+    with pytest.raises(RuntimeError, match="power cut"):
+        fit(stopped, checkpoint=file, callback=stop_at(230), **settings)
+    pyro.clear_param_store()
+    got = fit(resumed, checkpoint=file, **settings)
+    assert torch.equal(got.losses, want.losses)
+    assert_same(values(whole), values(resumed))
+
+
+def test_the_optimizer_suits_the_loss():
+    x, y = data(60)
+
+    def chosen(gp, *args, **settings):
+        return fit(gp, *args, max_seconds=1e-9, progress=False, **settings).optimizer
+
+    assert chosen(vecchia()) == "lbfgs"
+    assert chosen(LOO(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "lbfgs"
+    assert chosen(vecchia(), 5) == "adam"
+    assert chosen(vecchia(), lr=0.1) == "adam"
+    assert chosen(vecchia(), 5, optimizer="lbfgs") == "lbfgs"
+    assert chosen(LOO(x, (y > 0).double(), Matern52(2), Bernoulli(), num_neighbors=5)) == "adam"  # a row per datum
+    assert chosen(VNNGP(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "adam"
+    prior = Matern52(2)
+    prior.variance = PyroSample(dist.Gamma(torch.ones((), dtype=x.dtype), 1.0))
+    assert chosen(Vecchia(x, y, prior, Gaussian(), num_neighbors=5)) == "adam"  # a loss that depends on chance
+
+
+def test_neighbors_are_found_again_as_the_kernel_moves_and_only_then():
+    moving, still = vecchia(100), vecchia(100)
+    assert (
+        fit(moving, 55, lr=0.1, schedule=Schedule(()), batch_size=20, progress=False).refreshes == 2
+    )  # after step 50 and the last
+    assert fit(still, 50, lr=1e-6, batch_size=20, progress=False).refreshes == 0
+    assert fit(vecchia(100), 50, lr=0.1, batch_size=20, refresh_every=0, progress=False).refreshes == 0
+    torch.testing.assert_close(moving.graph.lengthscale, moving.kernel.lengthscale.detach(), rtol=0.06, atol=0)
+
+
+def test_positive_parameters_move_by_a_tenth_per_step_and_others_by_a_hundredth():
+    x, y = data(60)
+    gp = SVGP(x, y + 100, Matern52(2), Gaussian(), inducing=5)
+    before = values(gp)
+    fit(gp, 1, solve_every=0, progress=False)
+    after = values(gp)
+    moves = {name: (after[name] - before[name]).abs().max().item() for name in before}
+    for name in ("kernel.variance_unconstrained", "likelihood.variance_unconstrained"):
+        assert moves[name] == pytest.approx(0.1, rel=1e-3)
+    assert moves["q.loc"] == pytest.approx(0.01, rel=1e-3)
+
+
+def test_what_was_chosen_is_said_on_one_line():
+    result = fit(vecchia(), progress=False)
+    pattern = r"FitResult\(converged: loss -?\d\.\d{4}, \d+ steps of L-BFGS on 200 rows, \d+ refreshes, \d+\.\d s\)"
+    assert re.fullmatch(pattern, repr(result))
+    result = fit(vnngp(), 5, progress=False)
+    assert result.converged is None
+    pattern = r"FitResult\(convergence unknown: loss .*, 5 steps of Adam on 120 rows, [01] refreshes, \d solves, .* s\)"
+    assert re.fullmatch(pattern, repr(result))
+
+
+def test_a_loss_that_still_falls_is_warned_of():
+    with pytest.warns(ConvergenceWarning, match=r"fell by \S+ nats per data point .* Leave num_steps=60 out, or raise"):
+        result = fit(vecchia(), 60, lr=0.02, batch_size=200, progress=False)
+    assert result.converged is False
+
+
+def test_a_ceiling_in_seconds_ends_a_run_with_a_warning():
+    with pytest.warns(ConvergenceWarning, match=r"Raise max_seconds"):
+        result = fit(vecchia(), max_seconds=1e-9, progress=False)
+    assert result.converged is False
+    assert result.interrupted
+    assert result.steps == 0
+
+
+def test_ctrl_c_ends_a_run_without_a_number_of_steps():
+    press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None  # noqa: E731
+    result = fit(vecchia(), callback=press, progress=False)
+    assert result.interrupted
+    assert result.steps == 3
+
+
+def test_a_score_that_is_not_finite_is_never_the_best():
+    scores, states, gp = iter([math.nan, 2.0, math.inf, 1.0, 3.0]), [], vecchia()
+
+    def score():
+        states.append(values(gp))
+        return next(scores)
+
+    result = fit(gp, 5, validation=Validation(score, every=1), batch_size=50, refresh_every=0, progress=False)
+    assert [s for _, s in result.scores][1::2] == [2.0, 1.0]
+    assert_same(values(gp), states[3])
+
+
+def test_validation_comes_once_per_round():
+    count = []
+    result = fit(vecchia(), validation=Validation(lambda: count.append(1) or float(len(count))), progress=False)
+    assert 1 <= len(result.scores) < result.steps
+
+
+def test_stepping_back_is_refused_with_quasi_newton_steps(tmp_path):
+    with pytest.raises(ValueError, match=r"expected checkpoint without step_back with L-BFGS, got step_back=True"):
+        fit(vecchia(), checkpoint=Checkpoint(tmp_path / "run.pt", step_back=True), progress=False)
+
+
+def test_minibatches_do_not_follow_a_random_ordering_of_the_same_seed():
+    graph = NeighborGraph(torch.rand(1000, 2), 3, seed=7)
+    place = torch.empty(1000, dtype=torch.long).index_copy_(0, graph.order, torch.arange(1000))
+    for batches in (Minibatches(1000, 100, 7), Subsample(1000, 100, 7)):
+        places = place[batches.next(torch.device("cpu"))].double()
+        assert abs(places.mean() - 499.5) < 6 * 1000 / math.sqrt(12 * 100)
+
+
+def test_subsamples_are_nested_and_end_at_the_largest():
+    rows = Subsample(10_000, 6_400, 0, 300)
+    seen = [rows.next(torch.device("cpu"))]
+    while not rows.grown:
+        rows.grow()
+        seen.append(rows.next(torch.device("cpu")))
+    assert [len(part) for part in seen] == [400, 1600, 6400]
+    assert all(torch.equal(small, large[: len(small)]) for small, large in itertools.pairwise(seen))
+    assert len(seen[-1].unique()) == 6400
+    assert Subsample(500, None, 0, 300).next(torch.device("cpu")) is None
+
+
+def test_a_plateau_is_a_round_too_many_without_an_improvement():
+    plateau = Plateau(0.01, cuts=1)
+    assert [plateau.observe(value) for value in (1.0, 0.5, 0.495)] == [False, False, True]
+    assert not plateau.converged
+    assert plateau.observe(math.nan)
+    assert plateau.converged
+
+
+def test_falling_losses_are_told_from_noise():
+    noise = 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(0))
+    steps = torch.arange(400)
+    assert still_falling(noise.tolist()) == 0
+    assert still_falling((noise - 0.004 * steps).tolist()) > 0.1
+    flat_after = torch.where(steps < 300, -0.004 * steps, -1.2)  # the rates are lowered at 300
+    assert still_falling((noise + flat_after).tolist()) == 0
+    assert still_falling((noise + flat_after).tolist(), 0.75) > 0.1
+    assert still_falling([1.0, 0.0]) is None
+
+
+def rough(kernel):
+    """Smooth data under a kernel of other data."""
+    x = torch.rand(1500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return Vecchia(x, 5 * x.sum(-1), kernel, Gaussian(1e-6), num_neighbors=4)
+
+
+def test_neighbors_that_are_too_few_are_found_out():
+    fine = vecchia()
+    fit(fine, progress=False)
+    assert neighbor_disagreement(fine) < 1.2
+    kernel = Matern52(2, variance=torch.tensor(1e-6), lengthscale=torch.full((2,), 0.3))
+    bad = rough(kernel)
+    assert neighbor_disagreement(bad) > 1.5
+    with pytest.warns(ConvergenceWarning, match=r"from 4 and from up to 32 neighbors to agree .* compare_to_exact"):
+        fit(bad, 1, lr=1e-6, progress=False)
+    x, y = data(60)
+    assert neighbor_disagreement(SVGP(x, y, Matern52(2), Gaussian(), inducing=5)) is None
+    assert neighbor_disagreement(Vecchia(x, y, Matern12(2), Gaussian(), num_neighbors=40)) is None
+
+
+def test_a_schedule_belongs_to_a_given_number_of_steps():
+    gp = vecchia()
+    fit(gp, 20, schedule=Schedule((0.5,), 0.5), lr=0.02, progress=False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'milestones'"):
+        fit(gp, 20, milestones=(0.5,))

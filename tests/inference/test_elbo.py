@@ -1,0 +1,101 @@
+import pyro
+import pytest
+import torch
+from pyro.infer import TraceMeanField_ELBO
+from pyro.infer.autoguide import AutoNormal
+
+from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood
+from pyro_nngp.inference._validation import validation_off
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial
+from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP
+
+N = 30
+
+
+def data(binary=False):
+    x = torch.rand(N, 2, dtype=torch.float64)
+    f = torch.sin(5 * x.sum(-1))
+    return x, (f > 0).double() if binary else f
+
+
+CASES = {
+    "VNNGP": lambda: VNNGP(*data(), Matern52(2), Gaussian(0.1), num_neighbors=5),
+    "VNNGP, inducing points": lambda: VNNGP(*data(), Matern52(2), Gaussian(0.1), num_neighbors=5, inducing=10),
+    "VNNGP, labels": lambda: VNNGP(*data(True), Matern52(2), Bernoulli(), num_neighbors=5, guide_neighbors=2),
+    "LOO, labels": lambda: LOO(*data(True), Matern52(2), Bernoulli(), num_neighbors=5),
+    "LOO, counts": lambda: LOO(data()[0], torch.arange(N) % 4, Matern52(2), NegativeBinomial(2.0), num_neighbors=5),
+    "SVGP": lambda: SVGP(*data(), Matern52(2), Gaussian(0.1), inducing=8),
+    "SWSGP": lambda: SWSGP(*data(), Matern52(2), Gaussian(0.1), inducing=8, num_neighbors=4),
+}
+
+
+def loss_and_gradients(elbo, model, guide, params, args):
+    torch.manual_seed(3)
+    loss = elbo.differentiable_loss(model, guide, *args)
+    return loss, torch.autograd.grad(loss, params, allow_unused=True)
+
+
+def assert_same(one, two):
+    assert one[0].item() == pytest.approx(two[0].item(), rel=1e-12)
+    for a, b in zip(one[1], two[1], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("elbo", [IntegratedELBO(), PredictiveLogLikelihood(0.3)], ids=["integrated", "predictive"])
+def test_without_validation_loss_and_gradients_are_the_same(name, elbo):
+    torch.manual_seed(0)
+    gp = CASES[name]()
+    args = (torch.arange(0, N, 3),)
+    checked = loss_and_gradients(elbo, gp.model, gp.guide, list(gp.parameters()), args)
+    with validation_off():
+        assert_same(loss_and_gradients(elbo, gp.model, gp.guide, list(gp.parameters()), args), checked)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_that_is_built_once_gives_the_same_loss(name):
+    torch.manual_seed(0)
+    gp, idx = CASES[name](), torch.arange(0, N, 3)
+    rows = getattr(gp, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator().manual_seed(1))
+    alone = (idx, rows[1].rows[rows[1].targets]) if name == "VNNGP, inducing points" else (idx,)
+    params = list(gp.parameters())
+    shared = loss_and_gradients(IntegratedELBO(), gp.model, gp.guide, params, rows)
+    assert_same(shared, loss_and_gradients(IntegratedELBO(), gp.model, gp.guide, params, alone))
+
+
+def test_sites_without_a_closed_form_fall_back_on_sampling():
+    gp = BSGP(*data(), Matern52(2), Gaussian(0.1), inducing=5)
+    guide = AutoNormal(gp.model)
+    guide()
+    params = list(guide.parameters())
+    checked = loss_and_gradients(TraceMeanField_ELBO(), gp.model, guide, params, ())
+    with validation_off():
+        assert_same(loss_and_gradients(IntegratedELBO(), gp.model, guide, params, ()), checked)
+
+
+def test_without_validation_no_density_is_computed_that_nobody_reads(monkeypatch):
+    gp = CASES["VNNGP"]()
+    read = []
+    density = torch.distributions.Normal.log_prob
+    monkeypatch.setattr(torch.distributions.Normal, "log_prob", lambda *args: (read.append(args[0]), density(*args))[1])
+    IntegratedELBO().loss(gp.model, gp.guide)
+    assert len(read) == 2  # of y at a draw, and integrated
+    read.clear()
+    with validation_off():
+        IntegratedELBO().loss(gp.model, gp.guide)
+    assert len(read) == 1
+
+
+def test_validation_returns_when_the_last_one_has_left():
+    first, second = validation_off(), validation_off()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not pyro.infer.util.is_validation_enabled()
+    second.__exit__(None, None, None)
+    assert pyro.infer.util.is_validation_enabled()
+    assert pyro.distributions.is_validation_enabled()
+    assert pyro.poutine.util.is_validation_enabled()

@@ -1,0 +1,137 @@
+"""Adaptive quadrature against integration on 8,001 points, over scales from 1e-3 to 1e3 standard deviations of f."""
+
+import math
+from collections.abc import Callable
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch import Tensor
+
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gamma, Likelihood, Ordinal, Poisson, StudentT
+
+F64 = torch.float64
+SCALES = [10.0**power for power in range(-3, 4)]
+PLACES = [(0.0, 0.3), (0.5, 2.0), (-1.3, 0.7), (2.0, -1.0), (0.2, 3.0)]  # mean of f and y, in standard deviations
+
+
+class Laplace(Likelihood):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(scale, dtype=F64))
+
+    def forward(self, f: Tensor) -> dist.Laplace:
+        return dist.Laplace(f, self.scale.to(f.dtype))
+
+
+class Cauchy(Laplace):
+    def forward(self, f: Tensor) -> dist.Cauchy:
+        return dist.Cauchy(f, self.scale.to(f.dtype))
+
+
+def fine_grid(center: float) -> tuple[Tensor, Tensor]:
+    """Standard normal nodes and weights, by the sinh rule around a center."""
+    u = torch.linspace(-math.asinh(2.4e8), math.asinh(2.4e8), 8_001, dtype=F64)
+    t, step = center + 1e-7 * u.sinh(), 1e-7 * u.cosh() * (u[1] - u[0])
+    keep = t.abs() < 12
+    return t[keep], (step * (-t.square() / 2).exp() / math.sqrt(2 * math.pi))[keep]
+
+
+def errors(likelihood: Likelihood, y: float, loc: float, sd: float, center: float, dtype: torch.dtype) -> list[float]:
+    """Relative errors of the value and of its gradients in loc, var and the hyperparameters.
+
+    Gradients in loc and var, which may vanish by symmetry, are relative to the integral of the absolute integrand.
+    """
+
+    def run(kind: torch.dtype, expected: Callable[[Tensor, Tensor, Tensor], Tensor]) -> list[float]:
+        leaves = [torch.tensor(v, dtype=kind, requires_grad=True) for v in (loc, sd**2)]
+        value = expected(torch.tensor(y, dtype=kind), *leaves)
+        return [float(v.detach()) for v in (value, *torch.autograd.grad(value, [*leaves, *likelihood.parameters()]))]
+
+    t, weights = fine_grid(max(-4.5, min(4.5, center)))
+    want = run(F64, lambda y, m, v: (weights * likelihood.forward(m + v.sqrt() * t).log_prob(y)).sum())
+    got = run(dtype, likelihood.expected_log_prob)
+    f = (loc + sd * t).requires_grad_()
+    slope = torch.autograd.grad(likelihood.forward(f).log_prob(torch.tensor(y, dtype=F64)).sum(), f)[0].abs()
+    sizes = [abs(want[0]), (weights * slope).sum(), (weights * slope * t.abs()).sum() / (2 * sd), *map(abs, want[3:])]
+    return [abs(a - b) / float(size) for a, b, size in zip(got, want, sizes, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("make", [Laplace, Cauchy, lambda s: StudentT(4.0, s)], ids=["Laplace", "Cauchy", "StudentT"])
+def test_expectations_at_any_scale_of_the_noise(make: Callable, scale: float, dtype: torch.dtype) -> None:
+    for loc, y in PLACES:
+        value, *gradients = errors(make(scale), y, loc, 1.0, y - loc, dtype)
+        assert value < 1e-4
+        assert max(gradients[:2]) < (3e-4 if dtype == F64 else 1e-2)  # those of a kink jump from node to node
+        assert max(gradients[2:]) < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize(
+    ("make", "y"),
+    [
+        (Bernoulli, 1.0),
+        (lambda: Bernoulli("probit"), 0.0),
+        (lambda: Binomial(7), 3.0),
+        (lambda: Ordinal(torch.tensor([-1.0, 0.2, 1.5])), 1.0),
+        (lambda: Ordinal(torch.tensor([-1.0, 0.2, 1.5]), "probit"), 3.0),
+        (lambda: Poisson("softplus"), 0.0),
+    ],
+    ids=["logit", "probit", "Binomial", "Ordinal-logit", "Ordinal-probit", "softplus"],
+)
+def test_expectations_at_any_variance_of_the_latent(make: Callable, y: float, scale: float, dtype: torch.dtype) -> None:
+    likelihood, sd = make(), 1 / scale
+    for parameter in likelihood.parameters():
+        parameter.requires_grad_(False)
+    for loc, _ in PLACES:
+        t, weights = fine_grid(max(-4.5, min(4.5, -loc)))
+        want = (weights * likelihood.forward(loc * sd + sd * t).log_prob(torch.tensor(y, dtype=F64))).sum()
+        leaves = (torch.tensor(v, dtype=dtype) for v in (y, loc * sd, sd**2))
+        assert float(likelihood.expected_log_prob(*leaves)) == pytest.approx(float(want.detach()), rel=1e-4)
+
+
+def test_the_example_that_twenty_fixed_nodes_missed() -> None:
+    value = StudentT(4.0, 0.05).expected_log_prob(*torch.tensor([0.3, 0.0, 1.0], dtype=F64))
+    assert value.item() == pytest.approx(-7.121, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"),
+    [(Laplace(0.02), 0.03), (Bernoulli(), 1.0), (Gamma(2.5), 0.4), (Poisson(), 0.0), (Poisson("softplus"), 2.0)],
+    ids=["Laplace", "logit", "Gamma", "Poisson", "softplus"],
+)
+@pytest.mark.parametrize("sd", [0.01, 1.0, 30.0])
+def test_marginals_at_any_variance_of_the_latent(likelihood: Likelihood, y: float, sd: float) -> None:
+    center = (y if isinstance(likelihood, Laplace) else 0.0) / sd - 0.5
+    t, weights = fine_grid(max(-11.0, min(11.0, center)))
+    want = (weights.log() + likelihood.forward(sd * (0.5 + t)).log_prob(torch.tensor(y, dtype=F64))).logsumexp(0)
+    for dtype in (F64, torch.float32):
+        loc, var = torch.tensor(0.5 * sd, dtype=dtype), torch.tensor(sd**2, dtype=dtype)
+        got = likelihood.marginal(loc, var).log_prob(torch.tensor(y, dtype=dtype))
+        assert float(got.detach()) == pytest.approx(
+            float(want.detach()), abs=1e-4 * max(1.0, abs(float(want.detach())))
+        )
+
+
+@pytest.mark.parametrize("var", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize("num_classes", [2, 3, 12])
+def test_categorical_marginal_of_a_rare_class(num_classes: int, var: float) -> None:
+    """Against draws of the other latents, with that of the rare class integrated out, within six standard errors."""
+    loc = torch.randn(num_classes, dtype=F64)
+    loc[0] = -6.0
+    others = (loc[1:] + math.sqrt(var) * torch.randn(4_000, num_classes - 1, dtype=F64)).logsumexp(1)
+    t = torch.linspace(-9, 9, 201, dtype=F64)
+    odds = loc[0] + math.sqrt(var) * t[:, None] - others
+    density = torch.softmax(-t.square() / 2, 0) @ odds.sigmoid()
+    got = Categorical(num_classes).marginal(loc[:, None], torch.full_like(loc, var)[:, None]).probs[0, 0]
+    assert abs(float(got) - float(density.mean())) < 6 * float(density.std()) / math.sqrt(len(density))
+
+
+def test_categorical_marginal_of_two_classes_is_the_logistic_one() -> None:
+    loc, var = torch.tensor([[-7.0, 0.0], [1.0, 3.0]], dtype=F64), torch.tensor([[10.0, 4.0], [0.1, 6.0]], dtype=F64)
+    two = Categorical(2).marginal(loc, var).logits.diff(dim=-1)[:, 0]
+    one = Bernoulli().marginal(loc[1] - loc[0], var.sum(0)).logits
+    torch.testing.assert_close(two, one, rtol=0.0, atol=1e-2)

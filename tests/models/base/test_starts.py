@@ -1,0 +1,308 @@
+"""Starts from the data: the same in all units, near the truth, and only where the user has set nothing."""
+
+import math
+
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.nn import PyroSample
+from torch import nn
+
+from pyro_nngp.hyperparameters import unset_hyperparameters
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import Constant, Linear, Matern12, Matern32, Matern52, Periodic, VerticalScaling
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Gamma,
+    Gaussian,
+    LogNormal,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
+from pyro_nngp.means import ConstantMean, LinearMean
+from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+
+F64 = torch.float64
+N = 300
+UTM = torch.tensor([5e5, 5e6], dtype=F64)
+METHODS = {
+    "Vecchia": lambda x, y: Vecchia(x, y, num_neighbors=12),
+    "MLLk": lambda x, y: MLLk(x, y, num_neighbors=8),
+    "LOO": lambda x, y: LOO(x, y, num_neighbors=12),
+    "VNNGP": lambda x, y: VNNGP(x, y, num_neighbors=12),
+    "NPVI": lambda x, y: NPVI(x, y, num_neighbors=8),
+    "SVGP": lambda x, y: SVGP(x, y, inducing=60),
+    "SWSGP": lambda x, y: SWSGP(x, y, inducing=60, num_neighbors=12),
+}
+
+
+def draw(covariance, seed=0):
+    noise = torch.randn(len(covariance), generator=torch.Generator().manual_seed(seed), dtype=F64)
+    return torch.linalg.cholesky(covariance.detach() + 1e-8 * torch.eye(len(covariance), dtype=F64)) @ noise
+
+
+@pytest.fixture(scope="module")
+def field():
+    """A Matern-3/2 field of variance 1 at N + 100 places in the unit square, and noisy values."""
+    x = torch.rand(N + 100, 2, generator=torch.Generator().manual_seed(1), dtype=F64)
+    f = draw(Matern32(2, lengthscale=torch.tensor([0.3, 0.3], dtype=F64)).bind()(x, x))
+    return x, f, f + 0.2 * torch.randn(len(f), generator=torch.Generator().manual_seed(2), dtype=F64)
+
+
+@torch.no_grad()
+def score(gp, x, y, unit=1.0):
+    predictive = gp.predict(x)
+    misfit = (predictive.mean - y).square().mean() / y.var()
+    return 1 - float(misfit), -float(predictive.log_prob(y).mean()) - math.log(unit)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
+    x, _, y = field
+    found = []
+    for shift, unit, level, size, dtype in (
+        (0.0, 1.0, 0.0, 1.0, F64),
+        (UTM, 1e5, 3e5, 1e5, F64),
+        (UTM, 1e5, 3e5, 1e5, torch.float32),
+    ):
+        raw_x, raw_y = (shift + unit * x).to(dtype), (level + size * y).to(dtype)
+        gp = METHODS[name](raw_x[:N], raw_y[:N])
+        fit(gp, 8, batch_size=100, progress=False)
+        found.append(score(gp, raw_x[N:], raw_y[N:], size))
+    (r2, nll), *others = found
+    assert r2 > 0.8
+    for other_r2, other_nll in others:
+        assert other_r2 == pytest.approx(r2, abs=0.02)
+        assert other_nll == pytest.approx(nll, abs=0.05)
+
+
+@pytest.mark.parametrize("name", ["Vecchia", "LOO"])
+def test_starts_move_with_the_units_of_each_column(name, field):
+    x, _, y = field
+    unit = torch.tensor([1e-3, 1e6], dtype=F64)
+    one = METHODS[name](x[:N], y[:N])
+    other = METHODS[name](1e6 * unit + unit * x[:N], -7e4 + 1e5 * y[:N])
+    torch.testing.assert_close(other.kernel.lengthscale, one.kernel.lengthscale * unit, rtol=1e-5, atol=0)
+    torch.testing.assert_close(other.kernel.variance, one.kernel.variance * 1e10, rtol=1e-4, atol=0)
+    torch.testing.assert_close(other.likelihood.variance, one.likelihood.variance * 1e10, rtol=1e-5, atol=0)
+    torch.testing.assert_close(other.mean.value, -7e4 + one.mean.value * 1e5, rtol=1e-9, atol=1e-3)
+    assert torch.equal(other.graph.order, one.graph.order)
+    assert (other.graph.neighbors == one.graph.neighbors).double().mean() > 0.999
+
+
+def test_starts_are_near_the_truth(field):
+    x, _, y = field
+    gp = Vecchia(x, y, Matern32(2))
+    assert gp.kernel.lengthscale.shape == (2,)
+    assert (gp.kernel.lengthscale.log() - math.log(0.3)).abs().max() < 0.7
+    assert float(gp.likelihood.variance) == pytest.approx(0.04, rel=0.4)
+    assert score(Vecchia(x[:N], y[:N]), x[N:], y[N:])[0] > 0.8
+
+
+def test_what_is_set_stays(field):
+    x, _, y = field
+    kernel, likelihood = Matern32(2, lengthscale=0.123), Gaussian(0.5)
+    gp = LOO(x, y, kernel, likelihood, num_neighbors=8, mean=ConstantMean(0.25))
+    assert float(kernel.lengthscale) == pytest.approx(0.123)
+    assert float(likelihood.variance) == pytest.approx(0.5)
+    assert float(gp.mean.value) == pytest.approx(0.25)
+    started = float(kernel.variance)
+    assert not unset_hyperparameters(kernel)
+    LOO(x, 100 * y, kernel, likelihood, num_neighbors=8)  # a kernel that serves again keeps its values
+    assert float(kernel.variance) == started
+
+
+def test_values_that_were_trained_elsewhere_stay(field):
+    x, _, y = field
+    kernel = Matern32(2).double()
+    with torch.no_grad():
+        kernel.lengthscale_unconstrained.add_(0.5)
+    Vecchia(x, y, kernel)
+    assert float(kernel.lengthscale) == pytest.approx(math.exp(0.5))
+    assert float(kernel.variance) != 1.0
+
+
+def test_priors_stay_and_the_rest_starts_given_their_medians(field):
+    x, _, y = field
+    kernel = Matern32(2)
+    kernel.lengthscale = PyroSample(dist.LogNormal(torch.tensor(-1.2, dtype=F64), 0.1))
+    gp = Vecchia(1e3 * x, 1e3 * y, kernel)
+    assert "lengthscale" in gp.kernel._pyro_samples
+    assert float(gp.likelihood.variance) > 1e4
+
+
+def test_odd_columns(field):
+    x, _, y = field
+    odd = torch.stack([x[:, 0], torch.full_like(x[:, 0], 7.0), (10 * x[:, 1]).round(), 1e6 * x[:, 1]], -1)
+    gp = Vecchia(odd[:N], y[:N])
+    assert gp.kernel.lengthscale.isfinite().all()
+    assert score(gp, odd[N:], y[N:])[0] > 0.8
+
+
+KERNELS = {
+    "sum": lambda: Matern32(2) + Matern52(2),
+    "product": lambda: Matern32(1, active_dims=[0]) * Matern12(1, active_dims=[1]),
+    "sum with a constant": lambda: Matern32(2) + Constant(2),
+    "scaled": lambda: VerticalScaling(Matern32(2), lambda x: 1 + 0 * x[..., 0]),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_composed_kernels_start_too(name, field):
+    x, _, y = field
+    gp = Vecchia(UTM + 1e5 * x[:N], 1e4 * y[:N], KERNELS[name]())
+    assert not unset_hyperparameters(gp.kernel)
+    assert score(gp, UTM + 1e5 * x[N:], 1e4 * y[N:])[0] > 0.8
+
+
+def test_variances_of_sums_and_products_add_up():
+    x = torch.linspace(0, 10, 50, dtype=F64)[:, None]
+    kernel = (Matern32(1) + Linear(1)) * Matern12(1)
+    VNNGP(x, None, kernel, num_neighbors=5)
+    assert float(kernel.double().bind().diag(x).mean()) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_period_is_found():
+    t = torch.arange(0, 600, dtype=F64)[:, None]
+    y = torch.sin(2 * math.pi * t[:, 0] / 24.0) + 0.1 * torch.randn(600, dtype=F64)
+    gp = Vecchia(t, y, Periodic(1))
+    assert float(gp.kernel.period) == pytest.approx(24.0, rel=0.03)
+
+
+def test_a_callable_and_a_deep_kernel(field):
+    x, _, y = field
+    plain = Matern32(2, lengthscale=0.3).double().requires_grad_(False)
+    gp = Vecchia(x, y, lambda a, b: plain.bind()(a, b))
+    assert float(gp.likelihood.variance) == pytest.approx(0.04, rel=0.5)
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.kernel = nn.Linear(2, 2), Matern32(2)
+
+        def forward(self, a, b):
+            return self.kernel(self.net(a), self.net(b))
+
+    deep = Deep()
+    before = deep.net.weight.detach().double().clone()
+    Vecchia(x, y, deep)
+    torch.testing.assert_close(deep.net.weight.detach(), before)
+    assert not unset_hyperparameters(deep)
+
+
+LIKELIHOODS = {
+    "bernoulli": (Bernoulli(), lambda f: (f > 0).to(F64), lambda y: 0.0, 1.0),
+    "probit": (Bernoulli("probit"), lambda f: (f > 0).to(F64), lambda y: 0.0, 1.0),
+    "binomial": (Binomial(8), lambda f: (8 * f.sigmoid()).round(), lambda y: torch.logit(y.mean() / 8), 0.2),
+    "poisson": (Poisson(), lambda f: (f + 5).exp().round(), lambda y: y.mean().log(), 1e-3),
+    "negative binomial": (NegativeBinomial(2.0), lambda f: (f + 5).exp().round(), lambda y: (y.mean() / 2).log(), 1e-3),
+    "gamma": (Gamma(3.0), lambda f: (f - 4).exp(), lambda y: y.mean().log(), 1e-3),
+    "log-normal": (LogNormal(), lambda f: (f + 9).exp(), lambda y: y.log().median(), 1e-6),
+    "student": (StudentT(), lambda f: 1e4 * f + 3e5, lambda y: y.median(), 1.0),
+    "ordinal": (Ordinal(torch.tensor([-1.0, 1.0])), lambda f: torch.bucketize(f, torch.tensor([-1.0, 1.0])), None, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_the_mean_starts_at_the_level_of_the_data_through_the_link(name, field):
+    x, f, _ = field
+    likelihood, make, level, tolerance = LIKELIHOODS[name]
+    y = make(f)
+    gp = VNNGP(x, y, None, likelihood, num_neighbors=8)
+    if level is not None:
+        assert float(gp.mean.value) == pytest.approx(float(level(y)), abs=tolerance)
+    assert gp.kernel.lengthscale.shape == (2,)
+    assert (gp.kernel.lengthscale.log() - math.log(0.3)).abs().max() < 2
+    assert 0.01 < float(gp.kernel.variance) / gp.unit**2 < 100
+
+
+def test_classes_start_at_their_log_frequencies(field):
+    x, f, _ = field
+    y = torch.bucketize(f, torch.tensor([-1.0, 0.5], dtype=F64))
+    gp = VNNGP(x, y, None, Categorical(3), num_neighbors=8)
+    want = y.bincount().double().log()
+    torch.testing.assert_close(gp.mean.value.detach(), want - want.mean(), rtol=0, atol=1e-2)
+
+
+def test_shape_parameters_start_at_moments():
+    x = torch.rand(500, 2, dtype=F64)
+    counts = dist.NegativeBinomial(torch.tensor(3.0, dtype=F64), logits=torch.sin(3 * x[:, 0]) + 2).sample()
+    negative = NegativeBinomial()
+    VNNGP(x, counts, None, negative, num_neighbors=8)
+    assert 1.5 < float(negative.total_count) < 6
+    gamma = Gamma()
+    VNNGP(x, dist.Gamma(torch.full((500,), 4.0, dtype=F64), 1e-3).sample(), None, gamma, num_neighbors=8)
+    assert 2 < float(gamma.concentration) < 8
+
+
+def test_outputs_have_levels_of_their_own(field):
+    x, _, y = field
+    both = torch.stack([y, 50 + y.flip(0)], -1)
+    gp = Vecchia(x, both)
+    torch.testing.assert_close(gp.mean.value.detach(), both.median(0).values)
+
+
+def test_correlated_outputs_in_raw_units(field):
+    x, f, y = field
+    both = torch.stack([3e5 + 1e5 * y, -2 + 1e-3 * (f + 0.1 * y)], -1)
+    gp = CoregionalizedLOO(UTM + 1e5 * x[:N], both[:N], 2, num_neighbors=8)
+    fit(gp, 5, batch_size=100, progress=False)
+    loc = gp(UTM + 1e5 * x[N:])[0].detach()
+    for output in range(2):
+        assert 1 - float((loc[output] - both[N:, output]).square().mean() / both[N:, output].var()) > 0.8
+
+
+def test_sparse_layers_start_from_the_data_and_priors_ask_for_standardized_inputs(field):
+    x, _, y = field
+    with pytest.warns(UserWarning, match=r"BSGP: the prior of the inducing inputs has units of one"):
+        gp = BSGP(UTM + 1e5 * x, 3e5 + 1e5 * y, inducing=20)
+    plain = BSGP(x, y, inducing=20)
+    torch.testing.assert_close(
+        gp.layers[0].kernel.lengthscale, 1e5 * plain.layers[0].kernel.lengthscale, rtol=1e-4, atol=0
+    )
+    torch.testing.assert_close(gp.likelihood.variance, 1e10 * plain.likelihood.variance, rtol=1e-4, atol=0)
+    deep = BSGP(x, y, inducing=20, num_layers=2)
+    assert float(deep.layers[0].kernel.variance) < 0.1
+
+
+def test_a_start_from_another_method_is_a_copy(field):
+    x, _, y = field
+    first = Vecchia(x, y)
+    fit(first, 5, progress=False)
+    second = VNNGP(x, y, start=first, num_neighbors=8)
+    for one, other in zip(
+        first.parameters(), (*second.kernel.parameters(), *second.likelihood.parameters()), strict=False
+    ):
+        torch.testing.assert_close(one, other)
+        assert one is not other
+    torch.testing.assert_close(second.mean.value, first.mean.value)
+    fit(second, 2, progress=False)
+    assert not torch.equal(second.kernel.lengthscale, first.kernel.lengthscale)
+    given = LOO(x, y, Matern12(2, lengthscale=0.7), start=first, num_neighbors=8)
+    assert float(given.kernel.lengthscale) == pytest.approx(0.7)
+    torch.testing.assert_close(given.likelihood.variance, first.likelihood.variance)
+    with pytest.raises(TypeError, match=r"LOO: expected start to be a trained method, got Matern52"):
+        LOO(x, y, start=Matern52(2))
+
+
+def test_coarse_inputs_warn():
+    x = torch.rand(300, 2, dtype=F64)
+    y = x.sum(-1)
+    with pytest.warns(UserWarning, match=r"columns \[1\] of x hold 5e\+06 \+- 1.*Subtract their means"):
+        Vecchia((UTM + x).float(), y.float())
+    Vecchia(UTM + x, y)  # warnings are errors
+
+
+def test_linear_mean_is_solved_for(field):
+    x, _, y = field
+    trend = 1e5 * (3 + 2 * x[:, 0] - 5 * x[:, 1])
+    gp = Vecchia(UTM + 1e5 * x, 1e2 * y + trend, mean=LinearMean(2))
+    gp.solve()
+    torch.testing.assert_close(gp.mean.slope.detach(), torch.tensor([2.0, -5.0], dtype=F64), rtol=0, atol=5e-3)
+    with torch.no_grad():
+        want = torch.stack([gp.mean(UTM + 1e5 * x[:1])[0]])
+    torch.testing.assert_close(want, trend[:1], rtol=0, atol=300)
