@@ -63,8 +63,8 @@ def to_arviz(
       of the draw, latent values integrated out (``gp.loo``); of any other program, its log density given all latent
       sites, without the scales of plates and ``poutine.scale``, and NaN where it is masked. The attribute ``kind`` says
       which;
-    - ``log_likelihood_conditional``: of a method too the log density given all latent sites, on request. It is of no
-      use to ``az.loo`` where latent values are as many as observations;
+    - ``log_likelihood_conditional``: of a method too the log density given all latent sites, on request, and if it has
+      no ``loo``. It is of no use to ``az.loo`` where latent values are as many as observations;
     - ``log_prior``: log density of each latent site in the posterior group, without scales, on request;
     - ``prior``, ``prior_predictive``: draws from the model, on request;
     - ``predictions``: joint draws of ``f`` and ``y`` at new points, on request; their ``x`` is in
@@ -126,7 +126,7 @@ def to_arviz(
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
     method = _method(draws.model)
     densities = predict = None
-    if method is not None and method.likelihood is not None and log_likelihood:
+    if method is not None and method.has_loo and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
         densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
     if predictions is not None:

@@ -46,6 +46,11 @@ class LeaveOneOutMethod(GPMethod):
 
     loo_kind: str = "leave-one-out, latent values integrated out"
 
+    @property
+    def has_loo(self) -> bool:
+        """Whether the method defines :meth:`leave_one_out` and has a likelihood."""
+        return self.likelihood is not None and type(self).leave_one_out is not LeaveOneOutMethod.leave_one_out
+
     @pyro_entry
     @torch.no_grad()
     def loo(
@@ -116,7 +121,8 @@ class LeaveOneOutMethod(GPMethod):
             num_neighbors: neighbors of each datum; None is the method's own choice.
             sampled: whether hyperparameters come from posterior draws of the model, in place of the guide.
         """
-        raise NotImplementedError
+        where, cure = f"{type(self).__name__}.loo", "Define it, or score held-out data."
+        fail(where, "leave_one_out", "to be defined by the method", "nothing", cure, NotImplementedError)
 
     def scores(self, rows: Tensor, moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Densities:
         """Log densities of y at some rows from the means and variances of f at all of them, each given the others.

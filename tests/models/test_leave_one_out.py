@@ -10,9 +10,11 @@ from oracles.dense import dense_covariance, dense_precision
 from pyro.nn import PyroSample
 
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
+from pyro_nngp.inference import to_arviz
 from pyro_nngp.kernels import RBF, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+from pyro_nngp.models.base import PredictiveMethod
 from pyro_nngp.variational.leave_one_out import without_site
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
@@ -231,7 +233,7 @@ def test_augmented_loo_conditions_on_the_others(problem):
 def test_coregionalized_outputs_jointly(problem):
     x, y = problem[0][:25], problem[1][Gaussian][:25]
     both, mixing = torch.stack([y, y.flip(0)], -1), torch.tensor([[1.0, 0.2], [0.5, -0.8]], dtype=DTYPE)
-    kernels = [kernel(), RBF(2, lengthscale=scalar(0.5))]
+    kernels = [kernel(), RBF(2, variance=scalar(1.0), lengthscale=scalar(0.5))]
     gp = CoregionalizedLOO(x, both, copy.deepcopy(kernels), Gaussian(NOISE), num_neighbors=24, mixing=mixing, mean=zero)
     cov = sum(
         torch.kron(dense_covariance(k, x).detach(), torch.outer(g, g)) for k, g in zip(kernels, mixing.mT, strict=True)
@@ -334,6 +336,25 @@ def test_refusals(problem):
         SWSGP(x, y, kernel(), Gaussian(), inducing=20, num_neighbors=5).loo(samples={"u": torch.zeros(2, N, 5)})
     with pytest.raises(ValueError, match=r"BSGP.loo: expected samples of all sites"):
         BSGP(x, y, kernel(), Gaussian(), inducing=10).loo()
+
+
+def test_methods_without_leave_one_out(problem):
+    class Bare(PredictiveMethod):
+        def model(self, idx=None):
+            self.start_model(idx)
+            slope = pyro.sample(self.site("slope"), dist.Normal(scalar(0.0), 1.0))
+            with self.plates(idx)[0]:
+                return pyro.sample(self.site("y"), dist.Normal(slope * self.x[:, 0], 1.0), obs=self.y)
+
+        def guide(self, idx=None):
+            pyro.sample(self.site("slope"), dist.Normal(scalar(0.0), 1.0))
+
+    gp = Bare(problem[0], problem[1][Gaussian], kernel(), Gaussian())
+    with pytest.raises(NotImplementedError, match=r"Bare.loo: expected leave_one_out to be defined by the method"):
+        gp.loo()
+    idata = to_arviz(gp, num_samples=2)
+    assert idata.log_likelihood_conditional["y"].shape == (1, 2, N)
+    assert not hasattr(idata, "log_likelihood")
 
 
 def test_too_many_inducing_points_for_a_dense_precision(problem, monkeypatch):

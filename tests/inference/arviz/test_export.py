@@ -273,12 +273,13 @@ def test_prior_predictive_draws_of_methods(method):
 def test_predictions_belong_to_their_draws():
     x = torch.rand(30, 2, dtype=torch.float64)
     y = torch.stack([x.sum(-1), -x.sum(-1)], -1)
-    gp = VNNGP(x, y, Matern52(2), Gaussian(1e-6), num_neighbors=6, loc=torch.stack([x.sum(-1)] * 2, -1))
+    kernel = Matern52(2, variance=torch.ones((), dtype=x.dtype), lengthscale=torch.ones(2, dtype=x.dtype))
+    gp = VNNGP(x, y, kernel, Gaussian(1e-6), num_neighbors=6, loc=torch.stack([x.sum(-1)] * 2, -1))
     rows = torch.tensor([4, 7])
     idata = to_arviz(gp, num_samples=3, predictions=x[rows], coords={"input_dim": ["east", "north"]})
     assert idata.predictions["f"].dims == ("chain", "draw", "latents", "prediction")
     f = idata.posterior["f"].values[..., rows.numpy()]
-    np.testing.assert_allclose(idata.predictions["f"], f, atol=0.02)  # at the data, up to the nugget
+    np.testing.assert_allclose(idata.predictions["f"], f, atol=0.03)  # at the data, up to the nugget
     np.testing.assert_allclose(idata.predictions["y"], idata.predictions["f"], atol=6e-3)
     np.testing.assert_array_equal(idata.predictions_constant_data["x"], x[rows])
     assert idata.predictions_constant_data["input_dim"].values.tolist() == ["east", "north"]
