@@ -33,7 +33,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import in_blocks, local_cholesky
-from pyro_nngp.models.base import Draw, GPMethod, Plates, PredictiveMethod
+from pyro_nngp.models.base import Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, LocalGaussian, combined_variance
 
@@ -106,7 +106,7 @@ class SWSGP(PredictiveMethod):
         scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
