@@ -77,10 +77,13 @@ def test_disjoint_batches_average_exactly():
 def test_independent_outputs_equal_separate_models():
     x, y = data()
     kernels = [Matern52(2, variance=1.0, lengthscale=torch.tensor([0.3 + 0.1 * t, 0.6])) for t in range(T)]
-    gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), num_neighbors=5, mixing=torch.eye(T, dtype=F64))
-    single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), num_neighbors=5) for t, k in enumerate(kernels)]
+    plain = {"num_neighbors": 5, "metric": torch.ones(2, dtype=F64)}
+    gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), mixing=torch.eye(T, dtype=F64), **plain)
+    single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), **plain) for t, k in enumerate(kernels)]
     assert loss(gp) == pytest.approx(sum(loss(one) for one in single), rel=1e-9)
-    torch.testing.assert_close(gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1)[1] for one in single]), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1, num_neighbors=5)[1] for one in single]), rtol=1e-9, atol=0
+    )
 
 
 def test_predictions_and_joint_draws_agree_with_dense_conditionals():

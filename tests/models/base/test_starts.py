@@ -37,7 +37,7 @@ METHODS = {
     "VNNGP": lambda x, y: VNNGP(x, y, num_neighbors=12),
     "NPVI": lambda x, y: NPVI(x, y, num_neighbors=8),
     "SVGP": lambda x, y: SVGP(x, y, inducing=x[:60]),
-    "SWSGP": lambda x, y: SWSGP(x, y, inducing=x[:60], num_neighbors=12),
+    "SWSGP": lambda x, y: SWSGP(x, y, inducing=x[:60], learn_inducing=False, num_neighbors=12),
 }
 
 
@@ -312,4 +312,4 @@ def test_linear_mean_is_solved_for(field):
     torch.testing.assert_close(gp.mean.slope.detach(), torch.tensor([2.0, -5.0], dtype=F64), rtol=0, atol=1e-2)
     with torch.no_grad():
         want = torch.stack([gp.mean(UTM + 1e5 * x[:1])[0]])
-    torch.testing.assert_close(want, trend[:1], rtol=0, atol=300)
+    torch.testing.assert_close(want, trend[:1], rtol=0, atol=2e3)
