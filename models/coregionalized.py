@@ -36,6 +36,7 @@ from pyro_nngp.kernels import (
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.neighbors import NearestOthers
@@ -135,6 +136,8 @@ class CoregionalizedLOO(PredictiveMethod):
         """
         self.hyper_guide.median()
         y = cast(Tensor, self.y).double()
+        if not isinstance(self.mean, BasisMean) or self.mean.is_set:
+            y = y - self._mean_rows(self.x).double()
         level, spread = y.median(0).values, column_scale(y)
         outputs = ((y - level) / spread).clamp(-8, 8)
         values, axes = torch.linalg.eigh(outputs.mT @ outputs / len(y))

@@ -131,11 +131,11 @@ class LOO(ResponseMethod):
         mean: Callable | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         if likelihood is None:
-            likelihood = Gaussian() if start is None else copy.deepcopy(start.likelihood)
+            likelihood = copy.deepcopy(start.likelihood) if isinstance(start, GPMethod) else Gaussian()
         check_augmentable("LOO", likelihood)
         check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
         if divergence is None:

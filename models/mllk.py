@@ -24,7 +24,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import GaussianResponseMethod, GPMethod
+from pyro_nngp.models.base import GaussianResponseMethod
 from pyro_nngp.neighbors import NearestOthers
 
 
@@ -71,7 +71,7 @@ class MLLk(GaussianResponseMethod):
         mean: Callable | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GPMethod
 from pyro_nngp.models.vnngp import VNNGP
 from pyro_nngp.neighbors import SymmetricGraph
 from pyro_nngp.variational import AmortizedGaussian
@@ -95,7 +94,7 @@ class NPVI(VNNGP):
         scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(

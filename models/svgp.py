@@ -39,7 +39,7 @@ from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, GPMethod, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, combined_variance, factor, neighbor_variance
 from pyro_nngp.variational.natural_gradient import natural_gradient
@@ -110,7 +110,7 @@ class SVGP(PredictiveMethod):
         scale: float = 1.0,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)

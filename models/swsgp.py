@@ -35,7 +35,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, GPMethod, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
@@ -108,7 +108,7 @@ class SWSGP(PredictiveMethod):
         scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)

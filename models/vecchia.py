@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod, GPMethod
+from pyro_nngp.models.base import GaussianResponseMethod
 from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -73,7 +73,7 @@ class Vecchia(GaussianResponseMethod):
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)

@@ -29,7 +29,7 @@ from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import Densities, Draw, GPMethod, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
@@ -110,7 +110,7 @@ class VNNGP(PredictiveMethod):
         scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        start: GPMethod | None = None,
+        start: Any = None,
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)

@@ -97,7 +97,7 @@ class GPMethod(GPModule):
         mean: Callable | None = None,
         jitter: float | None = None,
         metric: Any = None,
-        start: "GPMethod | None" = None,
+        start: Any = None,
     ) -> None:
         super().__init__()
         where = type(self).__name__

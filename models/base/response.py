@@ -28,7 +28,6 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
-from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
 
@@ -232,7 +231,7 @@ class GaussianResponseMethod(ResponseMethod):
         mean: Callable | None,
         jitter: float | None,
         metric: Any = None,
-        start: GPMethod | None = None,
+        start: Any = None,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         if not isinstance(self.likelihood, Gaussian):

@@ -64,7 +64,7 @@ def assign(module: PyroModule, name: str, value: Tensor) -> None:
     """Give a ``PyroParam`` attribute another value of the same shape, in place."""
     constraint, _ = module._pyro_params[name]
     parameter = getattr(module, name + "_unconstrained")
-    parameter.copy_(transform_to(constraint).inv(value.to(parameter)).reshape(parameter.shape))
+    parameter.copy_(transform_to(constraint).inv(value.to(parameter).reshape(parameter.shape)))
 
 
 def scaled(value: Tensor, unit: float | Tensor) -> Any:

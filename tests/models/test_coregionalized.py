@@ -77,11 +77,14 @@ def test_disjoint_batches_average_exactly():
 
 def test_independent_outputs_equal_separate_models():
     x, y = data()
-    kernels = [Matern52(2, lengthscale=torch.tensor([0.3 + 0.1 * t, 0.6])) for t in range(T)]
-    gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), num_neighbors=5, mixing=torch.eye(T, dtype=F64))
-    single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), num_neighbors=5) for t, k in enumerate(kernels)]
+    kernels = [Matern52(2, variance=1.0, lengthscale=torch.tensor([0.3 + 0.1 * t, 0.6])) for t in range(T)]
+    plain = {"num_neighbors": 5, "metric": torch.ones(2, dtype=F64)}
+    gp = CoregionalizedLOO(x, y, kernels, Gaussian(0.1), mixing=torch.eye(T, dtype=F64), **plain)
+    single = [LOO(x, y[:, t], copy.deepcopy(k), Gaussian(0.1), **plain) for t, k in enumerate(kernels)]
     assert loss(gp) == pytest.approx(sum(loss(one) for one in single), rel=1e-9)
-    torch.testing.assert_close(gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1)[1] for one in single]), rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        gp(x[:3] + 1)[1], torch.stack([one(x[:3] + 1, num_neighbors=5)[1] for one in single]), rtol=1e-9, atol=0
+    )
 
 
 def test_predictions_and_joint_draws_agree_with_dense_conditionals():
@@ -174,11 +177,11 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     prior = dist.LogNormal(torch.zeros((), dtype=F64), 1.0)
     normal = dist.Normal(torch.zeros(T, 1, dtype=F64), 1.0).to_event(2)
     settings = {"likelihood": Gaussian(0.1), "num_neighbors": 6}
-    kernel = RBF(2, lengthscale=PyroSample(prior))
+    kernel = RBF(2, variance=1.0, lengthscale=PyroSample(prior))
     gp = CoregionalizedLOO(x, y, [kernel], mixing=PyroSample(normal), **settings)
     samples = {"kernel.0.lengthscale": torch.tensor([0.3, 0.9], dtype=F64), "mixing": torch.randn(2, T, 1, dtype=F64)}
     each = [
-        CoregionalizedLOO(x, y, [RBF(2, lengthscale=scale)], mixing=mixing, **settings)
+        CoregionalizedLOO(x, y, [RBF(2, variance=1.0, lengthscale=scale)], mixing=mixing, **settings)
         for scale, mixing in zip(*samples.values(), strict=True)
     ]
     locs, variances = (torch.stack(values) for values in zip(*(one(new) for one in each), strict=True))

@@ -57,7 +57,7 @@ def covariance(gp):
 
 def dense_bound(gp, num_neighbors):
     """The negative bound, one datum at a time, with gradients."""
-    prior, cov, loc = dense_covariance(gp.kernel, gp.z), covariance(gp), gp.local.loc[:, 0]
+    prior, cov, loc = dense_covariance(gp.kernel, gp.z), covariance(gp), gp.local.distribution().mean
     value = 0.0
     for point, target in zip(gp.x, gp.y, strict=True):
         near = ((gp.z - point) / gp.lengthscale).norm(dim=-1).argsort()[:num_neighbors]
@@ -227,7 +227,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
     draws = gp.sample(new, 20_000)
     error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
     assert ((draws.mT.cov() - want).abs() < 6 * error).all()
-    mean = 0.5 + weights @ gp.local.loc.detach()[:, 0]
+    mean = 0.5 + weights @ gp.local.distribution().mean.detach()
     assert ((draws.mean(0) - mean).abs() < 6 * (want.diagonal() / 20_000).sqrt()).all()
     loc, spread = gp(new)
     torch.testing.assert_close(loc.detach(), mean, rtol=1e-9, atol=1e-9)
@@ -263,7 +263,8 @@ def test_several_outputs_equal_separate_models(mean_field):
     settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field}
     gp = SWSGP(x, both, kernel(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
     singles = [
-        SWSGP(x, both[:, t], kernel(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t], **settings) for t in (0, 1)
+        SWSGP(x, both[:, t], kernel(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t] * gp.unit, **settings)
+        for t in (0, 1)
     ]
     for idx in (None, torch.arange(0, N, 3)):
         assert loss(gp, idx) == pytest.approx(sum(loss(single, idx) for single in singles), rel=1e-12)
