@@ -136,6 +136,7 @@ class LOO(ResponseMethod):
             divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
         check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
+        check_tensor("LOO", "x", x)
         check_tensor("LOO", "y", y)
         if mean is None:
             mean = ConstantMean(num_latents=likelihood.num_latents or (y.shape[1] if y.dim() == 2 else None))

@@ -20,7 +20,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._checks import check_int, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
 
@@ -52,8 +52,7 @@ class Likelihood(GPModule):
 
     def __init__(self, num_quadrature: int = 20) -> None:
         super().__init__()
-        if num_quadrature < 1:
-            fail(type(self).__name__, "num_quadrature", ">= 1", num_quadrature, "The default is 20.")
+        check_int(type(self).__name__, "num_quadrature", num_quadrature, 1, "The default is 20.")
         self.num_quadrature = num_quadrature
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
