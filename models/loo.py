@@ -142,6 +142,7 @@ class LOO(ResponseMethod):
             divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
         check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
+        check_tensor("LOO", "x", x)
         check_tensor("LOO", "y", y)
         coded = coded_labels("LOO", likelihood, y, x.dtype)
         super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start)

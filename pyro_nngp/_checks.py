@@ -1,5 +1,7 @@
 """Checks of user input: a message names the place, the argument, what was expected, what came, and the cure."""
 
+import math
+import os
 import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -17,11 +19,42 @@ def fail(
 
 
 def check_tensor(where: str, arg: str, value: Any) -> None:
-    """Raise `TypeError` unless `value` is a dense tensor."""
+    """Raise `TypeError` unless `value` is a tensor with values and strides, of a dtype that LAPACK or a row knows."""
     if not isinstance(value, Tensor):
         fail(where, arg, "to be a torch.Tensor", type(value).__name__, "Convert it with torch.as_tensor.", TypeError)
     if value.layout != torch.strided:
         fail(where, arg, "to be a dense tensor", value.layout, "Call .to_dense() on it.", TypeError)
+    if value.is_meta:
+        fail(where, arg, "to have values", "a meta tensor", "Move it with .to_empty() and fill it.", TypeError)
+    if value.is_complex() or value.dtype in (torch.float16, torch.bfloat16):
+        cure = "Call .float() or .double() on it."
+        fail(where, arg, "in float32, float64, integers or booleans", value.dtype, cure, TypeError)
+
+
+def check_int(where: str, arg: str, value: Any, least: int | None = None, cure: str = "Pass a plain integer.") -> None:
+    """Raise unless `value` is an int, and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        fail(where, arg, "to be an int", f"{value!r:.40}", cure, TypeError)
+    if least is not None and value < least:
+        fail(where, arg, f">= {least}", value, cure)
+
+
+def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str = "Pass a number.") -> None:
+    """Raise unless `value` is a finite number, and at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
+    if not (math.isfinite(value) and value >= least):
+        fail(where, arg, f"to be finite and >= {least:g}", value, cure)
+
+
+def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> None:
+    """Raise `MemoryError` if a result of so many entries exceeds the memory of the machine."""
+    if not hasattr(os, "sysconf"):  # not on Windows
+        return
+    size, total = entries * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > total:
+        cure = f"The machine has {total / 2**30:.0f} GiB: ask for less at a time."
+        fail(where, what, "to fit into memory", f"{size / 2**30:.0f} GiB", cure, MemoryError)
 
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:
@@ -56,16 +89,8 @@ def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:
 def check_choice(where: str, arg: str, value: Any, choices: Iterable[str], cure: str = "Choose one of them.") -> None:
     """Raise `ValueError` unless `value` is one of a few names."""
     choices = tuple(choices)
-    if value not in choices:
+    if not isinstance(value, str | None) or value not in choices:
         fail(where, arg, "to be " + " or ".join(map(repr, choices)), repr(value), cure)
-
-
-def check_count(where: str, arg: str, value: Any, least: int, cure: str) -> None:
-    """Raise unless `value` is an integer >= `least`."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        fail(where, arg, "to be an int", repr(value), cure, TypeError)
-    if value < least:
-        fail(where, arg, f">= {least}", value, cure)
 
 
 def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbors") -> None:

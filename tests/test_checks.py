@@ -1,9 +1,10 @@
-"""Checks that no other test can reach without a second device."""
+"""Checks that several entrances share."""
 
 import pytest
 import torch
 
-from pyro_nngp._checks import check_num_neighbors, check_same_kind
+from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, check_number, check_same_kind, check_tensor
+from pyro_nngp.kernels import RBF
 
 
 def test_mixed_devices_are_named():
@@ -15,3 +16,63 @@ def test_mixed_devices_are_named():
 def test_numbers_of_neighbors_are_integers(k):
     with pytest.raises(TypeError, match=r"f: expected num_neighbors to be an int, got (float|bool|str)"):
         check_num_neighbors("f", k, 5)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([1.0], "to be a torch.Tensor, got list"),
+        (torch.ones(2).to_sparse(), "to be a dense tensor, got torch.sparse_coo"),
+        (torch.ones(2, device="meta"), "to have values, got a meta tensor"),
+        (torch.ones(2).half(), "in float32, float64, integers or booleans, got torch.float16"),
+        (torch.ones(2).bfloat16(), "in float32, float64, integers or booleans, got torch.bfloat16"),
+        (torch.ones(2, dtype=torch.complex64), "in float32, float64, integers or booleans, got torch.complex64"),
+    ],
+)
+def test_tensors_that_linear_algebra_cannot_take_are_refused(value, message):
+    with pytest.raises(TypeError, match=f"f: expected x {message}"):
+        check_tensor("f", "x", value)
+    with pytest.raises(TypeError, match=f"RBF: expected x {message}"):
+        RBF(2)(value)
+
+
+def test_integers_and_numbers():
+    for value in (True, 2.0, "3", None):
+        with pytest.raises(TypeError, match=r"f: expected n to be an int, got .*\. Pass a plain integer\."):
+            check_int("f", "n", value)
+    with pytest.raises(ValueError, match="f: expected n >= 1, got 0"):
+        check_int("f", "n", 0, 1)
+    for value in (True, "3", None, 1j):
+        with pytest.raises(TypeError, match="f: expected s to be a number, got"):
+            check_number("f", "s", value)
+    for value in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="f: expected s to be finite and >= 0, got"):
+            check_number("f", "s", value)
+
+
+def test_results_beyond_the_memory_of_the_machine_are_refused():
+    check_memory("f", "draws", 10**6, torch.float64)
+    with pytest.raises(
+        MemoryError, match=r"f: expected draws to fit into memory, got 7450581 GiB\. The machine has \d+ GiB"
+    ):
+        check_memory("f", "draws", 10**15, torch.float64)
+
+
+@pytest.mark.parametrize("value", ["text", True, 1j, [1.0], lambda: 0])
+def test_hyperparameters_and_columns_are_numbers(value):
+    with pytest.raises(TypeError, match="RBF: expected variance to be a number, a tensor, a PyroParam or a PyroSample"):
+        RBF(2, variance=value)
+    with pytest.raises(TypeError, match="RBF: expected input_dim to be an int, got"):
+        RBF(value)
+    if value != [1.0]:
+        with pytest.raises(TypeError, match="RBF: expected active_dims to be a list of ints, got"):
+            RBF(1, active_dims=value)
+    with pytest.raises(TypeError, match="RBF: expected active_dims to be an int, got 0.5. List column numbers"):
+        RBF(1, active_dims=[0.5])
+
+
+def test_points_of_a_kernel_are_of_one_floating_point_type():
+    with pytest.raises(TypeError, match=r"RBF: expected x in floating point, got torch.int64\. Call \.float"):
+        RBF(2)(torch.ones(3, 2, dtype=torch.int64))
+    with pytest.raises(TypeError, match="RBF: expected z of the dtype of x"):
+        RBF(2)(torch.ones(3, 2), torch.ones(3, 2).double())

@@ -366,7 +366,7 @@ def modules_of(method: Any) -> list[nn.Module]:
 
 
 def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
-    """Warn of tensors that ask for a gradient of the loss but are not among the parameters of the run."""
+    """Warn of parameters of modules that the loss depends on but that the run does not train."""
     known = {id(param) for param in params.values()}
     nodes, seen, shapes = [loss.grad_fn], set(), []
     while nodes:
@@ -375,12 +375,13 @@ def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
             continue
         seen.add(node)
         nodes += [inner for inner, _ in node.next_functions]
-        if hasattr(node, "variable") and id(node.variable) not in known:
-            shapes.append(tuple(node.variable.shape))
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
+            shapes.append(tuple(leaf.shape))
     if shapes:
         cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
         warnings.warn(
-            "fit: expected all tensors with requires_grad to be parameters of model or guide, got others of shapes "
+            "fit: expected all torch parameters to be parameters of model or guide, got others of shapes "
             f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
             stacklevel=7,
         )

@@ -22,6 +22,7 @@ from pyro_nngp._checks import (
     check_finite,
     check_inputs,
     check_new_inputs,
+    check_number,
     check_same_kind,
     check_tensor,
     fail,
@@ -114,8 +115,8 @@ class GPMethod(GPModule):
         if mean is not None and not callable(mean):
             cure = "Pass a function (B, D) -> (B,) or a module."
             fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
-        if jitter is not None and not jitter >= 0:
-            fail(where, "jitter", ">= 0", jitter, "It is a relative nugget; the default is 1e-6.")
+        if jitter is not None:
+            check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         self.mean = ConstantMean(num_latents=self.num_latents) if mean is None else mean

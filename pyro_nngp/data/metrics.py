@@ -48,6 +48,9 @@ def nll(y: Shaped[Tensor, "*N"], predictive: Distribution) -> Float[Tensor, ""]:
         ValueError: if the shape of `y` is not that of one draw, or there is no point.
     """
     _check("nll", y=y)
+    if not isinstance(predictive, Distribution):
+        cure = "Pass gp.predict(x_new)."
+        fail("nll", "predictive", "to be a Distribution", type(predictive).__name__, cure, TypeError)
     shape = predictive.batch_shape + predictive.event_shape
     if y.shape != shape:
         fail("nll", "y", f"of the shape of one draw {tuple(shape)}", tuple(y.shape), "Reshape one of them.")

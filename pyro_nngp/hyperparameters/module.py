@@ -52,11 +52,11 @@ class GPModule(PyroModule):
         """Set an attribute; a number or a tensor becomes the new value of the parameter of that name.
 
         Raises:
-            ValueError: if the value is not within the constraint of the parameter, or `name` has a prior.
+            ValueError: if the value is not within the constraint of the parameter, or a number is given for a prior.
         """
         if isinstance(value, int | float | Tensor) and not isinstance(value, nn.Parameter):
             where = type(self).__name__
-            if name in self.__dict__.get("_pyro_samples", ()):
+            if name in self.__dict__.get("_pyro_samples", ()) and not isinstance(value, Tensor):
                 cure = "Assign a PyroParam or a PyroSample, or condition the model on a value."
                 fail(where, name, "to keep its prior", f"the value {value!r:.40}", cure)
             if name in self.__dict__.get("_pyro_params", ()):

@@ -9,7 +9,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 from torch.distributions import constraints
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_tensor, fail
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 """A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
@@ -40,9 +40,13 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     """
     if isinstance(value, PyroParam | PyroSample):
         return value
-    tensor = value if isinstance(value, Tensor) else torch.tensor(default if value is None else float(value))
+    cure = "Pass a float or a float tensor."
+    if isinstance(value, Tensor):
+        check_tensor(where, arg, value)
+    elif isinstance(value, bool) or not isinstance(value, int | float | None):
+        fail(where, arg, "to be a number, a tensor, a PyroParam or a PyroSample", f"{value!r:.40}", cure, TypeError)
+    tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
-        cure = "Pass a float or a float tensor."
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 

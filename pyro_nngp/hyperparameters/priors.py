@@ -130,6 +130,10 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
     if not isinstance(samples, Mapping):
         cure = "Pass mcmc.get_samples()."
         fail(where, "samples", "to be a dictionary of draws by site", type(samples).__name__, cure, TypeError)
+    cure = "Pass mcmc.get_samples(), draws first."
+    for name, value in samples.items():
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            fail(where, f"samples[{name!r}]", "to be a tensor of draws", f"{value!r:.40}", cure, TypeError)
     sizes = {len(value) for value in samples.values()}
     if len(sizes) != 1 or sizes == {0}:
         cure = "Pass the dictionary of one run, draws first."

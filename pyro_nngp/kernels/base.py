@@ -14,7 +14,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, bound_copy, positive, pyro_entry
 from pyro_nngp.kernels.radial import Radial
 
@@ -119,9 +119,12 @@ class Kernel(GPModule):
     def __init__(self, input_dim: int, active_dims: Sequence[int] | None = None) -> None:
         super().__init__()
         name = type(self).__name__
-        if input_dim < 1:
-            fail(name, "input_dim", ">= 1", input_dim, "Pass the number of input columns.")
+        check_int(name, "input_dim", input_dim, 1, "Pass the number of input columns.")
         if active_dims is not None:
+            if not isinstance(active_dims, Sequence) or isinstance(active_dims, str | bytes):
+                fail(name, "active_dims", "to be a list of ints", f"{active_dims!r:.40}", "List columns.", TypeError)
+            for d in active_dims:
+                check_int(name, "active_dims", d, cure="List column numbers.")
             if len(active_dims) != input_dim:
                 fail(name, "active_dims", f"of length input_dim = {input_dim}", len(active_dims), "Make them agree.")
             if min(active_dims) < 0 or len(set(active_dims)) < input_dim:
@@ -146,6 +149,12 @@ class Kernel(GPModule):
         self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"] | None = None, diag: bool = False
     ) -> Float[Tensor, "... n m"] | Float[Tensor, "... n"]:
         """Covariances of the rows of x with those of z (default x), or with ``diag=True`` the variances at x."""
+        for arg, points in (("x", x), ("z", x if z is None else z)):
+            check_tensor(type(self).__name__, arg, points)
+            if not points.is_floating_point():
+                cure = "Call .float() or .double() on it."
+                fail(type(self).__name__, arg, "in floating point", points.dtype, cure, TypeError)
+        check_same_kind(type(self).__name__, x=x, z=x if z is None else z)
         cov = self.bind()
         return cov.diag(x) if diag else cov(x, x if z is None else z)
 

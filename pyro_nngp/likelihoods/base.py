@@ -19,7 +19,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_count, check_tensor, fail
+from pyro_nngp._checks import check_int, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
@@ -51,7 +51,7 @@ class Likelihood(GPModule):
 
     def __init__(self, num_quadrature: int = 48) -> None:
         super().__init__()
-        check_count(type(self).__name__, "num_quadrature", num_quadrature, 2, "The default is 48.")
+        check_int(type(self).__name__, "num_quadrature", num_quadrature, 2, "The default is 48.")
         self.num_quadrature = num_quadrature
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:

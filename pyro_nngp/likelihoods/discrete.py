@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
 from torch.special import log_ndtr
 
-from pyro_nngp._checks import check_choice, check_count, fail
+from pyro_nngp._checks import check_choice, check_int, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
 from pyro_nngp.likelihoods.quadrature import Focus, gauss_hermite
@@ -71,7 +71,7 @@ class Binomial(Likelihood):
 
     def __init__(self, total_count: int, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
-        check_count("Binomial", "total_count", total_count, 1, "Pass the number of trials.")
+        check_int("Binomial", "total_count", total_count, 1, "Pass the number of trials.")
         self.total_count = total_count
         self.support = constraints.integer_interval(0, total_count)
         self.expectation = f"to be counts in 0..{total_count}"
@@ -156,7 +156,7 @@ class Categorical(Likelihood):
 
     def __init__(self, num_classes: int, num_quadrature: int = 128) -> None:
         super().__init__(num_quadrature)
-        check_count("Categorical", "num_classes", num_classes, 2, "Count the distinct labels.")
+        check_int("Categorical", "num_classes", num_classes, 2, "Count the distinct labels.")
         self.num_latents = num_classes
         self.support = constraints.integer_interval(0, num_classes - 1)
         self.expectation = f"to be labels in 0..{num_classes - 1}"

@@ -133,5 +133,5 @@ def _conjugate(likelihood: Likelihood, y: Tensor, square: Tensor) -> Distributio
 
 
 def _table(values: Tensor) -> Tensor:
-    """(N,) or (L, N) as a table with one row per point, (N, L)."""
-    return (values[None] if values.dim() == 1 else values).mT.detach().clone()
+    """(N,) or (L, N) as a table with one row per point, (N, L); contiguous, or Pyro would train a copy."""
+    return (values[None] if values.dim() == 1 else values).mT.detach().clone(memory_format=torch.contiguous_format)

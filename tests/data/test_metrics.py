@@ -198,3 +198,10 @@ def test_wrong_values_are_named(call, message):
 def test_wrong_kinds_are_named(call, message):
     with pytest.raises(TypeError, match=message):
         call()
+
+
+def test_a_predictive_distribution_is_a_distribution():
+    with pytest.raises(
+        TypeError, match=r"nll: expected predictive to be a Distribution, got Tensor\. Pass gp\.predict"
+    ):
+        metrics.nll(torch.zeros(3), torch.zeros(3))

@@ -249,7 +249,8 @@ with exclusive_checkpoint("fit", sys.argv[1]):
 
 def test_a_second_run_on_one_file_names_the_first_until_it_dies(tmp_path):
     path = tmp_path / "a.pt"
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as first:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}  # not where `pyro_nngp` is a folder
+    with subprocess.Popen([sys.executable, "-c", HOLD, path], **pipes) as first:
         assert first.stdout.readline() == b"held\n"
         with pytest.raises(
             CheckpointError, match=rf"written by this run alone, got process {first.pid} on .*Wait for it"

@@ -225,6 +225,15 @@ def test_solving_and_training_find_the_classes_of_clouds(divergence):
     assert gp.predict(x).log_prob(y).mean() > -0.15
 
 
+@pytest.mark.parametrize("guide", ["lognormal", "conjugate"])
+def test_gradients_reach_the_tables_of_several_classes(guide):
+    x = torch.rand(30, 2)
+    gp = LOO(x, torch.arange(30) % 3, Matern52(2), Categorical(3), num_neighbors=5, guide=guide)
+    before = [table.detach().clone() for table in gp.local.parameters()]
+    fit(gp, 2, solve_every=0, batch_size=None, progress=False)
+    assert all((old != new).any() for old, new in zip(before, gp.local.parameters(), strict=True))
+
+
 def test_solving_needs_auxiliary_variables():
     x, y = data()
     with pytest.raises(ValueError, match=r"expected likelihood with auxiliary variables, got Gaussian"):

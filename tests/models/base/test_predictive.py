@@ -156,3 +156,27 @@ def test_copies_of_inducing_values_predict_nothing():
     for call in (gp, gp.predict, lambda x, samples: gp.sample(x, 2, samples=samples)):
         with pytest.raises(ValueError, match=r"SWSGP: expected samples None, got posterior draws of each datum's own"):
             call(X_NEW, samples=samples)
+
+
+def test_draws_that_cannot_fit_into_memory_are_refused_at_once():
+    gp, _, _, _ = draws_for("u")
+    with pytest.raises(
+        MemoryError, match=r"VNNGP\.sample: expected draws to fit into memory, got 29802322 GiB\. The machine"
+    ):
+        gp.sample(X_NEW, 10**15)
+    for num_samples in (0, -1):
+        with pytest.raises(ValueError, match=r"VNNGP\.sample: expected num_samples >= 1, got"):
+            gp.sample(X_NEW, num_samples)
+    with pytest.raises(TypeError, match=r"VNNGP\.sample: expected num_samples to be an int, got nan"):
+        gp.sample(X_NEW, float("nan"))
+    with pytest.raises(TypeError, match=r"VNNGP\.sample: expected seed to be an int, got 'a'"):
+        gp.sample(X_NEW, 2, seed="a")
+
+
+def test_samples_that_are_no_draws_are_refused():
+    gp, samples, _, _ = draws_for("u")
+    for wrong in (3.0, torch.tensor(1.0)):
+        with pytest.raises(
+            TypeError, match=r"expected samples\['u'\] to be a tensor of draws, got .*Pass mcmc\.get_samples"
+        ):
+            gp(X_NEW, samples=samples | {"u": wrong})
