@@ -2,7 +2,7 @@
 
 from pyro_nngp.models.base.method import GPMethod, Plates
 from pyro_nngp.models.base.predictive import Draw, PredictiveMethod
-from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod
+from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod, draws_given_observations
 
 __all__ = [
     "Draw",
@@ -11,4 +11,5 @@ __all__ = [
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",
+    "draws_given_observations",
 ]

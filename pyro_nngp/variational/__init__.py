@@ -11,10 +11,12 @@ from pyro_nngp.variational.gaussian import (
     neighbor_variance,
 )
 from pyro_nngp.variational.natural_gradient import variational_optimum
+from pyro_nngp.variational.sites import GaussianSites
 
 __all__ = [
     "AmortizedGaussian",
     "DenseGaussian",
+    "GaussianSites",
     "LocalConjugate",
     "LocalGaussian",
     "LocalLogNormal",

@@ -1,0 +1,222 @@
+r"""The Gaussian posterior of a nearest-neighbor prior and Gaussian sites: one pseudo-observation of f at each point.
+
+.. math:: q(f) \propto p(f) \prod_i N(t_i \mid f_i, \tau_i^{-1}), \qquad \tau_i = -2\, \partial \ell_i / \partial s_i,
+   \quad t_i = m_i + \tau_i^{-1}\, \partial \ell_i / \partial m_i, \quad
+   \ell_i = E_{N(m_i, s_i)} \log p(y_i \mid f_i),
+
+the form of the optimal Gaussian q for every likelihood (Opper and Archambeau 2009; Khan and Lin 2017). A Gaussian
+likelihood is its own sites. q has two numbers per point, as a mean-field family has, but its covariance is the inverse
+of :math:`\Lambda + \mathrm{diag}\,\tau`, where a mean-field q has the reciprocal of that matrix's diagonal, the
+variance of each value given all others, which is smaller by orders of magnitude for a smooth function.
+
+Means are those of the sparse prior times the sites, by conjugate gradients
+(:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point:
+for the fixed point of the sites the K nearest, for predictions 64 or more, pooled where they are noisy
+(:mod:`pyro_nngp.variational.pooling`). Divergence and draws are those of
+:class:`~pyro_nngp.distributions.SitePosterior`.
+
+Cost: O(N K^3) per natural-gradient step and O(N K) per iteration of conjugate gradients to solve; a batch touches its
+own rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
+functions.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.kernels import bind
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.linalg import DEFAULT_JITTER, PriorPrecision, Whitening
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.natural_gradient import natural_gradient, posterior_mean
+from pyro_nngp.variational.pooling import PooledObservations
+
+_PREDICTION_NEIGHBORS = 64
+_NO_PRECISION = 1e-6  # of sites before the first solution
+_START_VAR = 1e-2  # of the values where the first natural-gradient step is taken
+_KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
+_STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
+
+
+class GaussianSites(GPModule):
+    """Sites and marginals of q(f) at the N points of a graph, kept as buffers.
+
+    Before the first :meth:`solve` sites of other than Gaussian likelihoods say nothing, and q is the prior.
+
+    Args:
+        y: data, as the likelihood takes them, (N,) or (N, T).
+        likelihood: p(y | f).
+        kernel: of the prior.
+        graph: neighbors of the prior.
+        mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``.
+        latent_shape: () or (L,).
+        jitter: relative nugget of the prior.
+
+    Attributes:
+        target, precision: pseudo-observations of f and their precisions, (*L, N).
+        loc, variance: marginal means and variances of f at the points, (*L, N).
+        solved: whether they come from :meth:`solve`.
+    """
+
+    y: Tensor
+    target: Tensor
+    precision: Tensor
+    loc: Tensor
+    variance: Tensor
+    solved: Bool[Tensor, ""]
+
+    def __init__(
+        self,
+        y: Tensor,
+        likelihood: Likelihood,
+        kernel: Any,
+        graph: NeighborGraph,
+        mean: Callable[[Tensor], Tensor],
+        latent_shape: tuple[int, ...] = (),
+        jitter: float = DEFAULT_JITTER,
+    ) -> None:
+        super().__init__()
+        # in a tuple: they are modules of the model, not of the guide
+        self._prior = kernel, graph, mean, jitter, likelihood
+        self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
+        self._near: Tensor | None = None
+        shape = (*latent_shape, graph.num_points)
+        self.register_buffer("y", y)
+        self.register_buffer("target", graph.x.new_zeros(shape))
+        self.register_buffer("precision", graph.x.new_full(shape, _NO_PRECISION))
+        self.register_buffer("loc", graph.x.new_zeros(shape))
+        self.register_buffer("variance", graph.x.new_ones(shape))
+        self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
+        self.register_load_state_dict_post_hook(lambda module, _: module._forget())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the sites are the likelihood itself."""
+        return isinstance(self._prior[4], Gaussian)
+
+    @pyro_entry
+    def observations(
+        self, rows: Int[Tensor, " U"] | None = None
+    ) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
+        """Pseudo-observations of f and their precisions at some rows (None: all).
+
+        Those of a Gaussian likelihood are the data and the present noise, with its gradient.
+        """
+        rows = slice(None) if rows is None else rows
+        if self.is_exact:
+            y = self.y[rows].movedim(0, -1)
+            _, noise = gaussian_observations(self._prior[4].bind(), y, None, y.dtype)
+            return y, (1 / noise).expand(y.shape)
+        if bool(self.solved):
+            return self.target[..., rows], self.precision[..., rows]
+        mean = self._prior[2](self._prior[1].x[rows])
+        return mean.detach().expand(self.target[..., rows].shape), self.precision[..., rows]
+
+    @pyro_entry
+    def distribution(self, prior: NNGP) -> SitePosterior:
+        """q(u), u = f less the mean function, at the rows of a prior's batch."""
+        rows = prior.batch.rows
+        if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
+            warnings.warn(
+                "GaussianSites: q(u) is the prior, since solve() has not been called. Call it before training and "
+                "every few steps, as fit() does, or take posterior='mean-field'.",
+                stacklevel=2,
+            )
+        target, precision = self.observations(None if prior.is_whole else rows)
+        mean = self._prior[2](prior.graph.x[rows])
+        loc = self.loc[..., rows] if bool(self.solved) else mean.expand(target.shape)
+        return SitePosterior(prior, target - mean, precision, loc - mean, self.variance[..., rows])
+
+    @pyro_entry
+    @torch.no_grad()
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+        """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
+
+        Args:
+            max_steps: at most so many.
+            tolerance: stop where means move by less, in standard deviations of the sites.
+        """
+        kernel, graph, mean_at, jitter, likelihood = self._prior
+        kernel, likelihood, mean = bind(kernel), likelihood.bind(), mean_at(graph.x)
+        prior = NNGP(kernel, graph, jitter=jitter)
+        w, var = prior.conditionals
+        precision, white = PriorPrecision(w, var, graph.neighbors), Whitening(w, var, graph.neighbors, graph.levels())
+        if self._near is None:
+            self._near = graph.query(graph.x)
+        near, easy, reduction = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION
+        loc = self.loc - mean if bool(self.solved) else torch.zeros_like(self.loc)
+        variance = self.variance if bool(self.solved) else torch.full_like(self.loc, _START_VAR)
+
+        def step(target: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal loc, easy
+            loc, easy = posterior_mean(precision, white, target - mean, tau, loc, easy, tolerance, reduction)
+            _, spread = graph_conditional(kernel, graph.x, graph.x, near, 1 / tau, jitter)
+            for name, value in (("target", target), ("precision", tau), ("loc", mean + loc), ("variance", spread)):
+                getattr(self, name).copy_(value)
+            return mean + loc, spread
+
+        y = self.y.movedim(0, -1)
+        _, moved = natural_gradient(likelihood, y, mean + loc, variance, step, max_steps, tolerance)
+        self.solved.fill_(True)
+        if moved > 0.1 and not self.is_exact:
+            warnings.warn(
+                f"GaussianSites.solve: means still moved by {moved:.1e} in the last natural-gradient step, in units of "
+                "the likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
+                stacklevel=2,
+            )
+
+    def prediction_neighbors(self) -> int:
+        """Pseudo-observations per new point, unless the caller says otherwise."""
+        graph = self._prior[1]
+        return min(graph.num_points, max(_PREDICTION_NEIGHBORS, graph.num_neighbors))
+
+    @pyro_entry
+    def moments(
+        self, x_new: Float[Tensor, "P D"], nearest: Int[Tensor, "P k"]
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points, given the rows of their nearest points.
+
+        The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given
+        the pseudo-observations. Cost: O(P k^3), and for the first call O(N log N).
+        """
+        kernel, graph, mean_at, jitter, _ = self._prior
+        kernel, (target, precision) = bind(kernel), self.observations()
+        pooled = self._pool(kernel, 1 / precision, nearest.shape[1])
+        variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
+        noise = None if bool(self.solved) else 1 / precision
+        w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
+        values = (self.loc if bool(self.solved) else target) - mean_at(graph.x)
+        loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
+        return loc, variance.expand(loc.shape)
+
+    @torch.no_grad()
+    def _pool(self, kernel: Any, noise: Tensor, num_neighbors: int) -> PooledObservations:
+        """Pooled observations, kept while noise, kernel and number of neighbors stay."""
+        _, graph, _, jitter, _ = self._prior
+        some = graph.x[:_KERNEL_PROBES]
+        key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
+        if self._pooled is None or not all(map(torch.equal, self._pooled[0], key)):
+            self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
+        return self._pooled[1]
+
+    def follow(self, graph: NeighborGraph) -> None:
+        """Forget what was computed from the neighbors before the graph was refreshed."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pooled, self._near = None, None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "GaussianSites":
+        self._forget()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pooled": None, "_near": None}
