@@ -7,7 +7,7 @@ TYPES := build/types/pyro_nngp
 
 export MPLBACKEND := Agg
 
-.PHONY: demo test lint smoke clean
+.PHONY: demo test lint smoke docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/python tutorials/demo.py --out demo
@@ -18,6 +18,11 @@ test: $(INSTALLED)
 # Every tutorial, the demo among them, at a size that takes seconds.
 smoke: $(INSTALLED)
 	set -e; for script in tutorials/*.py; do echo "== $$script"; $(BIN)/python $$script --smoke; done
+
+# The site, with every tutorial executed: in minutes at full size, in seconds each with SMOKE=1.
+docs: $(INSTALLED)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
 
 # mypy sees models/ and inference/ where the wheel puts them.
 lint: $(INSTALLED)
@@ -35,4 +40,4 @@ $(INSTALLED): pyproject.toml setup.py $(wildcard pyro_nngp/native/*.cpp pyro_nng
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist demo *.egg-info
+	rm -rf $(VENV) build dist demo docs/_build *.egg-info

@@ -1,19 +1,42 @@
-"""Checkpoints: one file, replaced atomically, holding tensors and plain containers only.
+"""Checkpoints: one file, replaced atomically, holding tensors and plain containers only, with a digest of its content.
 
 Files are read with ``torch.load(weights_only=True)``, which unpickles no code, so a file from an untrusted source can
-fail to load but cannot run anything.
+fail to load but cannot run anything. The digest finds damage before anything is loaded: a flipped bit, a missing end.
+
+A file is one line that names the format, one line with the BLAKE2b digest of the rest, and the rest by ``torch.save``.
 """
 
+import contextlib
+import glob
+import hashlib
 import os
-import pickle
+import secrets
+import socket
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NoReturn
 
 import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_FORMAT = b"pyro_nngp checkpoint 1\n"
+_DIGEST_SIZE = 32
+_HEADER = len(_FORMAT) + 2 * _DIGEST_SIZE + 1
+_CHUNK = 2**20
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be read, or belongs to another run."""
+    """A checkpoint could not be read, belongs to another run, or is being written by another process."""
 
 
 def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None:
@@ -24,29 +47,183 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         state: tensors, numbers, strings, and dicts, lists and tuples of them.
     """
     path = Path(path)
-    scratch = path.with_name(path.name + ".part")
-    with open(scratch, "wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(scratch, _NEW, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(bytes(_HEADER))
+            digesting = _DigestingFile(file)
+            torch.save(state, digesting)
+            file.seek(0)
+            file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what :func:`save_checkpoint` wrote, on the CPU.
 
     Raises:
-        CheckpointError: if the file holds anything but tensors and plain containers, or is damaged.
+        CheckpointError: if the file is damaged, is no checkpoint, or holds anything but tensors and plain containers.
+        FileNotFoundError: if there is no such file.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, EOFError, RuntimeError, ValueError) as error:
-        raise CheckpointError(
-            f"load_checkpoint: expected {os.fspath(path)} to hold tensors and plain containers only, got a file "
-            "that torch.load(weights_only=True) refuses. Delete it, or name another path."
-        ) from error
+    name = os.fspath(path)
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        _refuse(name, "to be a file", "something else")
+    with open(path, "rb") as file:
+        header = file.read(_HEADER)
+        if not header.startswith(_FORMAT):
+            _refuse(name, "to be a checkpoint of this version of the package", f"a file that begins {header[:24]!r}")
+        if header[len(_FORMAT) :] != _digest_of_rest(file).encode() + b"\n":
+            _refuse(name, "to have the digest that it was written with", "another one: the file is damaged")
+        file.seek(_HEADER)
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # of many kinds, for a file that someone has made
+            what = f"what torch.load(weights_only=True) refuses ({type(error).__name__})"
+            _refuse(name, "to hold tensors and plain containers only", what, error)
     if not isinstance(state, dict):
-        raise CheckpointError(
-            f"load_checkpoint: expected {os.fspath(path)} to hold a dict, got {type(state).__name__}."
-        )
+        _refuse(name, "to hold a dict", type(state).__name__)
     return state
+
+
+@contextmanager
+def exclusive_checkpoint(where: str, path: str | os.PathLike[str] | None) -> Iterator[None]:
+    """Be the only run that writes a checkpoint, by a lock on ``<path>.lock`` that ends with the process.
+
+    Files that writers left unfinished when they were killed are removed. Does nothing where `path` is None.
+
+    Raises:
+        CheckpointError: if another run has the file; names its process.
+        ValueError: if the folder does not exist.
+    """
+    if path is None or fcntl is None:
+        yield
+        return
+    path = Path(path)
+    if not path.parent.is_dir():
+        fail(where, "checkpoint", "in a folder that exists", str(path), "Make the folder first.")
+    lock = path.with_name(path.name + ".lock")
+    descriptor = _lock(where, path, lock)
+    try:
+        for part in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
+            part.unlink(missing_ok=True)
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def check_schema(where: str, state: Any, like: Any, at: str = "checkpoint") -> None:
+    """Raise ``CheckpointError`` unless `state` has the keys, types, dtypes and shapes of `like`.
+
+    An empty dict or list in `like` may have any content, None may be anything, and numbers are all of one type.
+    """
+    if like is None:
+        return
+    if isinstance(like, Tensor):
+        same = isinstance(state, Tensor) and state.dtype == like.dtype and state.shape == like.shape
+    elif isinstance(like, dict):
+        same = isinstance(state, dict) and (not like or state.keys() == like.keys())
+    elif isinstance(like, list | tuple):
+        same = isinstance(state, list | tuple) and (not like or len(state) == len(like))
+    elif isinstance(like, int | float) and not isinstance(like, bool):
+        same = isinstance(state, int | float) and not isinstance(state, bool)
+    else:
+        same = type(state) is type(like)
+    if not same:
+        refuse_state(where, at, f"to be {_form(like)}", _form(state))
+    if isinstance(like, dict):
+        for key, value in like.items():
+            check_schema(where, state[key], value, f"{at}[{key!r}]")
+    elif isinstance(like, list | tuple):
+        for i, value in enumerate(like):
+            check_schema(where, state[i], value, f"{at}[{i}]")
+
+
+def refuse_state(where: str, at: str, expectation: str, actual: Any) -> NoReturn:
+    """Raise ``CheckpointError`` for content that the run cannot go on from."""
+    fail(where, at, expectation, actual, "Delete the file, or name another one.", CheckpointError)
+
+
+class _DigestingFile:
+    """What ``torch.save`` writes to: a file, and the digest of all that has been written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.digest = file, _new_digest()
+
+    def write(self, data: Any) -> int:
+        self.digest.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _new_digest() -> Any:
+    return hashlib.blake2b(digest_size=_DIGEST_SIZE)
+
+
+def _digest_of_rest(file: BinaryIO) -> str:
+    digest = _new_digest()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _refuse(name: str, expectation: str, actual: str, cause: Exception | None = None) -> NoReturn:
+    try:
+        fail("load_checkpoint", name, expectation, actual, "Delete it, or name another path.", CheckpointError)
+    except CheckpointError as error:
+        raise error from cause
+
+
+def _form(value: Any) -> str:
+    """Type of a value, in words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    if isinstance(value, dict):
+        return f"a dict with keys {sorted(map(str, value))}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of length {len(value)}"
+    return f"of type {type(value).__name__}"
+
+
+def _lock(where: str, path: Path, lock: Path) -> int:
+    """An open descriptor of the lock file, which is ours until it is closed."""
+    while True:
+        try:
+            descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            fail(
+                where, "checkpoint", f"to have a lock {lock} that can be written", error, "Remove it.", CheckpointError
+            )
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.read(descriptor, 300).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            cure = "Wait for it to end, or name another file."
+            fail(where, "checkpoint", f"{path} to be written by this run alone", owner, cure, CheckpointError)
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):  # not one that its owner has just removed
+                os.ftruncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor
+        os.close(descriptor)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming of a file last through a loss of power, where the system can do so."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -26,7 +26,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.kernels import Covariance, bind, check_covariance, neighbor_lengthscale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import in_blocks
+from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base import Draw, PredictiveMethod
@@ -152,22 +152,25 @@ class CoregionalizedLOO(PredictiveMethod):
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
         return dist.MultivariateNormal(loc, scale_tril=tril)
 
-    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
-        """An order of the new points, and the nearest training points and earlier new points."""
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
+        """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        return self.graph.extend(x_new, num_neighbors, seed)
+        return self.graph.extend(x_new, num_neighbors, seed)[1]
 
-    def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
+    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """O(P (K T)^3), O(P K T^2) per draw; O(P T (K T + S)) memory."""
-        (order, near), n = plan, self.num_data
+        near, n = plan, self.num_data
         weights, tril = self._weights(x_new, torch.cat([self.x, x_new]), near, noisy=False)
-        t, old, new = tril.shape[-1], (near < n)[..., None], (near - n).clamp(min=0)
+        t, old = tril.shape[-1], (near < n)[..., None]
         residual = (cast(Tensor, self.y) - self._mean_rows(self.x))[near.clamp(0, n - 1)] * old
         noise = torch.randn(len(x_new), t, count, dtype=x_new.dtype, device=x_new.device)
         values = weights @ residual.flatten(1)[..., None] + tril @ noise
-        for row in order.tolist():
-            values[row] += weights[row] @ (values[new[row]] * ~old[row, :, :, None]).flatten(0, 1)
-        return (values + self._mean_rows(x_new)[..., None]).permute(2, 1, 0)
+        # Among the new points, T outputs each, the blocks of weights are one sparse triangle of P T rows.
+        rows = torch.where(old, -1, (near - n)[..., None] * t + torch.arange(t, device=near.device)).flatten(1)
+        values = solve_triangular(
+            weights.flatten(0, 1), rows.repeat_interleave(t, 0), values.permute(2, 0, 1).flatten(1)
+        )
+        return values.unflatten(1, (-1, t)).mT + self._mean_rows(x_new).mT
 
     def _mean_rows(self, x: Float[Tensor, "B D"]) -> Tensor:
         """Values of the mean function at x, (B, T), or (B, 1) where all outputs have the same."""

@@ -28,7 +28,7 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch.distributions import Distribution, kl_divergence
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
@@ -181,11 +181,20 @@ class SVGP(PredictiveMethod):
             self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
             return
 
-        def step(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
-            self._condition(targets, precision)
-            return self._marginals()
+        def state() -> tuple[Tensor, Tensor, float]:
+            q = self.q.distribution()
+            prior = dist.Normal(torch.zeros_like(q.mean), 1.0).to_event(1)
+            return *self._marginals(), float(kl_divergence(q, prior).sum())
 
-        natural_gradient(likelihood, y, *self._marginals(), step, max_steps, tolerance)
+        def step(targets: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            self._condition(targets, precision)
+            return state()
+
+        before = [p.clone() for p in self.solved_parameters()]
+        _, _, improved = natural_gradient(likelihood, y, state(), step, max_steps, tolerance)
+        if not improved:
+            for p, old in zip(self.solved_parameters(), before, strict=True):
+                p.copy_(old)
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets."""
@@ -233,7 +242,7 @@ class SVGP(PredictiveMethod):
             system += (a.mT * weight[..., None, :]) @ a
             right += (weight * residual) @ a
         # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
-        upper = torch.linalg.cholesky(system.flip(-1, -2)).flip(-1, -2)
+        upper = cholesky(system.flip(-1, -2), 0.0).flip(-1, -2)
         root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
         loc = (root @ (root.mT @ right[..., None]))[..., 0]
         if self.q.mean_field:

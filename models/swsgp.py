@@ -33,7 +33,8 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import neighbor_lengthscale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg import in_blocks, local_cholesky
+from pyro_nngp.linalg import in_blocks
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, LocalGaussian, combined_variance
@@ -195,7 +196,7 @@ class SWSGP(PredictiveMethod):
         q = self.local.distribution()
         factor = q.scale_tril[..., rows, :]
         cov = (factor @ factor.mT)[..., positions[:, :, None], positions[:, None, :]]
-        return dist.MultivariateNormal(q.loc[..., neighbors], scale_tril=local_cholesky(cov))
+        return dist.MultivariateNormal(q.loc[..., neighbors], scale_tril=cholesky(cov, 0.0, escalate=True))
 
     def _combined(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
         """Means and variances of the combinations w of values under q(u_w)."""

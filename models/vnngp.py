@@ -247,11 +247,10 @@ class VNNGP(PredictiveMethod):
         if not isinstance(self.local, LocalGaussian):
             self.local.solve(max_steps, tolerance)
             return
-        w, var = NNGP(self.kernel, self.graph, jitter=self.jitter).conditionals
+        factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
-        neighbors, levels, q = self.graph.neighbors, self.graph.levels(), self.local.distribution()
-        q = variational_optimum(likelihood, y, mean, w, var, neighbors, levels, q, max_steps, tolerance)
-        self.local.assign(q)
+        q = self.local.distribution()
+        self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u)."""

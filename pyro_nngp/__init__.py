@@ -1,1 +1,66 @@
-"""Scalable Gaussian processes with nearest-neighbor structure, as Pyro models, guides and distributions."""
+"""Scalable Gaussian processes with nearest-neighbor structure, as Pyro models, guides and distributions.
+
+``import pyro_nngp as nngp`` gives the methods (``nngp.VNNGP``, ``nngp.LOO``, ``nngp.Vecchia``, ...), the prior for
+programs of your own (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
+and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported when it is first asked for.
+"""
+
+import importlib
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyro_nngp import data, distributions, inference, kernels, likelihoods, models, neighbors, variational
+    from pyro_nngp.distributions import NNGP, NNGPReparam
+    from pyro_nngp.inference import fit, to_arviz
+    from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+    from pyro_nngp.neighbors import NeighborGraph
+
+__version__ = version("pyro-nngp")
+
+_PACKAGES = ("data", "distributions", "inference", "kernels", "likelihoods", "models", "neighbors", "variational")
+_HOME = {
+    "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
+    "pyro_nngp.inference": ("fit", "to_arviz"),
+    "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
+    "pyro_nngp.neighbors": ("NeighborGraph",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "BSGP",
+    "LOO",
+    "NNGP",
+    "NPVI",
+    "SVGP",
+    "SWSGP",
+    "VNNGP",
+    "CoregionalizedLOO",
+    "MLLk",
+    "NNGPReparam",
+    "NeighborGraph",
+    "Vecchia",
+    "__version__",
+    "data",
+    "distributions",
+    "fit",
+    "inference",
+    "kernels",
+    "likelihoods",
+    "models",
+    "neighbors",
+    "to_arviz",
+    "variational",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"pyro_nngp.{name}")
+    if name in _MODULE_OF:
+        return getattr(importlib.import_module(_MODULE_OF[name]), name)
+    raise AttributeError(f"module 'pyro_nngp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,13 +16,17 @@ def fail(
 
 
 def check_tensor(where: str, arg: str, value: Any) -> None:
-    """Raise `TypeError` unless `value` is a tensor."""
+    """Raise `TypeError` unless `value` is a dense tensor."""
     if not isinstance(value, Tensor):
         fail(where, arg, "to be a torch.Tensor", type(value).__name__, "Convert it with torch.as_tensor.", TypeError)
+    if value.layout != torch.strided:
+        fail(where, arg, "to be a dense tensor", value.layout, "Call .to_dense() on it.", TypeError)
 
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:
     """Raise `ValueError` if a floating-point tensor holds NaN or infinity."""
+    if value.is_meta:
+        fail(where, arg, "to hold values", "a meta tensor", "Put it on a device that has memory.")
     bad = int((~torch.isfinite(value)).sum())
     if bad:
         fail(where, arg, "to be finite", f"{bad} NaN or infinite entries", "Drop or impute them first.")
@@ -74,6 +78,20 @@ def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | Non
     if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
         actual = f"{int(rows.min())}..{int(rows.max())}"
         fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
+
+
+def check_row_numbers(where: str, arg: str, rows: Tensor, num_points: int) -> None:
+    """Raise unless `rows`, of any shape, is int64 with numbers of -1..num_points-1.
+
+    Values are looked at on a CPU alone, where that costs next to nothing, and not under :func:`torch.func.vmap`.
+    """
+    if rows.dtype != torch.int64:
+        fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers, -1 for none.", TypeError)
+    if rows.device.type != "cpu" or is_batchedtensor(rows) or not rows.numel():
+        return
+    low, high = (int(bound) for bound in rows.aminmax())
+    if low < -1 or high >= num_points:
+        fail(where, arg, f"in -1..{num_points - 1}", f"{low}..{high}", "Give row numbers, -1 for none.", IndexError)
 
 
 def check_batch(where: str, arg: str, rows: Any, num_points: int) -> None:

@@ -1,10 +1,60 @@
 """Random numbers of the package's own, apart from the global random state."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+_GENERATORS = threading.RLock()
+
+
+class RandomStream:
+    """A stream of random numbers that torch's global generators give while its ``with`` block runs.
+
+    A process has one generator per device, so the blocks of different threads exclude each other: each stream gives
+    the same numbers whatever other streams give, and the global random state is left alone.
+
+    Args:
+        seed: of the stream.
+        devices: indices of the CUDA devices whose generators take part, beside that of the CPU.
+    """
+
+    def __init__(self, seed: int, devices: list[int]) -> None:
+        self._devices, self._seed = devices, seed
+        self._here: list[Tensor] | None = None  # states of the stream, of the generators outside
+        self._outside: list[list[Tensor]] = []
+
+    def __enter__(self) -> None:
+        _GENERATORS.acquire()
+        self._outside.append(self._states())
+        if self._here is None:
+            torch.manual_seed(self._seed)
+        else:
+            self._set(self._here)
+
+    def __exit__(self, *exception: object) -> None:
+        self._here = self._states()
+        self._set(self._outside.pop())
+        _GENERATORS.release()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the generators to others for a while, inside the ``with`` block."""
+        self.__exit__()
+        try:
+            yield
+        finally:
+            self.__enter__()
+
+    def _states(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]
+
+    def _set(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        for device, state in zip(self._devices, states[1:], strict=True):
+            torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager
@@ -18,6 +68,5 @@ def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
     if seed is None:
         yield
         return
-    with torch.random.fork_rng(devices=[like.device.index] if like.is_cuda else []):
-        torch.manual_seed(seed)
+    with RandomStream(seed, [like.device.index] if like.is_cuda else []):
         yield

@@ -3,13 +3,17 @@
 The import hook has to be installed before the package is first imported, so this file imports nothing of it.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+# Tests are small and run side by side: threads would wait for each other. Read when NumPy, torch and FAISS are loaded.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
 import pyro
 import pytest
-import torch
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
@@ -28,8 +32,16 @@ def checked_after_return(signature: Callable) -> Callable:
         return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
 
 
-torch.set_num_threads(1)  # tests are small, and run side by side: threads would wait for each other
 install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
+
+
+def pytest_collection() -> None:
+    """Load the compiled library first, since a warning that there is none would fail whichever test comes first."""
+    from pyro_nngp import native
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        native.library()
 
 
 @pytest.fixture(autouse=True)

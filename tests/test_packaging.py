@@ -9,7 +9,12 @@ ROOT = Path(__file__).parents[1]
 def packaged_folders() -> set[Path]:
     """The folders of the packages that pyproject.toml lists."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    return {ROOT / settings["package-dir"].get(name, name.replace(".", "/")) for name in settings["packages"]}
+    folders = set()
+    for name in settings["packages"]:
+        moved = [parent for parent in settings["package-dir"] if f"{name}.".startswith(f"{parent}.")]
+        path = name.replace(moved[0], settings["package-dir"][moved[0]], 1) if moved else name
+        folders.add(ROOT / path.replace(".", "/"))
+    return folders
 
 
 def test_every_folder_with_modules_is_packaged():

@@ -1,9 +1,11 @@
 """The examples that a newcomer copies from the README and from the guide to the methods."""
 
+import math
 import re
 from pathlib import Path
 
 import pytest
+from torch.testing import assert_close
 
 ROOT = Path(__file__).parents[1]
 
@@ -14,6 +16,7 @@ def examples(path, after=""):
 
 
 README, GUIDE = examples("README.md", after="<!-- example -->"), examples("docs/methods.md")
+OWN = examples("docs/write_a_method.md")
 
 
 @pytest.mark.parametrize("code", README, ids=range(len(README)))
@@ -34,5 +37,17 @@ def test_the_guide_runs_from_top_to_bottom():
     assert scope["loss"].detach() < 0.5
 
 
+def test_the_page_on_methods_of_your_own_runs():
+    scope = {"__name__": "__main__"}
+    for code in OWN:
+        exec(compile(code, "docs/write_a_method.md", "exec"), scope)
+    x, kernel = scope["x"][:20].float(), scope["kernel"]
+    lag = x - x.mT
+    assert_close(kernel(x), (math.tau * lag / 2).cos() + (math.tau * lag / 0.7).cos())
+    assert scope["error"] < 0.1
+    draws, mean, variance = scope["draws"], scope["mean"], scope["variance"]
+    assert_close(draws.mean(0), mean.detach(), rtol=0, atol=6 * float((variance.detach().max() / 200).sqrt()))
+
+
 def test_there_are_examples():
-    assert (len(README), len(GUIDE)) == (2, 7)
+    assert (len(README), len(GUIDE), len(OWN)) == (2, 7, 3)

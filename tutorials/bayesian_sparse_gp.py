@@ -14,11 +14,12 @@
 
 # %%
 import argparse
+import os
 import warnings
 from pathlib import Path
 
 import arviz as az
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -33,15 +34,13 @@ from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli
 from pyro_nngp.models import BSGP
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 warnings.filterwarnings("ignore", "There is a performance drop")  # vmap calls log_ndtr chain by chain
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/bayesian_sparse_gp"), help="folder for results")
 parser.add_argument("--smoke", action="store_true", help="short chains, to see that it runs")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (1500, 100, 10, 12)
 pyro.set_rng_seed(0)

@@ -18,10 +18,11 @@
 # %%
 import argparse
 import copy
+import os
 import time
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -36,13 +37,11 @@ from pyro_nngp.likelihoods import Poisson
 from pyro_nngp.models import NPVI
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/bird_counts"), help="folder for the results")
 parser.add_argument("--smoke", action="store_true", help="few places and steps, to see that it runs")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_places, num_map, num_steps = (300, 200, 60) if args.smoke else (1200, 900, 400)
 pyro.set_rng_seed(4)

@@ -15,10 +15,11 @@
 # %%
 import argparse
 import math
+import os
 import time
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import torch
 
 from pyro_nngp.data import Standardizer, bathymetry, coverage, error_rate, gaussian_interval, nll, rmse
@@ -27,13 +28,11 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.models import LOO, Vecchia
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/leave_one_out"), help="folder for the figures")
 parser.add_argument("--smoke", action="store_true", help="few points and steps, to see that it runs")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 

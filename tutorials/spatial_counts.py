@@ -16,11 +16,12 @@
 
 # %%
 import argparse
+import os
 import time
 from pathlib import Path
 
 import arviz as az
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pyro
 import pyro.distributions as dist
 import torch
@@ -38,13 +39,11 @@ from pyro_nngp.kernels import Matern32
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import LocalGaussian
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/spatial_counts"), help="folder for the results")
 parser.add_argument("--smoke", action="store_true", help="few sites and steps, to see that it runs")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 if args.smoke:
     num_cells, num_stations, num_steps, num_draws, num_nuts_sites, num_nuts_draws = 800, 200, 250, 20, 30, 40

@@ -10,9 +10,10 @@
 
 # %%
 import argparse
+import os
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pyro
 import torch
 from torch.distributions import MultivariateNormal, kl_divergence
@@ -23,13 +24,11 @@ from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/theory"), help="folder for the figures")
 parser.add_argument("--smoke", action="store_true", help="few points and settings, to see that it runs")
-args = parser.parse_args()
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_grid, num_points, num_noises = (30, 100, 4) if args.smoke else (60, 400, 10)
 pyro.set_rng_seed(1)

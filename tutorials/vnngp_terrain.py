@@ -14,10 +14,11 @@
 
 # %%
 import argparse
+import os
 import time
 from pathlib import Path
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import torch
 from pyro.infer import SVI
 from pyro.optim import ClippedAdam
@@ -29,13 +30,16 @@ from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors import nearest
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/vnngp_terrain"), help="folder for the figure")
-parser.add_argument("--smoke", action="store_true", help="a small window and few steps, to see that it runs")
-args = parser.parse_args()
+parser.add_argument(
+    "--smoke",
+    action="store_true",
+    default="SMOKE" in os.environ,
+    help="a small window and few steps, to see that it runs",
+)
+args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
+args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 torch.manual_seed(0)
 

@@ -1,7 +1,4 @@
-"""Export of posterior draws to ArviZ."""
+"""Export of posterior draws to ArviZ.
 
-from pyro_nngp.inference.arviz.export import to_arviz
-
-__all__ = [
-    "to_arviz",
-]
+Public names are in :mod:`pyro_nngp.inference`.
+"""

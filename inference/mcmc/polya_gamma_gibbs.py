@@ -141,9 +141,8 @@ class PolyaGammaGibbs(MCMCKernel):
     def _draw_latent(self, params: Params) -> Tensor:
         trace = self._trace(params)
         prior = base_law(trace.nodes[self._site]["fn"])
-        graph, (w, var) = prior.graph, prior.conditionals
         linear, precision = self._data.draw_terms(trace)
-        return draw_posterior(w, var, graph.neighbors, graph.levels(), linear, precision)
+        return draw_posterior(prior.factor, linear, precision)
 
     # What is held fixed while a coordinate moves.
 

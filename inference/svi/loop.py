@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
+from pyro_nngp.inference.checkpoint import check_schema, exclusive_checkpoint, load_checkpoint, save_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 
@@ -148,9 +148,10 @@ def fit(
     elbo = IntegratedELBO() if elbo is None else elbo
     solving = can_solve if solve_every is None else solve_every > 0
     run = Run(method, num_steps, batch_size, lr, local_lr, milestones, decay, elbo, num_data, solving, device, seed)
+    run.settings |= {"clip_norm": clip_norm, "refresh_every": refresh_every, "solve_every": solve_every}
     best, start, slower, interrupted = _Best(), time.perf_counter(), 0, False
-    with torch.random.fork_rng(devices=run.cuda_devices()), run.sparse_gradients(), deferred_interrupt() as pressed:
-        torch.manual_seed(seed)
+    alone = exclusive_checkpoint("fit", checkpoint)
+    with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         if checkpoint is not None and os.path.exists(checkpoint):
             _load(checkpoint, run, best)
             interrupted = best.waited_out(patience)
@@ -187,7 +188,8 @@ def fit(
                     best.update(run, float(validate()))
                     interrupted = best.waited_out(patience)
                 if callback is not None:
-                    callback(run.step, loss)
+                    with run.random.paused():
+                        callback(run.step, loss)
         finally:
             bar.close()
         if checkpoint is not None:
@@ -223,5 +225,11 @@ def _save(path: str | os.PathLike[str], run: Run, best: _Best) -> None:
 
 def _load(path: str | os.PathLike[str], run: Run, best: _Best) -> None:
     state = load_checkpoint(path)
-    run.load(state.get("run", {}))
+    check_schema("fit", state, {"run": {}, "scores": [], "best": None})
+    run.check(state["run"])
+    for i, pair in enumerate(state["scores"]):
+        check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
+    if state["best"] is not None:
+        check_schema("fit", state["best"], run.snapshot(), "checkpoint['best']")
+    run.load(state["run"])
     best.scores, best.values = [tuple(pair) for pair in state["scores"]], state["best"]

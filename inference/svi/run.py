@@ -1,6 +1,7 @@
 """State of a training run: parameters, optimizers, minibatches, random numbers; all of it can be saved and restored."""
 
-import hashlib
+import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,9 @@ from pyro.infer import ELBO
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
-from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp._random import RandomStream
+from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
+from pyro_nngp.inference.identity import differences, identity
 from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.variational import LocalTables
@@ -93,24 +96,28 @@ class Run:
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
         self.elbo, self.num_data, self.step = elbo, num_data, 0
         self.losses: list[float] = []
-        self.kind = {
-            "num_steps": num_steps,
+        self.num_steps = num_steps
+        self.settings: dict[str, Any] = {
             "batch_size": self.batches.size,
             "num_data": num_data,
             "seed": seed,
             "rates": [lr, local_lr, decay, *milestones],
             "solving": solving,
-            "data": [_fingerprint(module) for module in self.modules],
         }
-        self.params = self._find_parameters()
+        self.params = self._find_parameters(seed)
         self.device = next(iter(self.params.values())).device
+        self.random = RandomStream(seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
         self.optimizers = self._optimizers(lr, local_lr)
         steps = [round(fraction * num_steps) for fraction in milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, decay) for o in self.optimizers]
 
     def advance(self, clip_norm: float | None) -> float:
-        """One gradient step on the next minibatch; returns the loss per data point."""
+        """One gradient step on the next minibatch; returns the loss per data point.
+
+        Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
+        run the rest of a step side by side.
+        """
         args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for param in self.params.values():
             param.grad = None
@@ -122,6 +129,12 @@ class Run:
                 raise  # an error of the model's own
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
+        if not self.losses:
+            _warn_of_others(loss, self.params)
+        with self.random.paused():
+            return self._descend(loss, clip_norm)
+
+    def _descend(self, loss: Tensor, clip_norm: float | None) -> float:
         loss.backward()
         for param in self.params.values():
             if id(param) in self.solved:
@@ -191,18 +204,7 @@ class Run:
         Raises:
             CheckpointError: if the state is of a run with other settings or another model.
         """
-        known = {**state.get("kind", {})}
-        steps = known.pop("num_steps", 0)
-        longer = steps < self.kind["num_steps"]
-        if (
-            known != {name: value for name, value in self.kind.items() if name != "num_steps"}
-            or steps > self.kind["num_steps"]
-            or state["values"]["params"].keys() != self.params.keys()
-        ):
-            raise CheckpointError(
-                f"fit: expected a checkpoint of this run {self.kind} with parameters {sorted(self.params)}, got "
-                f"{state.get('kind')} with {sorted(state.get('values', {}).get('params', {}))}. Name another file."
-            )
+        longer = self.check(state)
         self.restore(state["values"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
@@ -215,6 +217,43 @@ class Run:
         torch.set_rng_state(state["random"])
         for device, random in zip(self.cuda_devices(), state["random_cuda"], strict=True):
             torch.cuda.set_rng_state(random, device)
+
+    @functools.cached_property
+    def kind(self) -> dict[str, Any]:
+        """What decides the bits of the run, by name; the number of steps, which may grow, and all else as strings."""
+        parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
+        return {"num_steps": self.num_steps, "run": identity(**parts, **self.settings)}
+
+    def check(self, state: dict[str, Any]) -> bool:
+        """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
+        saved = state.get("kind")
+        check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
+        other = differences(saved["run"], self.kind["run"])
+        if other or saved["num_steps"] > self.num_steps:
+            got = other or f"num_steps = {saved['num_steps']} and not {self.num_steps}"
+            fail("fit", "a checkpoint", "of this run", f"one with {got}", "Name another file.", CheckpointError)
+        check_schema("fit", state, {**self.state(), "losses": None}, "checkpoint['run']")
+        step, losses, position = state["step"], state["losses"], state["batches"]["position"]
+        if not isinstance(step, int) or not 0 <= step <= saved["num_steps"]:
+            refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
+        if not isinstance(losses, Tensor) or losses.shape != (step,):
+            refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
+        if not isinstance(position, int) or not 0 <= position <= self.num_data:
+            refuse_state("fit", "checkpoint['run']['batches']['position']", f"in 0..{self.num_data}", position)
+        for i, (optimizer, saved_optimizer) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
+            params = [param for group in optimizer.param_groups for param in group["params"]]
+            for row, moments in saved_optimizer["state"].items():
+                like = params[row] if row in range(len(params)) else None
+                at = f"checkpoint['run']['optimizers'][{i}]['state'][{row}]"
+                check_schema("fit", moments, {"step": None, "exp_avg": like, "exp_avg_sq": like}, at)
+        randoms = {"['random']": state["random"]}
+        randoms |= {f"['batches'][{key!r}]": state["batches"][key] for key in ("now", "epoch")}
+        for at, random in randoms.items():
+            try:
+                torch.Generator().set_state(random)
+            except RuntimeError as error:
+                refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
+        return saved["num_steps"] < self.num_steps
 
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""
@@ -232,7 +271,7 @@ class Run:
             for module in switches:
                 module.sparse_grad = False
 
-    def _find_parameters(self) -> dict[str, Tensor]:
+    def _find_parameters(self, seed: int) -> dict[str, Tensor]:
         """Every parameter that model and guide touch, by its Pyro name."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size)
         known = next((param for module in self.modules for param in module.parameters()), None)
@@ -240,10 +279,11 @@ class Run:
             idx = idx.to(known.device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         cuda = [known.device.index] if known is not None and known.is_cuda else []
-        with torch.no_grad(), torch.random.fork_rng(devices=cuda), poutine.trace(param_only=True) as capture:
+        with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
             self.elbo.loss(self.model, self.guide, *args)
         sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
-        params = {name: value.unconstrained() for name, value in sites.items() if value.unconstrained().requires_grad}
+        leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
+        params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
         if not params:
             fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
         return params
@@ -282,8 +322,22 @@ def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
         group["lr"] = rate * schedule.gamma**passed
 
 
-def _fingerprint(module: nn.Module) -> list[str]:
-    """Digests of the data that a module holds as x and y, to tell other data by."""
-    data = [buffer for name, buffer in module.named_buffers(recurse=False) if name in ("x", "y")]
-    arrays = [buffer.detach().cpu().contiguous().flatten().view(torch.uint8).numpy() for buffer in data]
-    return [hashlib.blake2b(array.data, digest_size=16).hexdigest() for array in arrays]
+def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
+    """Warn of tensors that ask for a gradient of the loss but are not among the parameters of the run."""
+    known = {id(param) for param in params.values()}
+    nodes, seen, shapes = [loss.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [inner for inner, _ in node.next_functions]
+        if hasattr(node, "variable") and id(node.variable) not in known:
+            shapes.append(tuple(node.variable.shape))
+    if shapes:
+        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
+        warnings.warn(
+            "fit: expected all tensors with requires_grad to be parameters of model or guide, got others of shapes "
+            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
+            stacklevel=4,
+        )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import cholesky_ex, factorize
+from pyro_nngp.linalg.cholesky import cholesky, cholesky_ex, factorize
 
 _CHUNK_BYTES = 2**20
 
@@ -67,7 +67,7 @@ class Conditional(torch.autograd.Function):
             system = _system(cov_nn.clone(), noise, mask, ctx.jitter)
             if extra is not None:
                 system.diagonal(dim1=-2, dim2=-1).add_(extra[:, None])
-            tril = torch.linalg.cholesky(system)
+            tril = cholesky(system, 0.0)
             w = torch.cholesky_solve((cov_nx if mask is None else cov_nx * mask)[..., None], tril)[..., 0]
         left, vw = solve_gradient(grad_w, grad_var * inside, w, tril, mask)
         grad_nn = left[..., None] * w[..., None, :]

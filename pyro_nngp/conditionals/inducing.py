@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_nngp.conditionals.general_kernel import variance_left
 from pyro_nngp.kernels import bind
-from pyro_nngp.linalg import DEFAULT_JITTER, local_cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.linalg.cholesky import cholesky
 
 
@@ -66,7 +66,7 @@ def local_conditional(
     Cost: O(B H^3) time, O(B H^2) memory.
     """
     cov = bind(kernel)
-    tril = local_cholesky(cov(z, z), jitter)
+    tril = cholesky(cov(z, z), jitter, escalate=True)
     a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
     w = torch.linalg.solve_triangular(tril.mT, a, upper=True)[..., 0]
     return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp._checks import check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
@@ -100,10 +100,35 @@ def graph_conditional(
         Weights (B, K), 0 where there is no neighbor, and variances (B,); with L in front for L noises.
 
     Raises:
+        ValueError, TypeError: if shapes, dtypes or devices disagree, or `neighbors` holds other numbers than rows.
         NotPositiveDefiniteError: as in :func:`nn_conditional`.
     """
+    _check_graph(x, points, neighbors, noise)
     added = None if noise is None else noise[..., neighbors.clamp(min=0)]
     return _conditional(bind(kernel), x, points, neighbors, added, jitter)
+
+
+def _check_graph(x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None) -> None:
+    where = "graph_conditional"
+    for arg, value in (("x", x), ("points", points), ("neighbors", neighbors)):
+        check_tensor(where, arg, value)
+    if x.dtype not in (torch.float32, torch.float64) or points.dtype != x.dtype:
+        dtypes, cure = (x.dtype, points.dtype), "Call .float() or .double() on them."
+        fail(where, "x, points", "of one dtype, torch.float32 or torch.float64", dtypes, cure, TypeError)
+    if x.dim() != 2 or points.dim() != 2 or x.shape[1] != points.shape[1]:
+        shapes = tuple(x.shape), tuple(points.shape)
+        fail(where, "x, points", "of shapes (B, D), (N, D)", shapes, "Give the same input dimensions.")
+    if neighbors.dim() != 2 or len(neighbors) != len(x):
+        fail(where, "neighbors", f"of shape ({len(x)}, K)", tuple(neighbors.shape), "Give one row for each of x.")
+    check_row_numbers(where, "neighbors", neighbors, len(points))
+    check_same_kind(where, x=x, points=points, neighbors=neighbors)
+    if noise is None:
+        return
+    check_tensor(where, "noise", noise)
+    check_same_kind(where, x=x, noise=noise.to(x.dtype))
+    if noise.shape[-1:] != points.shape[:1]:
+        expectation, cure = f"of shape ({len(points)},) or (L, {len(points)})", "Give one variance for each of points."
+        fail(where, "noise", expectation, tuple(noise.shape), cure)
 
 
 def _conditional(

@@ -21,13 +21,11 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import Kernel, bind, check_covariance
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg import VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
-
-_DENSE_UP_TO = 500  # points
 
 
 class NNGP(TorchDistribution):
@@ -111,6 +109,12 @@ class NNGP(TorchDistribution):
         return self.batch.neighbors is self.graph.neighbors
 
     @property
+    def factor(self) -> VecchiaFactor:
+        """(I - A, V) over all N points, whatever the batch."""
+        w, var = self._conditionals.of(self._whole())
+        return VecchiaFactor(w, var, self.graph.neighbors, self.graph.levels())
+
+    @property
     def mean(self) -> Float[Tensor, "*S U"]:
         """Zero, shape ``batch_shape + event_shape``."""
         return self.graph.x.new_zeros(self._extended_shape())
@@ -136,13 +140,11 @@ class NNGP(TorchDistribution):
 
     def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """Values at all N points made from independent standard normal ones: (I - A)^-1 V^1/2 white."""
-        w, var = self._conditionals.of(self._whole())
-        return _ancestral(w, self.graph.neighbors, white * var.sqrt(), self.graph.levels())
+        return self.factor.color(white)
 
     def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
-        w, var = self._conditionals.of(self._whole())
-        return (value - (w * _values_at(value, self.graph.neighbors)).sum(-1)) / var.sqrt()
+        return self.factor.whiten(value)
 
     def _whole(self) -> Batch:
         return self.batch if self.is_whole else self.graph.batch()
@@ -162,6 +164,7 @@ class NNGP(TorchDistribution):
 
         Cost: O(P K^3), and one neighbor query per point.
         """
+        self._check_values("NNGP.predict", f)
         w, var, neighbors = self.new_conditionals(x_new, num_neighbors)
         return dist.Normal((w * _values_at(f, neighbors)).sum(-1), var.sqrt())
 
@@ -217,13 +220,20 @@ class NNGP(TorchDistribution):
         Cost: O(P K^3) once, O(P K) per draw; memory O(P K + S (N + P)).
         """
         check_new_inputs("NNGP.sample_new", x_new, self.graph.x)
-        check_same_kind("NNGP.sample_new", x=self.graph.x, f=f)
+        self._check_values("NNGP.sample_new", f)
         if neighbors is None:
             _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
         old = neighbors < self.graph.num_points
         loc = ((w * old) * _values_at(f, torch.where(old, neighbors, -1))).sum(-1)
         return draw_appended(w, var, neighbors, loc, self.graph.num_points)
+
+    def _check_values(self, where: str, f: Tensor) -> None:
+        check_tensor(where, "f", f)
+        check_same_kind(where, x=self.graph.x, f=f)
+        if f.shape[-1:] != self.graph.x.shape[:1]:
+            expectation, cure = f"of shape (..., {self.graph.num_points})", "Give a value for each point of the graph."
+            fail(where, "f", expectation, tuple(f.shape), cure)
 
 
 def draw_appended(
@@ -248,8 +258,7 @@ def draw_appended(
     Cost: O(P K) per draw.
     """
     among_new = torch.where(neighbors < num_old, -1, neighbors - num_old)
-    start = loc + torch.randn_like(loc) * var.sqrt()
-    return _ancestral(w * (among_new >= 0), among_new, start, dependency_levels(among_new))
+    return solve_triangular(w, among_new, loc + torch.randn_like(loc) * var.sqrt())
 
 
 class _Conditionals:
@@ -279,17 +288,3 @@ class _Conditionals:
 def _values_at(f: Tensor, neighbors: Tensor) -> Tensor:
     """f at the neighbors, shape (..., P, K); what stands at a -1 is arbitrary and meets weight 0."""
     return f[..., neighbors.clamp(min=0)]
-
-
-def _ancestral(w: Tensor, neighbors: Tensor, start: Tensor, levels: list[Tensor]) -> Tensor:
-    """Solve u = A u + start for the weights A (rows w, columns `neighbors`)."""
-    columns = neighbors.clamp(min=0)
-    if len(w) <= _DENSE_UP_TO:  # one triangular solve beats many short steps
-        order = torch.cat(levels)
-        place = torch.argsort(order)
-        system = torch.eye(len(w), dtype=w.dtype, device=w.device).scatter_add(-1, place[columns[order]], -w[order])
-        return torch.linalg.solve_triangular(system, start[..., order, None], upper=False)[..., place, 0]
-    u = start.clone()
-    for rows in levels[1:]:
-        u[..., rows] = start[..., rows] + (w[rows] * u[..., columns[rows]]).sum(-1)
-    return u

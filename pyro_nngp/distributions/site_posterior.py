@@ -110,14 +110,9 @@ class SitePosterior(TorchDistribution):
         shape = torch.Size(sample_shape) + self.loc.shape
         if torch.is_grad_enabled() or not self.prior.is_whole:
             return self.loc + self._variance.sqrt() * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
-        w, var = self.prior.conditionals
-        graph, precision = self.prior.graph, self.precision.expand(shape).reshape(-1, shape[-1])
-        linear = (self.precision * self.target).expand(shape).reshape(-1, shape[-1])
-        levels = graph.levels()
-        draws = [
-            draw_posterior(w, var, graph.neighbors, levels, one, tau)
-            for one, tau in zip(linear, precision, strict=True)
-        ]
+        linear, precision = (self.precision * self.target).expand(shape), self.precision.expand(shape)
+        pairs = zip(linear.reshape(-1, shape[-1]), precision.reshape(-1, shape[-1]), strict=True)
+        draws = [draw_posterior(self.prior.factor, one, tau) for one, tau in pairs]
         return torch.stack(draws).reshape(shape)
 
     def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:

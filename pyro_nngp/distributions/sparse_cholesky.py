@@ -26,7 +26,7 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
-from pyro_nngp.linalg import dependency_levels, in_blocks
+from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.neighbors import distinct_rows
 
 _INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
@@ -189,11 +189,7 @@ class SparseCholeskyNormal(TorchDistribution):
             )
             fail(where, "value", "to be the last draw of these rows", "another value", cure)
         white = (value - self.loc) / self.scale
-        columns, factor = self.pattern.clamp(min=0), self.weights / self.scale[..., None]
-        start = white.clone()
-        for rows in dependency_levels(self.pattern)[1:]:
-            white[..., rows] = start[..., rows] - (factor[..., rows, :] * white[..., columns[rows]]).sum(-1)
-        return white
+        return solve_triangular(-self.weights / self.scale[..., None], self.pattern, white)
 
 
 @register_kl(SparseCholeskyNormal, NNGP)

@@ -1,19 +1,22 @@
 """What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
 
+import copy
 import functools
 import re
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyro
+import torch
 from pyro.nn import PyroModule, pyro_method
-from pyro.poutine.runtime import _PYRO_STACK
+from pyro.poutine import runtime
 from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
 class GPModule(PyroModule):
@@ -28,7 +31,8 @@ class GPModule(PyroModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._store: tuple[dict, dict, dict] = ({}, {}, {})
+        self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
+        self._pyro_context = ThreadContext()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -41,6 +45,21 @@ class GPModule(PyroModule):
         if module is not None:
             release(module)
         super().add_module(name, module)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; a number or a tensor becomes the new value of the parameter of that name.
+
+        Raises:
+            ValueError: if the value is not within the constraint of the parameter, or `name` has a prior.
+        """
+        if isinstance(value, int | float | Tensor) and not isinstance(value, nn.Parameter):
+            where = type(self).__name__
+            if name in self.__dict__.get("_pyro_samples", ()):
+                cure = "Assign a PyroParam or a PyroSample, or condition the model on a value."
+                fail(where, name, "to keep its prior", f"the value {value!r:.40}", cure)
+            if name in self.__dict__.get("_pyro_params", ()):
+                value = _as_value(where, name, value, self._parameters[f"{name}_unconstrained"], self._pyro_params)
+        super().__setattr__(name, value)
 
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
@@ -98,13 +117,14 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
     """
     store, recorded = pyro.get_param_store(), _recorded_parameters()
-    outside = store._params, store._constraints, store._param_to_name
-    store._params, store._constraints, store._param_to_name = params, bounds, names = module._store
+    outside, own = store._param_to_name, {key: dict(values) for key, values in module._store.items()}
+    params, names = own["_params"], own["_param_to_name"]
     try:
-        yield
+        with store.private(own):
+            yield
         for before, after in zip(recorded, _recorded_parameters(), strict=True):
             changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in outside[2]]  # of a module that lives on
+            twice = [name for name in changed if before[name] in outside]  # of a module that lives on
             if twice:
                 _fail_twice(module, sorted(twice))
     except RuntimeError as error:
@@ -113,15 +133,26 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             raise
         _fail_twice(module, [repeated[1]], error)
     finally:
-        store._params, store._constraints, store._param_to_name = outside
-        new = {param: name for param, name in names.items() if store._param_to_name.get(param) != name}
+        new = {param: name for param, name in names.items() if outside.get(param) != name}
         if new:  # known for as long as the module lives: a model may build kernels anew at every call
-            store._param_to_name.update(new)
+            outside.update(new)
             weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
-            del params[name], bounds[name]
-        names.clear()
-        names.update({param: name for name, param in params.items()})
+            del params[name], own["_constraints"][name]
+        if params:
+            own["_param_to_name"] = {param: name for name, param in params.items()}
+            module.__dict__["_store"] = own
+
+
+def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrained: dict) -> Tensor:
+    """A new value of a parameter, in its dtype and on its device; a number takes its shape."""
+    constraint = constrained[name][0]
+    new = value.detach().clone() if isinstance(value, Tensor) else torch.full(param.shape, float(value))
+    new = new.to(param)
+    if not (bool(new.isfinite().all()) and bool(constraint.check(new).all())):
+        cure = "Use del first to replace the parameter by something else."
+        fail(where, name, f"to be finite and within {constraint}", new.tolist(), cure)
+    return new
 
 
 def _recorded_parameters() -> list[dict[str, Tensor]]:
@@ -130,7 +161,7 @@ def _recorded_parameters() -> list[dict[str, Tensor]]:
     def leaf(value: Any) -> Tensor:
         return value.unconstrained() if hasattr(value, "unconstrained") else value
 
-    traces = [handler.trace for handler in _PYRO_STACK if isinstance(handler, TraceMessenger)]
+    traces = [handler.trace for handler in runtime._PYRO_STACK if isinstance(handler, TraceMessenger)]
     return [{n: leaf(s["value"]) for n, s in t.nodes.items() if s["type"] == "param"} for t in traces]
 
 
@@ -145,6 +176,22 @@ def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = No
 
 
 def _forget_names(params: list[Tensor]) -> None:
-    names = pyro.get_param_store()._param_to_name
+    names = pyro.get_param_store().shared_names
     for param in params:
         names.pop(param, None)
+
+
+Module = TypeVar("Module", bound=GPModule)
+
+
+def bound_copy(module: Module) -> Module:
+    """A shallow copy that holds the present values of all hyperparameters, so that using it has no Pyro effects.
+
+    Parameters, priors and parts are read once, firing their Pyro statements; the values stand in the attributes of the
+    copy, where they are found before the parameters and priors behind them.
+    """
+    parameters = (name.removesuffix("_unconstrained") for name in module._parameters)
+    values = {name: getattr(module, name) for name in (*parameters, *module._pyro_samples, *module._modules)}
+    bound = copy.copy(module)
+    bound.__dict__.update(values)
+    return bound

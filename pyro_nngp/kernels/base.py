@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import fail
-from pyro_nngp.hyperparameters import GPModule, Hyperparameter, positive, pyro_entry
+from pyro_nngp.hyperparameters import GPModule, Hyperparameter, bound_copy, positive, pyro_entry
 from pyro_nngp.kernels.radial import Radial
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
@@ -102,7 +102,11 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
 
 
 class Kernel(GPModule):
-    """Base class; a subclass defines :meth:`bind`, decorated with :func:`~pyro_nngp.hyperparameters.module.pyro_entry`.
+    """Base class; a subclass defines ``forward(x, z)``, or :meth:`bind` where it can do better.
+
+    ``forward`` maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m) and reads hyperparameters as
+    attributes, such as those that :meth:`declare` makes. Variances are then blocks of one point. A subclass that
+    defines ``bind`` decorates it with :func:`~pyro_nngp.hyperparameters.pyro_entry` and returns a :class:`Covariance`.
 
     Args:
         input_dim: number D of input columns that the kernel acts on.
@@ -126,9 +130,17 @@ class Kernel(GPModule):
         self.active_dims = None if active_dims is None else list(active_dims)
         self._sizes: dict[str, int] = {}
 
+    @pyro_entry
     def bind(self) -> Covariance:
-        """Read the hyperparameters once, firing their Pyro statements, and return the plain covariance function."""
-        raise NotImplementedError
+        """Read the hyperparameters once, firing their Pyro statements, and return the plain covariance function.
+
+        Raises:
+            NotImplementedError: if the subclass defines neither ``forward`` nor ``bind``.
+        """
+        if type(self).forward is Kernel.forward:
+            cure = "Write forward(self, x, z): (..., n, D), (..., m, D) -> (..., n, m)."
+            fail(type(self).__name__, "the kernel", "to define forward or bind", "neither", cure, NotImplementedError)
+        return bind(bound_copy(self).forward)
 
     def forward(
         self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"] | None = None, diag: bool = False
@@ -143,8 +155,8 @@ class Kernel(GPModule):
     def __mul__(self, other: "Kernel") -> "Product":
         return Product(self, other)
 
-    def _declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
-        """Make ``arg`` a hyperparameter, a scalar or of shape (size,)."""
+    def declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
+        """Make ``arg`` a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
         self._sizes[arg] = size
         if isinstance(value, Tensor):
             self._check_size(arg, value)

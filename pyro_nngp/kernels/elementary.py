@@ -26,7 +26,7 @@ class Constant(Kernel):
         self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
     ) -> None:
         super().__init__(input_dim, active_dims)
-        self._declare("variance", variance)
+        self.declare("variance", variance)
 
     @pyro_entry
     def bind(self) -> Covariance:
@@ -53,7 +53,7 @@ class Linear(Kernel):
         self, input_dim: int, variance: Hyperparameter | None = None, active_dims: Sequence[int] | None = None
     ) -> None:
         super().__init__(input_dim, active_dims)
-        self._declare("variance", variance)
+        self.declare("variance", variance)
 
     @pyro_entry
     def bind(self) -> Covariance:

@@ -94,6 +94,7 @@ def _matern12(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _matern32(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k = v (1 + s) exp(-s)."""
+    q = torch.clamp(q, max=_FAR, out=_reuse(q))
     s = q.sqrt()
     e = s.neg().exp_()
     e = torch.mul(e, v, out=_reuse(e))
@@ -102,6 +103,7 @@ def _matern32(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _matern52(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k = v (1 + s + s^2 / 3) exp(-s)."""
+    q = torch.clamp(q, max=_FAR, out=_reuse(q))
     s = q.sqrt()
     e = s.neg().exp_()
     e = torch.mul(e, v, out=_reuse(e))
@@ -120,6 +122,7 @@ MATERN32 = Profile(1 / math.sqrt(3), _matern32)
 MATERN52 = Profile(1 / math.sqrt(5), _matern52)
 SQUARED_DISTANCE = Profile(1.0, _identity)
 
+_FAR = 1e30  # squared distances from here on, and those that overflow, count as this one: the covariance is zero
 _FLOOR = 1e-24  # squared distances up to this count as zero where the derivative of a square root would be infinite
 
 

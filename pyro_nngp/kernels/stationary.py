@@ -61,8 +61,8 @@ class Stationary(Kernel):
         active_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__(input_dim, active_dims)
-        self._declare("variance", variance)
-        self._declare("lengthscale", lengthscale, input_dim)
+        self.declare("variance", variance)
+        self.declare("lengthscale", lengthscale, input_dim)
 
     @pyro_entry
     def bind(self) -> Covariance:
@@ -128,7 +128,7 @@ class RationalQuadratic(Stationary):
         active_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__(input_dim, variance, lengthscale, active_dims)
-        self._declare("scale_mixture", scale_mixture)
+        self.declare("scale_mixture", scale_mixture)
 
     @pyro_entry
     def bind(self) -> Covariance:
@@ -162,7 +162,7 @@ class Periodic(Stationary):
         active_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__(input_dim, variance, lengthscale, active_dims)
-        self._declare("period", period, input_dim)
+        self.declare("period", period, input_dim)
 
     @pyro_entry
     def bind(self) -> Covariance:

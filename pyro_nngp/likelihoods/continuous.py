@@ -18,6 +18,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, bounded
+from pyro_nngp.likelihoods.quadrature import Focus
 
 _NODES = 64  # components of the mixtures of normals
 _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
@@ -88,7 +89,7 @@ class StudentT(Likelihood):
     """
 
     def __init__(
-        self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None, num_quadrature: int = 20
+        self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None, num_quadrature: int = 48
     ) -> None:
         super().__init__(num_quadrature)
         self.df = positive("StudentT", "df", df, 4.0)
@@ -96,6 +97,9 @@ class StudentT(Likelihood):
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.StudentT(self.df.to(f.dtype), f, self.scale.to(f.dtype))
+
+    def focus(self, y: Tensor) -> Focus:
+        return y, self.scale * self.df.sqrt()
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
@@ -135,13 +139,16 @@ class Gamma(Likelihood):
     expectation = "to be positive"
     cure = "Drop them, or use another likelihood for data with zeros."
 
-    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 20) -> None:
+    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         self.concentration = positive("Gamma", "concentration", concentration)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         a = self.concentration.to(f.dtype)
         return dist.Gamma(a, a * (-bounded(f)).exp())
+
+    def focus(self, y: Tensor) -> Focus:
+        return y.log(), torch.ones_like(y)
 
     @pyro_entry
     def expected_log_prob(

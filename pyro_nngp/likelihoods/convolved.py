@@ -15,6 +15,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, LogNormal
+from pyro_nngp.likelihoods.quadrature import Focus
 
 
 def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
@@ -45,6 +46,11 @@ class _Convolved(Likelihood):
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.marginal(f, torch.zeros_like(f))
+
+    def focus(self, y: Tensor) -> Focus | None:
+        """That of the likelihood, blurred by the noise."""
+        focus = self.likelihood.focus(y)
+        return None if focus is None else (focus[0], (focus[1].square() + self.var).sqrt())
 
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         loc, var = torch.broadcast_tensors(loc, var + self.var)

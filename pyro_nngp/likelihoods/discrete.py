@@ -23,6 +23,7 @@ from torch.special import log_ndtr
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
+from pyro_nngp.likelihoods.quadrature import Focus
 
 _INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
@@ -39,13 +40,16 @@ class Bernoulli(Likelihood):
     expectation = "to be labels 0 and 1"
     cure = "Map labels -1 and 1 with (y + 1) / 2."
 
-    def __init__(self, link: Literal["logit", "probit"] = "logit", num_quadrature: int = 20) -> None:
+    def __init__(self, link: Literal["logit", "probit"] = "logit", num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         check_choice("Bernoulli", "link", link, ("logit", "probit"))
         self.link = link
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return _Bernoulli(logits=f if self.link == "logit" else log_ndtr(f) - log_ndtr(-f))
+
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y)
 
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
@@ -65,7 +69,7 @@ class Binomial(Likelihood):
         ValueError: if ``total_count`` < 1.
     """
 
-    def __init__(self, total_count: int, num_quadrature: int = 20) -> None:
+    def __init__(self, total_count: int, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         if total_count < 1:
             fail("Binomial", "total_count", ">= 1", total_count, "Pass the number of trials.")
@@ -76,6 +80,9 @@ class Binomial(Likelihood):
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Binomial(self.total_count, logits=f)
+
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y)
 
 
 class Poisson(Likelihood):
@@ -90,13 +97,16 @@ class Poisson(Likelihood):
     expectation = "to be counts 0, 1, 2, .."
     cure = "Round them, or use a likelihood of continuous data."
 
-    def __init__(self, link: Literal["exp", "softplus"] = "exp", num_quadrature: int = 20) -> None:
+    def __init__(self, link: Literal["exp", "softplus"] = "exp", num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         check_choice("Poisson", "link", link, ("exp", "softplus"))
         self.link = link
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Poisson(bounded(f).exp() if self.link == "exp" else softplus(f.clamp(min=-80)))
+
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y) if self.link == "softplus" else (y.clamp(min=1).log(), torch.ones_like(y))
 
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
@@ -121,12 +131,15 @@ class NegativeBinomial(Likelihood):
     expectation = "to be counts 0, 1, 2, .."
     cure = "Round them, or use a likelihood of continuous data."
 
-    def __init__(self, total_count: Hyperparameter | None = None, num_quadrature: int = 20) -> None:
+    def __init__(self, total_count: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         self.total_count = positive("NegativeBinomial", "total_count", total_count)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.NegativeBinomial(self.total_count.to(f.dtype), logits=bounded(f))
+
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y)
 
 
 class Categorical(Likelihood):
@@ -180,7 +193,7 @@ class Ordinal(Likelihood):
     """
 
     def __init__(
-        self, cutpoints: Float[Tensor, " R"], link: Literal["logit", "probit"] = "logit", num_quadrature: int = 20
+        self, cutpoints: Float[Tensor, " R"], link: Literal["logit", "probit"] = "logit", num_quadrature: int = 48
     ) -> None:
         super().__init__(num_quadrature)
         if cutpoints.dim() != 1 or len(cutpoints) < 1 or not bool((cutpoints.diff() > 0).all()):
@@ -195,6 +208,13 @@ class Ordinal(Likelihood):
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self._between(self.cutpoints.to(f.dtype), f)
+
+    def focus(self, y: Tensor) -> Focus:
+        """The middle of the rating's interval, or its one finite end."""
+        cutpoints, rating = self.cutpoints.detach(), y.long()
+        last = len(cutpoints) - 1
+        center = (cutpoints[rating.clamp(max=last)] + cutpoints[(rating - 1).clamp(min=0)]) / 2
+        return center, torch.ones_like(center)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
@@ -217,6 +237,11 @@ class Ordinal(Likelihood):
             log_high = log_ndtr(torch.where(flip, -lower, upper))
             logits = log_high + torch.log(-torch.expm1(log_low - log_high))
         return dist.Categorical(logits=logits)
+
+
+def _at_zero(y: Tensor) -> Focus:
+    """The focus of sigmoid and softplus, which bend at 0 over a distance of 1."""
+    return torch.zeros((), device=y.device), torch.ones((), device=y.device)
 
 
 class _Bernoulli(dist.Bernoulli):

@@ -1,30 +1,21 @@
 """Linear algebra that knows no Gaussian process: Cholesky factors, sparse triangular systems, conjugate gradients."""
 
 from pyro_nngp.linalg.blocks import empty, in_blocks, keep_freed
-from pyro_nngp.linalg.cholesky import (
-    DEFAULT_JITTER,
-    NotPositiveDefiniteError,
-    cholesky_ex,
-    factorize,
-    local_cholesky,
-)
+from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 from pyro_nngp.linalg.level_scheduling import dependency_levels
-from pyro_nngp.linalg.precision import PriorPrecision, square_matrix
-from pyro_nngp.linalg.whitening import Whitening
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 __all__ = [
     "DEFAULT_JITTER",
     "NotPositiveDefiniteError",
-    "PriorPrecision",
-    "Whitening",
-    "cholesky_ex",
+    "SparseTriangle",
+    "VecchiaFactor",
     "dependency_levels",
     "draw_posterior",
     "empty",
-    "factorize",
     "in_blocks",
     "keep_freed",
-    "local_cholesky",
-    "square_matrix",
+    "solve_triangular",
 ]

@@ -24,19 +24,24 @@ class NotPositiveDefiniteError(torch.linalg.LinAlgError):
     """A neighbor covariance stayed indefinite after every jitter was tried."""
 
 
-def cholesky(cov: Float[Tensor, "... M M"], jitter: float = DEFAULT_JITTER) -> Float[Tensor, "... M M"]:
-    """Cholesky factor of a covariance matrix with a relative nugget.
+def cholesky(
+    cov: Float[Tensor, "*B M M"], jitter: float = DEFAULT_JITTER, *, escalate: bool = False
+) -> Float[Tensor, "*B M M"]:
+    """Cholesky factors of covariance matrices with a relative nugget.
 
     Args:
         cov: covariance matrices.
         jitter: relative nugget.
+        escalate: whether a matrix that has no factor gets a larger nugget, with a warning, instead of an error.
 
     Raises:
-        NotPositiveDefiniteError: if there is none.
+        NotPositiveDefiniteError: if some matrix has no factor; with `escalate`, not even with a nugget of 1e-2.
     """
-    nugget = cov.diagonal(dim1=-2, dim2=-1) * jitter
+    system = cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter) if jitter else cov
+    if escalate:
+        return _escalated(system)
     try:
-        return torch.linalg.cholesky(cov + torch.diag_embed(nugget))
+        return torch.linalg.cholesky(system)
     except torch.linalg.LinAlgError as error:
         # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
         raise NotPositiveDefiniteError(
@@ -46,23 +51,13 @@ def cholesky(cov: Float[Tensor, "... M M"], jitter: float = DEFAULT_JITTER) -> F
         ) from error
 
 
-def local_cholesky(cov: Float[Tensor, "... H H"], jitter: float = 0.0) -> Float[Tensor, "... H H"]:
-    """Cholesky factors of many small covariance matrices with a relative nugget, more of it where one fails.
-
-    Args:
-        cov: covariance matrices.
-        jitter: relative nugget.
-
-    Raises:
-        NotPositiveDefiniteError: if some matrix has no factor even with a nugget of 1e-2.
-    """
-    system = cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter)
+def _escalated(system: Tensor) -> Tensor:
     tril, info = torch.linalg.cholesky_ex(system)
     if not info.any():
         return tril
     with torch.no_grad():
-        _, extra = factorize(system.detach().flatten(0, -3))
-    more = cast(Tensor, extra).reshape(*cov.shape[:-2], 1).expand(cov.shape[:-1])
+        _, extra = factorize(system.detach().reshape(-1, *system.shape[-2:]))
+    more = cast(Tensor, extra).reshape(*system.shape[:-2], 1).expand(system.shape[:-1])
     return torch.linalg.cholesky(system + torch.diag_embed(more))
 
 

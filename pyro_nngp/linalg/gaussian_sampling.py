@@ -8,56 +8,53 @@ optimization (Papandreou and Yuille 2010) in the whitened values z of :math:`u =
 
 .. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
 
-whose solution, by conjugate gradients (:mod:`pyro_nngp.linalg.whitening`), has the wanted law.
+whose solution, by conjugate gradients (:mod:`pyro_nngp.linalg.vecchia_factor`), has the wanted law.
 
 Cost: O(N^3) up to 1,000 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
 levels; O(N K) memory. In double precision throughout.
 """
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.linalg.precision import PriorPrecision
-from pyro_nngp.linalg.whitening import Whitening
+from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
-_DENSE_UP_TO = 1000  # points; beyond, conjugate gradients are quicker
+DENSE_UP_TO = 1000
+"""Points up to which one dense factorization is quicker than conjugate gradients."""
 
 
 def draw_posterior(
-    w: Float[Tensor, "N K"],
-    var: Float[Tensor, " N"],
-    neighbors: Int[Tensor, "N K"],
-    levels: list[Int[Tensor, " _"]],
+    factor: VecchiaFactor,
     linear: Float[Tensor, " N"],
     precision: Float[Tensor, " N"],
     tolerance: float = 1e-6,
     max_iterations: int = 1000,
+    dense_up_to: int = DENSE_UP_TO,
 ) -> Float[Tensor, " N"]:
     """One draw of u, with mean P^-1 h and covariance P^-1.
 
     Args:
-        w: weights of the prior's conditionals, 0 where there is no neighbor.
-        var: their variances.
-        neighbors: rows of the neighbors, -1 padded.
-        levels: dependency levels of the neighbors.
+        factor: (I - A, V) of the prior.
         linear: h.
         precision: tau >= 0.
         tolerance: of the iterative solution, on the norm of the residual relative to that of the right-hand side. It
             also bounds the error of z relative to that norm, which is about sqrt(N).
         max_iterations: at most so many iterations; where they do not suffice, a warning says so.
+        dense_up_to: number of points up to which the precision is factorized instead.
 
     Returns:
         The draw, in the dtype of `linear`.
     """
-    dtype, n = linear.dtype, len(var)
-    w, var, linear, precision = w.double(), var.double(), linear.double(), precision.double()
-    if n <= _DENSE_UP_TO:
-        tril = torch.linalg.cholesky(PriorPrecision(w, var, neighbors).dense() + torch.diag_embed(precision))
+    dtype, n = linear.dtype, len(factor)
+    linear, precision = linear.double(), precision.double()
+    if n <= dense_up_to:
+        tril = cholesky(factor.dense() + torch.diag_embed(precision), 0.0)
         half = torch.linalg.solve_triangular(tril, linear[:, None], upper=False) + torch.randn_like(linear)[:, None]
         return torch.linalg.solve_triangular(tril.mT, half, upper=True)[:, 0].to(dtype)
 
-    first, second = torch.randn(2, n, dtype=w.dtype, device=w.device)
-    white = Whitening(w, var, neighbors, levels)
+    first, second = torch.randn(2, n, dtype=linear.dtype, device=linear.device)
+    white = factor.prepared()
     right = white.color_transposed(linear + precision.sqrt() * first) + second
     return white.color(white.solve(right, precision, None, tolerance, max_iterations)).to(dtype)

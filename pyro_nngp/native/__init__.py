@@ -1,27 +1,35 @@
 """The compiled part of the package, where the installation could build it: one library for conditionals and searches.
 
 It has a plain C interface and knows nothing of torch or Python; it is loaded at the first use and called on the memory
-of tensors and arrays. Without it everything works, more slowly. The environment variable ``PYRO_NNGP_NATIVE=0`` leaves
-it aside; it is read at every call of a conditional, and whenever a search index is built.
+of tensors and arrays, all of which passes the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works,
+more slowly, and a warning says so once. The environment variable ``PYRO_NNGP_NATIVE=0`` leaves it aside, without a
+warning; it is read at every call of a conditional, and whenever a search index is built.
 """
 
 import ctypes
 import functools
 import os
+import warnings
 from pathlib import Path
 
-_FILE = "libnative.so.3"  # the number rises when the interface changes
+from pyro_nngp._checks import fail
+from pyro_nngp.native.structures import Arguments, Queries
+
+_FILE = "libnative.so.4"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS = {
     "nn_levels": (),
     "nn_conditional_width": (_INTEGER, _INTEGER),
     "nn_conditional_factors": (_INTEGER, _INTEGER, _INTEGER, _INTEGER),
     "nn_conditional_run": (_POINTER, _INTEGER, _INTEGER),
+    "nn_conditional_size": (),
     "nn_search_bytes": (_INTEGER, _INTEGER),
     "nn_search_build": (_POINTER, _INTEGER, _INTEGER, _POINTER),
     "nn_search_order": (_POINTER, _INTEGER, _INTEGER, _POINTER),
     "nn_search_run": (_POINTER, _POINTER, _INTEGER),
+    "nn_search_size": (),
 }
+_SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries}
 
 
 def wanted() -> bool:
@@ -31,15 +39,39 @@ def wanted() -> bool:
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None where the installation has none."""
+    """The compiled library, or None, with a warning, where the installation has none that fits."""
     path = Path(__file__).with_name(_FILE)
     try:
-        found = ctypes.CDLL(str(path))
-    except OSError:  # not there, or built for another system
+        return load(path)
+    except (OSError, AttributeError, ValueError) as error:
+        warnings.warn(
+            f"pyro_nngp: no compiled code ({error}). Results are the same, but nearest-neighbor conditionals take "
+            "about twice as long and neighbor searches several times. It is built at installation where there is a "
+            "C++17 compiler (GCC or Clang): install one, then run `pip install --force-reinstall --no-deps --no-binary "
+            "pyro-nngp pyro-nngp`, or `pip install -e .` in a checkout. PYRO_NNGP_NATIVE=0 silences this warning.",
+            stacklevel=3,
+        )
         return None
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load a library and check that its functions and structures are those of this version.
+
+    Raises:
+        OSError: if it is not there, or built for another system.
+        AttributeError: if it lacks a function.
+        ValueError: if a structure has another size.
+    """
+    if not path.exists():
+        raise OSError(f"{path} does not exist")
+    found = ctypes.CDLL(str(path))
     for name, arguments in _FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = _INTEGER, arguments
+    for name, structure in _SIZES.items():
+        size, own = getattr(found, name)(), ctypes.sizeof(structure)
+        if size != own:
+            fail(path.name, structure.__name__, f"of {own} bytes", size, "Build the package again.")
     return found
 
 
@@ -52,4 +84,7 @@ def loaded() -> ctypes.CDLL:
 
 def best_level(level: int | None = None) -> int:
     """The widest instruction set of this processor, or the one given: 0..nn_levels()-1."""
-    return loaded().nn_levels() - 1 if level is None else level
+    levels = loaded().nn_levels()
+    if level is not None and not 0 <= level < levels:
+        fail("native", "level", f"in 0..{levels - 1}", level, "None takes the widest.")
+    return levels - 1 if level is None else level

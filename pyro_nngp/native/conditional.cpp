@@ -25,7 +25,7 @@ extern "C" {
 
 enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 
-// Mirrored by _Arguments in conditional.py. Pointers may be null where that is said.
+// Mirrored by Arguments in structures.py. Pointers may be null where that is said.
 struct Arguments {
     int64_t num_targets, num_neighbors, num_dims, num_points;
     int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
@@ -94,6 +94,9 @@ template <class T, class V> INLINE V square_root(const V x) {
     return s;
 }
 
+// A squared distance that has overflowed is a large one: infinity times exp(-infinity) would be NaN. NaN stays NaN.
+template <class T, class V> INLINE V finite(const V q) { return q > T(1e30) ? V{} + T(1e30) : q; }
+
 // k(q) and, if asked for, its slope dk/dq for COUNT squared distances, q in and k out.
 template <class T, int COUNT, bool SLOPE, class V>
 INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
@@ -113,6 +116,7 @@ INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
         break;
     case MATERN32:
         for (int e = 0; e < COUNT; ++e) {
+            q[e] = finite<T>(q[e]);
             const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
             if (SLOPE) slope[e] = T(-0.5) * f;
             q[e] = f + s * f;
@@ -120,6 +124,7 @@ INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
         break;
     default:
         for (int e = 0; e < COUNT; ++e) {
+            q[e] = finite<T>(q[e]);
             const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
             if (SLOPE) slope[e] = T(-1.0 / 6) * g;
             q[e] = g + q[e] * T(1.0 / 3) * f;
@@ -573,6 +578,9 @@ int64_t nn_levels() {
     return 1;
 #endif
 }
+
+// Bytes of the structure of arguments, for the caller to compare.
+int64_t nn_conditional_size() { return sizeof(Arguments); }
 
 // Points per block at a level; `sums` has one row per block.
 int64_t nn_conditional_width(const int64_t level, const int64_t is_double) {

@@ -11,9 +11,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nngp._checks import fail
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
 from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
+from pyro_nngp.native.boundary import address, contiguous
+from pyro_nngp.native.structures import Arguments
 
 MAX_NEIGHBORS = 1024
 """Beyond it a block of points would take more than 34 MB per thread."""
@@ -69,7 +72,8 @@ def forward(
     ``recording`` says whether there will be a backward pass;
     ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
     """
-    shape = problem.neighbors.shape
+    b, k, _, _ = _sizes(problem)
+    shape = (b, k)
     w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
     failed = torch.empty(shape[0], dtype=torch.bool)
     size = loaded().nn_conditional_factors(*shape, best_level(level), _is_double(problem))
@@ -91,7 +95,7 @@ def backward(
     level: int | None = None,
 ) -> Gradients:
     """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0."""
-    (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
+    (b, k, d, _), new = _sizes(problem), problem.x.new_empty
     level = best_level(level)
     width = loaded().nn_conditional_width(level, _is_double(problem))
     sums = torch.empty(-(-b // width), d + 1, dtype=torch.float64) if kernel else None
@@ -102,8 +106,8 @@ def backward(
         level,
         failed=kept[0],
         factors=kept[1] if len(kept) > 1 else None,
-        grad_w=grad_w.contiguous(),
-        grad_v=grad_var.contiguous(),
+        grad_w=grad_w,
+        grad_v=grad_var,
         grad_noise=grad_noise,
         grad_x=grad_x,
         grad_z=grad_z,
@@ -115,20 +119,16 @@ def backward(
     return Gradients(total[:-1], total[-1], grad_noise, grad_x, grad_z)
 
 
-_INTEGERS = ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel", "num_threads")
-_POINTERS = ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")
-_GRADIENTS = ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")
-
-
-class _Arguments(ctypes.Structure):
-    """`struct Arguments` of conditional.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in _INTEGERS),
-        ("variance", ctypes.c_double),
-        ("jitter", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in _POINTERS + _GRADIENTS),
-    ]
+def _sizes(problem: Problem) -> tuple[int, int, int, int]:
+    """B, K, D and N."""
+    for arg in ("x", "points", "neighbors"):
+        if (rank := getattr(problem, arg).dim()) != 2:
+            fail("nn_conditional", arg, "with 2 dimensions", rank, "Give rows of coordinates, or of numbers.")
+    (b, d), k = problem.x.shape, problem.neighbors.shape[1]
+    if not 1 <= k <= MAX_NEIGHBORS or problem.x.dtype not in (torch.float32, torch.float64):
+        expectation, actual = f"float32 or float64, K in 1..{MAX_NEIGHBORS}", f"{problem.x.dtype}, {k}"
+        fail("nn_conditional", "x, K", expectation, actual, "Ask `supported` first.")
+    return b, k, d, len(problem.points)
 
 
 def _is_double(problem: Problem) -> bool:
@@ -136,31 +136,57 @@ def _is_double(problem: Problem) -> bool:
 
 
 def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
-    (b, k), d = problem.neighbors.shape, problem.x.shape[1]
+    b, k, d, num_points = _sizes(problem)
+    level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
     work = b * k * k * (k + 20 * d + 50)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
-    tensors = dict(
-        buffers,
-        x=problem.x.contiguous(),
-        points=problem.points.contiguous(),
-        neighbors=problem.neighbors.to(torch.int64).contiguous(),
-        scale=problem.lengthscale * problem.profile.stretch,
-        noise=None if problem.noise is None else problem.noise.contiguous(),
-    )
-    pointers = {name: tensor.data_ptr() for name, tensor in tensors.items() if tensor is not None}
-    arguments = _Arguments(
+    blocks = -(-b // loaded().nn_conditional_width(level, is_double))
+    layout = {
+        "x": ((b, d), dtype),
+        "points": ((num_points, d), dtype),
+        "neighbors": ((b, k), torch.int64),
+        "scale": ((d,), dtype),
+        "noise": ((b, k), dtype),
+        "failed": ((b,), torch.bool),
+        "factors": ((loaded().nn_conditional_factors(b, k, level, is_double),), torch.uint8),
+        "w": ((b, k), dtype),
+        "v": ((b,), dtype),
+        "grad_w": ((b, k), dtype),
+        "grad_v": ((b,), dtype),
+        "grad_noise": ((b, k), dtype),
+        "grad_x": ((b, d), dtype),
+        "grad_z": ((b, k, d), dtype),
+        "sums": ((blocks, d + 1), torch.float64),
+    }
+    inputs = {
+        "x": problem.x,
+        "points": problem.points,
+        "neighbors": problem.neighbors,
+        "scale": problem.lengthscale * problem.profile.stretch,
+        "noise": problem.noise,
+        "grad_w": buffers.pop("grad_w", None),
+        "grad_v": buffers.pop("grad_v", None),
+    }
+    where, given = "nn_conditional", {name: tensor for name, tensor in inputs.items() if tensor is not None}
+    read = {name: contiguous(where, name, tensor) for name, tensor in given.items()}
+    written = {name: tensor for name, tensor in buffers.items() if tensor is not None}
+    pointers = {
+        name: address(where, name, tensor, *layout[name], 64 if name == "factors" else 1)
+        for name, tensor in (read | written).items()
+    }
+    arguments = Arguments(
         num_targets=b,
         num_neighbors=k,
         num_dims=d,
-        num_points=len(problem.points),
+        num_points=num_points,
         kernel=_KERNELS[problem.profile],
         num_threads=threads,
         variance=float(problem.variance),
         jitter=problem.jitter,
         **pointers,
     )
-    status = loaded().nn_conditional_run(ctypes.byref(arguments), best_level(level), _is_double(problem))
+    status = loaded().nn_conditional_run(ctypes.byref(arguments), level, is_double)
     if status == _NO_MEMORY:
         raise MemoryError(f"nn_conditional: no memory for blocks of points with {k} neighbors")
     if status == _NO_SUCH_POINT:
-        raise IndexError(f"nn_conditional: expected neighbors below the number of points, {len(problem.points)}")
+        raise IndexError(f"nn_conditional: expected neighbors below the number of points, {num_points}")

@@ -37,7 +37,7 @@ extern "C" {
 
 enum SearchStatus { DONE, NO_MEMORY };
 
-// Mirrored by _Queries in search.py.
+// Mirrored by Queries in structures.py.
 struct Queries {
     int64_t num_rows, num_neighbors;
     const int64_t *rows;    // which of the Q queries to answer, one after the other
@@ -515,9 +515,10 @@ template <int BYTES> struct Search {
         for (int l = 0; l < GROUP; ++l) {
             const int64_t row = queries.rows[begin + (l < live ? l : 0)];
             for (int64_t e = 0; e < D; ++e) places[e][l] = queries.places[row * D + tree.dims[e]];
-            limit[l] = l < live ? int32_t(queries.limit[row]) : 0;
+            limit[l] = l < live ? int32_t(std::max<int64_t>(0, std::min(queries.limit[row], tree.P))) : 0;
             group[l].place = queries.places + row * D;
-            group[l].exclude = int32_t(queries.exclude[row]);
+            const int64_t other = queries.exclude[row];
+            group[l].exclude = int32_t(other < tree.P ? std::max<int64_t>(other, -1) : -1);
             group[l].count = 0;
             group[l].full = 2 * k;
             group[l].reach = std::numeric_limits<double>::infinity();
@@ -658,6 +659,9 @@ template <class F> int64_t guarded(const F &work) {
 } // namespace
 
 extern "C" {
+
+// Bytes of the structure of queries, for the caller to compare.
+int64_t nn_search_size() { return sizeof(Queries); }
 
 // Bytes of a tree over that many points, at least one and fewer than 2^31.
 int64_t nn_search_bytes(const int64_t num_points, const int64_t num_dims) {

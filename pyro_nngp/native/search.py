@@ -10,8 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pyro_nngp._checks import fail
 from pyro_nngp.linalg import blocks as memory
 from pyro_nngp.native import best_level, loaded, wanted
+from pyro_nngp.native.boundary import address, check_range
+from pyro_nngp.native.structures import Queries
 
 MAX_POINTS = 2**31 - 2**10
 """Points are numbered in 32 bits."""
@@ -33,10 +36,12 @@ class Tree:
     """
 
     def __init__(self, points: Floats) -> None:
-        points = np.ascontiguousarray(points)
+        points = _places("points", points)
+        self._num_dims = points.shape[1]
         size = loaded().nn_search_bytes(*points.shape)
         self._memory: Tensor = memory.empty((size,), torch.uint8)
-        _check(loaded().nn_search_build(points.ctypes.data, *points.shape, self._memory.data_ptr()))
+        at = address("nn_search", "tree", self._memory, (size,), torch.uint8, 16)
+        _check(loaded().nn_search_build(points.ctypes.data, *points.shape, at))
 
     def nearest(
         self,
@@ -59,28 +64,41 @@ class Tree:
             value: squared distances, (Q, k), to be written; infinity where no point is left.
             level: an instruction set below ``library().nn_levels()``; None is the widest.
         """
-        arrays = [np.ascontiguousarray(each) for each in (rows, places, limit, exclude)]
-        for output in (index, value):
-            assert output.flags.c_contiguous, "written in place"
-            arrays.append(output)
-        queries = _Queries(len(rows), index.shape[1], *(each.ctypes.data for each in arrays))
+        num_places, k = (*index.shape, 0)[:2]
+        if k < 1:
+            fail("nn_search", "index", "of shape (Q, k) with k >= 1", index.shape, "Ask for a neighbor at least.")
+        rows, places, limit, exclude = (np.ascontiguousarray(each) for each in (rows, places, limit, exclude))
+        layout = {
+            "rows": (rows, rows.shape[:1], np.int64),
+            "places": (places, (num_places, self._num_dims), np.float64),
+            "limit": (limit, (num_places,), np.int64),
+            "exclude": (exclude, (num_places,), np.int64),
+            "index": (index, (num_places, k), np.int64),
+            "value": (value, (num_places, k), np.float64),
+        }
+        pointers = {name: address("nn_search", name, *expected) for name, expected in layout.items()}
+        check_range("nn_search", "rows", rows, num_places)
+        queries = Queries(num_rows=len(rows), num_neighbors=k, **pointers)
         _check(loaded().nn_search_run(self._memory.data_ptr(), ctypes.byref(queries), best_level(level)))
 
 
 def spatial_order(points: Floats) -> Ints:
     """An order in which points that follow each other lie close together, (P,)."""
-    points, order = np.ascontiguousarray(points), np.empty(len(points), np.int64)
+    points = _places("points", points)
+    order = np.empty(len(points), np.int64)
     _check(loaded().nn_search_order(points.ctypes.data, *points.shape, order.ctypes.data))
     return order
 
 
-class _Queries(ctypes.Structure):
-    """`struct Queries` of search.cpp."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("num_rows", "num_neighbors")),
-        *((name, ctypes.c_void_p) for name in ("rows", "places", "limit", "exclude", "index", "value")),
-    ]
+def _places(arg: str, places: Floats) -> Floats:
+    """Finite coordinates (P, D) with P, D >= 1, row by row."""
+    if places.ndim != 2 or 0 in places.shape or len(places) > MAX_POINTS:
+        fail("nn_search", arg, f"of shape (P, D) with 1 <= P <= {MAX_POINTS}", places.shape, "Give points.")
+    places = np.ascontiguousarray(places)
+    address("nn_search", arg, places, places.shape, np.float64)
+    if not np.isfinite(places).all():
+        fail("nn_search", arg, "to be finite", "NaN or infinity", "Drop such points first.")
+    return places
 
 
 def _check(status: int) -> None:

@@ -11,9 +11,9 @@ conditional variance of u_j given all the others. The optimum of other R is in
 :mod:`pyro_nngp.variational.sparse_factor`.
 
 The gradients start on P itself with its diagonal for preconditioner, which is quick where the data say more of a value
-than its neighbors do, and go on in whitened coordinates (:mod:`pyro_nngp.linalg.whitening`), which are quick where the
-prior says more, as soon as 20 iterations no longer halve the residual. With G the root of the prior's covariance, an
-approximate mean with the residual r costs the ELBO
+than its neighbors do, and go on in whitened coordinates (:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick
+where the prior says more, as soon as 20 iterations no longer halve the residual. With G the root of the prior's
+covariance, an approximate mean with the residual r costs the ELBO
 
 .. math:: \tfrac12 r^\top P^{-1} r \le \tfrac12 \| G^\top r \|^2
 
@@ -34,38 +34,49 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import PriorPrecision, Whitening
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
-_DENSE_UP_TO = 1000**2  # entries of the system: one Cholesky factorization is then quick, and exact
-_EASY = 200  # iterations on P at most, before the change to whitened coordinates
 _LOOK = 20  # of them between looks at the residual
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _RELATIVE = 1e-3  # units of the residual are at least this part of the right-hand side: rounding stops it in time
 _SAME_SITES = 10  # tolerances by which the sites' precisions may differ from those that the factor is for
+_SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is rounding
 _FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
+
+
+class MeanLimits(NamedTuple):
+    """Which way :func:`posterior_mean` solves; the results agree.
+
+    Attributes:
+        dense_up_to: entries of the system up to which one Cholesky factorization is quick, and exact.
+        plain_iterations: iterations on P at most, before the change to whitened coordinates.
+    """
+
+    dense_up_to: int = 1000**2
+    plain_iterations: int = 200
 
 
 def variational_optimum(
     likelihood: Likelihood,
     y: Tensor,
     mean: Float[Tensor, " N"],
-    w: Float[Tensor, "N K"],
-    var: Float[Tensor, " N"],
-    neighbors: Int[Tensor, "N K"],
-    levels: list[Int[Tensor, " _"]],
+    factor: VecchiaFactor,
     q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
+    limits: MeanLimits | None = None,
 ) -> SparseCholeskyNormal:
     """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
 
@@ -73,13 +84,11 @@ def variational_optimum(
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         mean: mean function at the points.
-        w: weights of the prior's conditionals, 0 where there is no neighbor.
-        var: their variances.
-        neighbors: rows of the neighbors, -1 padded.
-        levels: dependency levels of the neighbors.
+        factor: (I - A, V) of the prior.
         q: where to start, over all N points.
         max_steps: at most so many steps of :func:`natural_gradient`.
         tolerance: where to stop; the mean costs the bound at most tolerance^2 / 2 nats per point then.
+        limits: when :func:`posterior_mean` solves in which way; None takes the quickest.
 
     Returns:
         q(u) at its optimum, on the pattern of `q`. A warning says so where `max_steps` or the iterations of conjugate
@@ -87,27 +96,39 @@ def variational_optimum(
 
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
-    prior, white = PriorPrecision(w, var, neighbors), Whitening(w, var, neighbors, levels)
-    factor = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
+    prior = factor.prepared()
+    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
     one_step = isinstance(likelihood, Gaussian)
     easy, precision, used, moved = True, q.loc, None, 0.0
 
-    def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor]:
+    def divergence() -> float:
+        """KL of q from the prior, up to what does not change while q has its factor."""
+        value = (q.loc * prior.product(q.loc.double())).sum()
+        if q.is_diagonal:
+            value = value + (prior.diagonal() * q.variance - q.variance.log()).sum()
+        return float(value) / 2
+
+    def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal q, easy, precision
         reduction = 0.0 if one_step else _STEP_REDUCTION
-        loc, easy = posterior_mean(prior, white, targets - mean, now, q.loc, easy, tolerance, reduction)
+        loc, easy = posterior_mean(prior, targets - mean, now, q.loc, easy, tolerance, reduction, limits)
         precision, q = now, SparseCholeskyNormal(loc, q.scale, q.weights, q.pattern)
         if q.is_diagonal:
-            q = _with_factor(q, *factor(now))
-        return mean + loc, q.variance
+            q = _with_factor(q, *root(now))
+        return mean + loc, q.variance, 0.0 if one_step else divergence()
 
     while max_steps > 0:
-        steps, moved = natural_gradient(likelihood, y, mean + q.loc, q.variance, solve, max_steps, tolerance)
+        start = (mean + q.loc, q.variance, 0.0 if one_step else divergence())
+        before = q
+        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance)
         max_steps -= steps
+        if not improved:
+            q = before
+            break
         known = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES * tolerance
         if q.is_diagonal or known:
             break
-        q, used = _with_factor(q, *factor(precision)), precision
+        q, used = _with_factor(q, *root(precision)), precision
         if one_step:
             break
     if moved > _FAR and not one_step:
@@ -126,12 +147,11 @@ def _with_factor(q: SparseCholeskyNormal, scale: Tensor, weights: Tensor) -> Spa
 def natural_gradient(
     likelihood: Likelihood,
     y: Tensor,
-    loc: Float[Tensor, "*L N"],
-    var: Float[Tensor, "*L N"],
-    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    start: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"], float],
+    solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, float]],
     max_steps: int = 20,
     tolerance: float = 1e-3,
-) -> tuple[int, float]:
+) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
     A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
@@ -139,30 +159,55 @@ def natural_gradient(
     until a step of length one would move it by less than `tolerance`, in the root mean square and in units of what the
     likelihood resolves, the standard deviations of the sites.
 
+    A step that lowers the bound is taken back and repeated at half the length. Sites are at least as precise as the
+    secant of the gradient over the last trial says: the curvature at a point knows nothing of a kink (Laplace) or of
+    the far side of a mode (Student-t) that a step of its length would cross. The secant does not move the optimum of
+    the means, and it becomes the curvature itself as steps get short.
+
     Args:
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
-        loc: means of f to start from.
-        var: variances of f to start from.
+        start: means and variances of f to start from, and the divergence of q from the prior there.
         solve: given targets and precisions of Gaussian observations of f, finds q and returns its means and variances
-            of f.
+            of f, and its divergence from the prior, up to a constant.
         max_steps: at most so many steps.
         tolerance: where to stop.
 
     Returns:
-        Number of steps, and how far the last one would have moved the mean at length one.
+        Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
+        bound; if none did, q has to be put back.
     """
+    loc, var, divergence = start
     shift, precision, length, moved, steps = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf, 0
-    while steps < max_steps:
+    if isinstance(likelihood, Gaussian):
         target, found = gaussian_sites(likelihood, y, loc, var)
-        shift, precision = torch.lerp(shift, found * target, length), torch.lerp(precision, found, length)
-        before, before_moved = loc, moved
-        loc, var = solve(shift / precision, precision)
-        moved, steps = float(((loc - before).square() * precision).mean().sqrt()) / length, steps + 1
-        if isinstance(likelihood, Gaussian) or moved < tolerance:
+        loc_new, _, _ = solve(target, found)
+        return 1, float(((loc_new - loc).square() * found).mean().sqrt()), True
+    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var)
+    bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
+    while steps < max_steps and length >= _SHORTEST / 64:
+        found = torch.maximum(floored(curvature, var), secant)
+        trial_shift = torch.lerp(shift, found * loc + gradient, length)
+        trial_precision = torch.lerp(precision, found, length)
+        new_loc, new_var, divergence = solve(trial_shift / trial_precision, trial_precision)
+        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var)
+        steps, moves = steps + 1, new_loc - loc
+        measurable = moves.square() > _SECANT * var
+        secant = torch.where(measurable, (gradient - new_gradient) / torch.where(measurable, moves, 1), 0).clamp(min=0)
+        slack = tolerance**2 * loc.numel() + 1e-6 * abs(bound)
+        rejected = not value - divergence >= bound - slack
+        if rejected:
+            length /= 2
+            continue
+        before_moved, moved = moved, float((moves.square() * trial_precision).mean().sqrt()) / length
+        loc, var, gradient, curvature, bound = new_loc, new_var, new_gradient, new_curvature, value - divergence
+        shift, precision, improved = trial_shift, trial_precision, True
+        if moved < tolerance:
             break
         length = min(1.0, length * _GROW) if moved < before_moved else max(length / 2, _SHORTEST)
-    return steps, moved
+    if rejected and improved:
+        solve(shift / precision, precision)
+    return steps, moved, improved
 
 
 def gaussian_sites(
@@ -185,35 +230,45 @@ def gaussian_sites(
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
         precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
-    differentiable = differentiable and torch.is_grad_enabled()
+    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, differentiable and torch.is_grad_enabled())
+    precision = floored(curvature, var.detach())
+    return loc.detach() + gradient / precision, precision
+
+
+def floored(curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    """Positive precisions of sites: see :func:`gaussian_sites`."""
+    average = curvature.clamp(min=0).mean(-1, keepdim=True).detach()
+    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
+    return torch.maximum(curvature, least)
+
+
+def _expectation_gradients(
+    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False
+) -> tuple[Tensor, Tensor, float]:
+    """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
         value = likelihood.expected_log_prob(y, loc, var).sum()
-        grad_loc, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
-    loc, var = loc.detach(), var.detach()
+        gradient, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
     if not differentiable:
-        grad_loc, grad_var = grad_loc.detach(), grad_var.detach()
-    average = (-2 * grad_var).clamp(min=0).mean(-1, keepdim=True).detach()
-    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
-    precision = torch.maximum(-2 * grad_var, least)
-    return loc + grad_loc / precision, precision
+        gradient, grad_var = gradient.detach(), grad_var.detach()
+    return gradient, -2 * grad_var, float(value.detach())
 
 
 def posterior_mean(
-    prior: PriorPrecision,
-    white: Whitening,
+    prior: VecchiaFactor,
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
     start: Float[Tensor, "*L N"],
     easy: bool = True,
     tolerance: float = 1e-3,
     reduction: float = 0.0,
+    limits: MeanLimits | None = None,
 ) -> tuple[Float[Tensor, "*L N"], bool]:
     """Mean of u given Gaussian observations.
 
     Args:
-        prior: precision of the prior.
-        white: the prior in whitened coordinates.
+        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
         start: where to start.
@@ -221,38 +276,48 @@ def posterior_mean(
         tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
             rounding is in the way, on 1,000 times the residual relative to that at m = 0.
         reduction: stop also where the residual is this part of that at the start.
+        limits: when to solve in which way; None takes the quickest.
 
     Returns:
         m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
     """
-    dtype = y.dtype
+    dtype, limits = y.dtype, limits or MeanLimits()
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
-    if y.numel() * len(prior) <= _DENSE_UP_TO:
-        tril = torch.linalg.cholesky(prior.dense() + torch.diag_embed(precision))
+    if y.numel() * len(prior) <= limits.dense_up_to:
+        tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
         return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
 
     def product(m: Tensor) -> Tensor:
         return prior.product(m) + precision * m
 
     def norm(residual: Tensor) -> Tensor:
-        return white.color_transposed(residual).norm(dim=-1)
+        return prior.color_transposed(residual).norm(dim=-1)
 
     size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
     if reduction:
         tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
-    if easy:
+    if easy and limits.plain_iterations:
         diagonal = prior.diagonal() + precision
         start, left = conjugate_gradients(
-            product, right, start, diagonal, tolerance, _EASY, norm=norm, size=size, every=_LOOK, halving=True
+            product,
+            right,
+            start,
+            diagonal,
+            tolerance,
+            limits.plain_iterations,
+            norm=norm,
+            size=size,
+            every=_LOOK,
+            halving=True,
         )
         if left <= tolerance:
             return start.to(dtype), True
-    z = white.solve(white.color_transposed(right), precision, white.whiten(start), tolerance, size=size)
-    return white.color(z).to(dtype), False
+    z = prior.solve(prior.color_transposed(right), precision, prior.whiten(start), tolerance, size=size)
+    return prior.color(z).to(dtype), False
 
 
-def _mean_field(prior: PriorPrecision) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """What :class:`FactorOptimum` is for an empty pattern: site precisions to the diagonal factor, and no weights."""
     diagonal = prior.diagonal()
     return lambda tau: ((diagonal + tau.double()).rsqrt(), tau[..., None][..., :0])

@@ -15,8 +15,10 @@ for the fixed point of the sites the K nearest, for predictions 64 or more, pool
 (:mod:`pyro_nngp.variational.pooling`). Divergence and draws are those of
 :class:`~pyro_nngp.distributions.SitePosterior`.
 
-Cost: O(N K^3) per natural-gradient step and O(N K) per iteration of conjugate gradients to solve; a batch touches its
-own rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
+To solve, natural-gradient steps for the means alternate with the variances at those sites.
+
+Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients to solve; a batch touches its own
+rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
 functions.
 """
 
@@ -34,9 +36,9 @@ from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import DEFAULT_JITTER, PriorPrecision, Whitening
+from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational.natural_gradient import natural_gradient, posterior_mean
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
 from pyro_nngp.variational.pooling import PooledObservations
 
 _PREDICTION_NEIGHBORS = 64
@@ -44,6 +46,8 @@ _NO_PRECISION = 1e-6  # of sites before the first solution
 _START_VAR = 1e-2  # of the values where the first natural-gradient step is taken
 _KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
+_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
 
 
 class GaussianSites(GPModule):
@@ -145,28 +149,42 @@ class GaussianSites(GPModule):
             tolerance: stop where means move by less, in standard deviations of the sites.
         """
         kernel, graph, mean_at, jitter, likelihood = self._prior
-        kernel, likelihood, mean = bind(kernel), likelihood.bind(), mean_at(graph.x)
-        prior = NNGP(kernel, graph, jitter=jitter)
-        w, var = prior.conditionals
-        precision, white = PriorPrecision(w, var, graph.neighbors), Whitening(w, var, graph.neighbors, graph.levels())
+        kernel, likelihood, mean, y = bind(kernel), likelihood.bind(), mean_at(graph.x), self.y.movedim(0, -1)
+        prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
         if self._near is None:
             self._near = graph.query(graph.x)
-        near, easy, reduction = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION
+        near, easy, reduction, moved, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, 0.0, None
         loc = self.loc - mean if bool(self.solved) else torch.zeros_like(self.loc)
         variance = self.variance if bool(self.solved) else torch.full_like(self.loc, _START_VAR)
+        sites = gaussian_sites(likelihood, y, mean + loc, variance)
 
-        def step(target: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-            nonlocal loc, easy
-            loc, easy = posterior_mean(precision, white, target - mean, tau, loc, easy, tolerance, reduction)
-            _, spread = graph_conditional(kernel, graph.x, graph.x, near, 1 / tau, jitter)
-            for name, value in (("target", target), ("precision", tau), ("loc", mean + loc), ("variance", spread)):
-                getattr(self, name).copy_(value)
-            return mean + loc, spread
+        def divergence() -> float:
+            """KL of q from the prior, up to what does not change while variances stay."""
+            return float((loc * prior.product(loc.double())).sum()) / 2
 
-        y = self.y.movedim(0, -1)
-        _, moved = natural_gradient(likelihood, y, mean + loc, variance, step, max_steps, tolerance)
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal loc, easy, sites
+            loc, easy = posterior_mean(prior, target - mean, precision, loc, easy, tolerance, reduction)
+            sites = target, precision
+            return mean + loc, variance, 0.0 if self.is_exact else divergence()
+
+        while max_steps > 0:
+            before = loc, sites
+            start = mean + loc, variance, 0.0 if self.is_exact else divergence()
+            steps, moved, improved = natural_gradient(likelihood, y, start, step, max_steps, tolerance)
+            max_steps -= steps
+            if not improved:
+                loc, sites = before
+            _, variance = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
+            if not improved or self.is_exact:
+                break
+            if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
+                break
+            used = sites[1]
+        for name, value in (("target", sites[0]), ("precision", sites[1]), ("loc", mean + loc), ("variance", variance)):
+            getattr(self, name).copy_(value)
         self.solved.fill_(True)
-        if moved > 0.1 and not self.is_exact:
+        if moved > _FAR and not self.is_exact:
             warnings.warn(
                 f"GaussianSites.solve: means still moved by {moved:.1e} in the last natural-gradient step, in units of "
                 "the likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",

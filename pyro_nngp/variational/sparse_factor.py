@@ -30,6 +30,7 @@ neighbors, S the largest support of a group of columns, L latent functions.
 
 import warnings
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,27 +39,45 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
-from pyro_nngp.linalg import PriorPrecision
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.cholesky import cholesky
 
-_GROUP_ENTRIES = 2**21  # of the systems factorized at once
-_BATCH_ENTRIES = 2**25  # of those filled at once: the more, the more of them want the same row of the precision
-_LOOKUPS = 2**22  # in it at once
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
-_BLOCK_ENTRIES = 2**27  # of the precision
-_LONG = 256  # entries of a column beyond which conjugate gradients are quicker
-_MAX_ITERATIONS, _DELAY, _GAIN = 1000, 8, 1e-6
+_DELAY, _GAIN = 8, 1e-6
+
+
+class FactorLimits(NamedTuple):
+    """How much :class:`FactorOptimum` works on at once, and which columns are long; the results agree.
+
+    Attributes:
+        group_entries: of the systems factorized at once.
+        batch_entries: of those filled at once: the more, the more of them want the same row of the precision.
+        lookups: entries of the precision looked up at once.
+        block_entries: of the precision that are kept at once, by an upper bound.
+        long: entries of a column beyond which conjugate gradients are quicker.
+        max_iterations: of conjugate gradients.
+    """
+
+    group_entries: int = 2**21
+    batch_entries: int = 2**25
+    lookups: int = 2**22
+    block_entries: int = 2**27
+    long: int = 256
+    max_iterations: int = 1000
 
 
 class FactorOptimum:
     """Optimal factors on one pattern, for one prior and any number of site precisions.
 
     Args:
-        prior: precision of the prior.
+        prior: (I - A, V) of the prior.
         pattern: columns of R beside the diagonal in each row, -1 padded.
+        limits: how much is worked on at once; None takes the quickest.
     """
 
-    def __init__(self, prior: PriorPrecision, pattern: Int[Tensor, "N P"]) -> None:
-        self._prior, self._supports = prior, _Supports(pattern.cpu().numpy())
+    def __init__(self, prior: VecchiaFactor, pattern: Int[Tensor, "N P"], limits: FactorLimits | None = None) -> None:
+        self._prior, self._limits = prior, limits or FactorLimits()
+        self._supports = _Supports(pattern.cpu().numpy(), self._limits)
         self._blocks = list(self._supports.blocks(prior.row_bounds()))
         self._kept = prior.sparse(self._blocks[0][1]) if len(self._blocks) == 1 else None
 
@@ -83,11 +102,14 @@ class FactorOptimum:
             for systems, members, slots in self._supports.systems(short, precision, rows):
                 _by_cholesky(systems, members, slots, tau, scale, entries)
             for column in long.tolist():
-                unfinished += _by_gradients(precision, rows, *self._supports.one(column), tau, scale, entries)
+                unfinished += _by_gradients(
+                    precision, rows, *self._supports.one(column), tau, scale, entries, self._limits.max_iterations
+                )
         if unfinished:
+            most = self._limits.max_iterations
             warnings.warn(
-                f"FactorOptimum: {unfinished} of {len(self._prior)} columns stopped after {_MAX_ITERATIONS} iterations "
-                "of conjugate gradients, short of their optimum. Their rows of q(u) are valid, but not the best.",
+                f"FactorOptimum: {unfinished} of {len(self._prior)} columns stopped after {most} iterations of "
+                "conjugate gradients, short of their optimum. Their rows of q(u) are valid, but not the best.",
                 stacklevel=2,
             )
         return scale, weights
@@ -103,7 +125,7 @@ def _by_cholesky(
     support, places, lower = (torch.from_numpy(table).to(tau.device) for table in (members, slots, systems))
     real = torch.cat([places >= 0, support[:, -1:] >= 0], -1)
     added = torch.where(real, tau[..., support], 1.0)  # a padded row is one of the identity
-    tril = torch.linalg.cholesky(lower + torch.diag_embed(added))
+    tril = cholesky(lower + torch.diag_embed(added), 0.0)
     last = torch.eye(lower.shape[-1], dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
     found = torch.linalg.solve_triangular(tril.mT, last, upper=True)[..., 0]
     scale[..., support[:, -1]] = found[..., -1]
@@ -118,6 +140,7 @@ def _by_gradients(
     tau: Tensor,
     scale: Tensor,
     entries: Tensor,
+    max_iterations: int,
 ) -> int:
     """Set one column, with support (S,), itself last, and places (S - 1,); for how many latents it did not suffice."""
     prior = precision[np.searchsorted(rows, members)][:, members]
@@ -127,7 +150,7 @@ def _by_gradients(
         x, residual, direction = np.zeros((3, len(members)))
         gains: list[float] = []
         residual[-1], before = 1.0, np.inf
-        while len(gains) < _MAX_ITERATIONS:
+        while len(gains) < max_iterations:
             scaled = residual / (own + added)
             strength = residual @ scaled
             if not strength or (len(gains) > _DELAY and sum(gains[-_DELAY:]) < 2 * _GAIN * x[-1]):
@@ -149,7 +172,8 @@ def _by_gradients(
 class _Supports:
     """For each column of R the rows that it is supported on, and where these entries stand in the pattern."""
 
-    def __init__(self, pattern: np.ndarray) -> None:
+    def __init__(self, pattern: np.ndarray, limits: FactorLimits) -> None:
+        self._limits = limits
         self._num_points, self.width = pattern.shape
         self._column = pattern.ravel()  # of each place
         self._places = np.argsort(self._column, kind="stable")[np.count_nonzero(self._column < 0) :]  # by column
@@ -167,20 +191,20 @@ class _Supports:
     def by_length(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Those of some columns that are short, by length, and those that are not."""
         columns = columns[np.argsort(self._count[columns], kind="stable")]
-        first = np.searchsorted(self._count[columns], _LONG)
+        first = np.searchsorted(self._count[columns], self._limits.long)
         return columns[:first], columns[first:]
 
     def blocks(self, row_bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Columns in blocks, with the sorted union of their supports, whose bounds add up to a bounded number."""
         columns = np.arange(self._num_points)
-        if row_bounds.sum() > _BLOCK_ENTRIES:  # near columns into one block
+        if row_bounds.sum() > self._limits.block_entries:  # near columns into one block
             inside = np.ones(len(self._places), np.int8), self._members, np.append(self._start, len(self._places))
             columns = reverse_cuthill_mckee(csr_array(inside, shape=2 * columns.shape)).astype(np.int64)
         waiting = [columns]
         while waiting:
             columns = waiting.pop()
             rows = np.union1d(columns, self._members[_runs(self._start[columns], self._count[columns])])
-            if row_bounds[rows].sum() > _BLOCK_ENTRIES and len(columns) > 1:
+            if row_bounds[rows].sum() > self._limits.block_entries and len(columns) > 1:
                 waiting += np.array_split(columns, 2)
             else:
                 yield columns, rows
@@ -197,7 +221,8 @@ class _Supports:
         """
         groups = self._groups(columns)
         batch = (
-            np.array([len(group) * (self._count[group[-1]] + 1) ** 2 for group in groups]).cumsum() // _BATCH_ENTRIES
+            np.array([len(group) * (self._count[group[-1]] + 1) ** 2 for group in groups]).cumsum()
+            // self._limits.batch_entries
         )
         for number in np.unique(batch):
             together = [groups[i] for i in np.flatnonzero(batch == number)]
@@ -213,7 +238,7 @@ class _Supports:
             return []
         sizes = self._count[columns] + 1
         kind = np.ceil(np.log(sizes) / np.log(_SIZE_STEP)).astype(np.int64)
-        part = (sizes.astype(np.float64) ** 2).cumsum() // _GROUP_ENTRIES
+        part = (sizes.astype(np.float64) ** 2).cumsum() // self._limits.group_entries
         return np.split(columns, np.flatnonzero((np.diff(kind) != 0) | (np.diff(part) != 0)) + 1)
 
     def _filled(self, groups: list[np.ndarray], precision: csr_array, rows: np.ndarray) -> list[np.ndarray]:
@@ -232,7 +257,7 @@ class _Supports:
         by_row = columns.argsort()
         wanted += [(columns[by_row], by_row, size[by_row] - 1, self._count[columns[by_row]])]
         for row, asked, rank, count in wanted:
-            ends = np.flatnonzero(np.diff(count.cumsum() // _LOOKUPS)) + 1
+            ends = np.flatnonzero(np.diff(count.cumsum() // self._limits.lookups)) + 1
             for r, i, k, n in zip(*(np.split(part, ends) for part in (row, asked, rank, count)), strict=True):
                 if n.any():
                     column = self._members[_runs(self._start[columns[i]], n)]

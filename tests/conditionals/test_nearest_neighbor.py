@@ -6,7 +6,6 @@ from pyro.ops.integrator import potential_grad
 
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
-from pyro_nngp.linalg import cholesky_ex
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
 
 F64 = torch.float64
@@ -201,15 +200,3 @@ def test_wrong_input(change, message):
     x, z, mask, _ = problem()
     with pytest.raises((ValueError, TypeError), match=message):
         nn_conditional(RBF(3).double(), **({"x": x, "z": z, "mask": mask} | change))
-
-
-@pytest.mark.parametrize("size", [79, 80, 97, 128])
-def test_paneled_factor_is_lapacks(size):
-    a = torch.randn(5, size, size + 4, dtype=torch.float64)
-    system = a @ a.mT
-    system[2, 50, 50] = -1.0  # in the fourth panel
-    system[4] = float("nan")
-    tril, info = cholesky_ex(system)
-    assert (info > 0).tolist() == [False, False, True, False, True]
-    definite = torch.tensor([0, 1, 3])
-    torch.testing.assert_close(tril[definite], torch.linalg.cholesky(system[definite]), rtol=1e-10, atol=1e-10)

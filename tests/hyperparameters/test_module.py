@@ -8,7 +8,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroModule, PyroParam, PyroSample
 from pyro.optim import Adam
 from torch import nn
 
@@ -185,3 +185,44 @@ def test_a_shallow_copy_leaves_what_the_running_program_refers_to():
     assert record.trace.nodes["loc"]["value"].unconstrained() is q.loc is copied.loc
     copied.__dict__["loc"] = 2.0
     assert isinstance(q.loc, nn.Parameter)
+
+
+@pytest.mark.parametrize("value", [0.5, 1, torch.tensor(0.5), torch.tensor([0.5, 2.0], dtype=torch.float64)])
+def test_a_number_or_a_tensor_is_the_new_value_of_a_parameter(value):
+    kernel = Matern32(2, lengthscale=3.0)
+    kernel(BOTH)
+    param = kernel.lengthscale_unconstrained
+    kernel.lengthscale = value
+    assert kernel.lengthscale_unconstrained is param
+    assert kernel.lengthscale.dtype == torch.float32
+    torch.testing.assert_close(kernel.lengthscale.detach(), torch.as_tensor(value, dtype=torch.float32))
+    torch.testing.assert_close(kernel(BOTH), Matern32(2, lengthscale=value)(BOTH))
+    kernel.lengthscale = torch.tensor(0.7)
+    assert kernel.lengthscale.item() == pytest.approx(0.7)
+
+
+def test_a_number_takes_the_shape_of_the_parameter_and_a_method_predicts_with_it():
+    kernel = Matern32(2, lengthscale=torch.ones(2))
+    kernel.lengthscale = 0.5
+    assert kernel.lengthscale.tolist() == pytest.approx([0.5, 0.5])
+    gp = Vecchia(BOTH, X[:, 0], kernel, Gaussian(0.1), num_neighbors=3)
+    gp.kernel.variance = 2
+    same = Vecchia(BOTH, X[:, 0], Matern32(2, 2.0, torch.full((2,), 0.5)), Gaussian(0.1), num_neighbors=3)
+    for one, two in zip(gp(BOTH), same(BOTH), strict=True):
+        torch.testing.assert_close(one, two)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf"), torch.tensor([1.0, -1.0])])
+def test_values_outside_the_constraint_are_refused(value):
+    kernel = Matern32(2)
+    with pytest.raises(ValueError, match=r"Matern32: expected lengthscale to be finite and within GreaterThan"):
+        kernel.lengthscale = value
+    assert kernel.lengthscale.item() == 1.0
+
+
+def test_a_prior_is_not_replaced_by_a_number():
+    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(0.0, 1.0)))
+    with pytest.raises(ValueError, match=r"expected lengthscale to keep its prior, got the value 0\.5\. Assign"):
+        kernel.lengthscale = 0.5
+    kernel.lengthscale = PyroParam(torch.tensor(0.5), torch.distributions.constraints.positive)
+    assert kernel.lengthscale.item() == 0.5

@@ -499,3 +499,40 @@ def test_a_changed_block_is_noticed_by_autograd() -> None:
     block = RBF(1)(points(3, 1))
     with pytest.raises(RuntimeError, match="inplace operation"):
         block.diagonal().add_(1.0).sum().backward()
+
+
+class Boxcar(Kernel):
+    """A kernel that defines forward alone."""
+
+    def __init__(self, variance=None, width=None):
+        super().__init__(1)
+        self.declare("variance", variance)
+        self.declare("width", width)
+
+    def forward(self, x, z):
+        return self.variance * (1 - (x - z.mT).abs() / self.width).clamp(min=0)
+
+
+def test_a_kernel_needs_forward_alone():
+    kernel, x = Boxcar(2.0, torch.tensor(0.5)), torch.rand(6, 1)
+    want = 2 * (1 - (x - x.mT).abs() / 0.5).clamp(min=0)
+    torch.testing.assert_close(kernel(x, x), want)
+    cov = (kernel + Matern52(1)).bind()
+    torch.testing.assert_close(cov(x, x), want + Matern52(1)(x))
+    torch.testing.assert_close(cov.diag(x), torch.full((6,), 3.0))
+    cov(x, x).sum().backward()
+    assert kernel.width_unconstrained.grad.abs() > 0
+
+
+def test_a_bound_kernel_keeps_one_draw_of_its_priors():
+    kernel, x = Boxcar(width=PyroSample(dist.LogNormal(0.0, 1.0))), torch.rand(6, 1)
+    trace = pyro.poutine.trace(kernel.bind).get_trace()
+    assert list(trace.stochastic_nodes) == ["width"]
+    cov = trace.nodes["_RETURN"]["value"]
+    torch.testing.assert_close(cov(x, x), (1 - (x - x.mT).abs() / trace.nodes["width"]["value"]).clamp(min=0))
+    assert torch.equal(cov(x, x), cov(x, x))
+
+
+def test_a_kernel_without_a_formula_says_so():
+    with pytest.raises(NotImplementedError, match="expected the kernel to define forward or bind, got neither"):
+        Kernel(1)(torch.rand(3, 1))

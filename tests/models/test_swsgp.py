@@ -12,12 +12,11 @@ from pyro.nn import PyroSample
 from pyro.optim import Adam
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from pyro_nngp.conditionals.inducing import local_conditional
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
 from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import Linear, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError, cholesky, local_cholesky
+from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import SVGP, SWSGP
 
 F64 = torch.float64
@@ -331,23 +330,6 @@ def test_single_precision_is_close_to_double():
     )
     assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
     assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
-
-
-def test_local_conditional_is_the_nearest_neighbor_conditional():
-    x, z = data(9)[0], torch.rand(9, 4, 2, dtype=F64)
-    w, var, tril = local_conditional(kernel(), x, z)
-    torch.testing.assert_close((w, var), nn_conditional(kernel(), x, z))
-    torch.testing.assert_close((tril @ tril.mT)[3], dense_covariance(kernel(), z[3]))
-
-
-def test_coinciding_inducing_points_take_more_of_a_nugget():
-    cov = torch.ones(2, 3, 3) + 2 * torch.eye(3) * torch.tensor([0.0, 1.0])[:, None, None]
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
-        tril = local_cholesky(cov)
-    torch.testing.assert_close(tril @ tril.mT, cov, rtol=0, atol=1e-4)
-    torch.testing.assert_close((tril @ tril.mT)[1], cov[1], rtol=1e-6, atol=0)
-    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the neighbor covariances of size 2 in torch.float32"):
-        local_cholesky(-torch.eye(2)[None])
 
 
 def test_hidden_duplicates_train_in_single_precision():

@@ -270,19 +270,12 @@ def test_columns_of_the_kernel_are_chosen_first():
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
-def test_no_library_or_one_for_another_system_counts_as_none(monkeypatch, tmp_path):
-    monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
-    assert native.library.__wrapped__() is None
-    (tmp_path / native._FILE).write_bytes(b"not a library")
-    assert native.library.__wrapped__() is None
-
-
 @needs_library
 def test_neighbors_that_are_no_points_are_an_error():
-    case = Case(RBF)
-    case.neighbors[3, 2] = len(case.points)
+    problem = Case(RBF).problem()
+    problem.neighbors[3, 2] = len(problem.points)
     with pytest.raises(IndexError, match="expected neighbors below the number of points, 40"):
-        graph_conditional(RBF(3).double(), case.x, case.points, case.neighbors)
+        compiled.forward(problem)
 
 
 @needs_library

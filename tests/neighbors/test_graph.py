@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 
-from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.neighbors import table as neighbor_table
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
@@ -346,26 +345,6 @@ def test_levels_come_one_above_their_highest_neighbor(ordering):
     assert [level.tolist() for level in levels] == naive_levels(graph.neighbors, graph.order)
     assert all(level.dtype == torch.int64 for level in levels)
     assert graph.levels() is levels
-
-
-def test_levels_of_other_patterns():
-    assert [g.tolist() for g in dependency_levels(torch.full((3, 2), -1))] == [[0, 1, 2]]
-    assert [g.tolist() for g in dependency_levels(torch.empty(2, 0, dtype=torch.int64))] == [[0, 1]]
-    assert [g.tolist() for g in dependency_levels(torch.tensor([[2, 1], [-1, 2], [-1, -1]]))] == [[2], [1], [0]]
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([[1], [0], [-1]], r"dependency_levels: expected neighbors to form no cycle, got one among 2 rows"),
-        ([[0]], r"expected neighbors to form no cycle, got one among 1 rows"),
-        ([[-1], [2]], r"dependency_levels: expected neighbors in -1\.\.1, got -1\.\.2"),
-        ([[-2]], r"expected neighbors in -1\.\.0, got -2\.\.-2"),
-    ],
-)
-def test_wrong_patterns(rows, message):
-    with pytest.raises(ValueError, match=message):
-        dependency_levels(torch.tensor(rows))
 
 
 # new points

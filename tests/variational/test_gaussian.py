@@ -4,10 +4,10 @@ from oracles.dense import dense_cholesky, dense_precision
 
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.linalg.precision import PriorPrecision
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.variational.gaussian import LocalGaussian
-from pyro_nngp.variational.sparse_factor import FactorOptimum
+from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 
 F64 = torch.float64
 N = 40
@@ -35,11 +35,11 @@ def columns_of(graph, columns, given):
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("columns", [1, 4, 8])
 @pytest.mark.parametrize("group_entries", [20, 2**22])
-def test_optimal_factor_is_where_the_gradient_vanishes(monkeypatch, columns, given, group_entries):
-    monkeypatch.setattr("pyro_nngp.variational.sparse_factor._GROUP_ENTRIES", group_entries)
+def test_optimal_factor_is_where_the_gradient_vanishes(columns, given, group_entries):
+    limits = FactorLimits(group_entries=group_entries)
     graph, w, var, precision = graph_and_prior(8)
     pattern, tau = columns_of(graph, columns, given), 0.1 + 20 * torch.rand(2, N, dtype=F64)
-    scale, weights = FactorOptimum(PriorPrecision(w, var, graph.neighbors), pattern)(tau)
+    scale, weights = FactorOptimum(VecchiaFactor(w, var, graph.neighbors), pattern, limits)(tau)
     for i in range(2):
         q = SparseCholeskyNormal(torch.zeros(N, dtype=F64), scale[i], weights[i], pattern)
         root, posterior = dense_cholesky(q), precision + torch.diag(tau[i])
@@ -53,7 +53,7 @@ def test_optimal_factor_is_where_the_gradient_vanishes(monkeypatch, columns, giv
 def test_optimal_factor_of_a_full_pattern_is_the_posterior():
     graph, w, var, precision = graph_and_prior(6)
     full, tau = NeighborGraph(graph.x, N - 1, graph.order), 1 + torch.rand(N, dtype=F64)
-    scale, weights = FactorOptimum(PriorPrecision(w, var, graph.neighbors), full.neighbors)(tau)
+    scale, weights = FactorOptimum(VecchiaFactor(w, var, graph.neighbors), full.neighbors)(tau)
     root = dense_cholesky(SparseCholeskyNormal(torch.zeros(N, dtype=F64), scale, weights, full.neighbors))
     want = torch.cholesky_inverse(torch.linalg.cholesky(precision + torch.diag(tau)))
     torch.testing.assert_close(root @ root.mT, want, rtol=1e-8, atol=1e-12)
@@ -61,21 +61,11 @@ def test_optimal_factor_of_a_full_pattern_is_the_posterior():
 
 def test_optimal_factor_without_columns_is_the_mean_field_one():
     graph, w, var, precision = graph_and_prior(6)
-    scale, weights = FactorOptimum(PriorPrecision(w, var, graph.neighbors), graph.neighbors[:, :0])(
+    scale, weights = FactorOptimum(VecchiaFactor(w, var, graph.neighbors), graph.neighbors[:, :0])(
         torch.ones(N, dtype=F64)
     )
     torch.testing.assert_close(scale, (precision.diagonal() + 1).rsqrt(), rtol=1e-10, atol=0)
     assert weights.shape == (N, 0)
-
-
-@pytest.mark.parametrize("faster", [0, 10**6])
-def test_forms_of_the_precision_agree(monkeypatch, faster):
-    monkeypatch.setattr("pyro_nngp.linalg.precision._DENSE_FASTER", faster)
-    graph, w, var, want = graph_and_prior(6)
-    prior, m = PriorPrecision(w, var, graph.neighbors), torch.randn(2, N, dtype=F64)
-    torch.testing.assert_close(prior.dense(), want, rtol=1e-9, atol=1e-9)
-    torch.testing.assert_close(prior.product(m), m @ want, rtol=1e-8, atol=1e-8)
-    torch.testing.assert_close(prior.diagonal(), want.diagonal(), rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("num_latents", [None, 3])

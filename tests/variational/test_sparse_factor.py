@@ -5,9 +5,9 @@ import torch
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.linalg.precision import PriorPrecision
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
-from pyro_nngp.variational.sparse_factor import FactorOptimum
+from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 
 N = 150
 
@@ -20,10 +20,10 @@ def problem():
     x[::2] = x[0]
     graph = SymmetricGraph(x, 6)
     kernel = Matern52(2, lengthscale=torch.tensor(0.4, dtype=torch.float64)).requires_grad_(False)
-    w, var = NNGP(kernel, graph).conditionals
     longest = torch.bincount(graph.neighbors[graph.neighbors >= 0]).max()
     assert longest > 60
-    return PriorPrecision(w, var, graph.neighbors), graph.neighbors, 0.1 + 20 * torch.rand(2, N, dtype=torch.float64)
+    factor = VecchiaFactor(*NNGP(kernel, graph).conditionals, graph.neighbors)
+    return factor, graph.neighbors, 0.1 + 20 * torch.rand(2, N, dtype=torch.float64)
 
 
 def value(problem, scale, weights):
@@ -38,37 +38,35 @@ def value(problem, scale, weights):
 
 
 @pytest.mark.parametrize("long", [0, 20])
-def test_long_columns_by_conjugate_gradients_reach_the_same_bound(monkeypatch, problem, long):
+def test_long_columns_by_conjugate_gradients_reach_the_same_bound(problem, long):
     best = value(problem, *FactorOptimum(*problem[:2])(problem[2]))
-    monkeypatch.setattr("pyro_nngp.variational.sparse_factor._LONG", long)
-    found = value(problem, *FactorOptimum(*problem[:2])(problem[2]))
+    found = value(problem, *FactorOptimum(*problem[:2], FactorLimits(long=long))(problem[2]))
     assert (best - found).max() < 1e-3  # N columns that may be 1e-6 and more off each
     assert (best - found).min() > -1e-9
 
 
 @pytest.mark.parametrize(
-    ("name", "number"), [("_BLOCK_ENTRIES", 3000), ("_BLOCK_ENTRIES", 1), ("_BATCH_ENTRIES", 500), ("_LOOKUPS", 40)]
+    "limits", [{"block_entries": 3000}, {"block_entries": 1}, {"batch_entries": 500}, {"lookups": 40}]
 )
-def test_blocks_batches_and_parts_do_not_matter(monkeypatch, problem, name, number):
+def test_blocks_batches_and_parts_do_not_matter(problem, limits):
     want = FactorOptimum(*problem[:2])(problem[2])
-    monkeypatch.setattr(f"pyro_nngp.variational.sparse_factor.{name}", number)
-    for got, expected in zip(FactorOptimum(*problem[:2])(problem[2]), want, strict=True):
+    found = FactorOptimum(*problem[:2], FactorLimits(**limits))(problem[2])
+    for got, expected in zip(found, want, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_a_block_holds_no_more_of_the_precision_than_it_may(monkeypatch):
-    monkeypatch.setattr("pyro_nngp.variational.sparse_factor._BLOCK_ENTRIES", 2000)
     graph = SymmetricGraph(torch.rand(N, 1, dtype=torch.float64), 3, "coordinate")
-    w, var = NNGP(Matern52(1).double().requires_grad_(False), graph).conditionals
-    asked, sparse = [], PriorPrecision.sparse
-    monkeypatch.setattr(PriorPrecision, "sparse", lambda self, rows=None: asked.append(sparse(self, rows)) or asked[-1])
-    FactorOptimum(PriorPrecision(w, var, graph.neighbors), graph.neighbors)(torch.ones(N, dtype=torch.float64))
+    factor = VecchiaFactor(*NNGP(Matern52(1).double().requires_grad_(False), graph).conditionals, graph.neighbors)
+    asked, sparse = [], factor.sparse
+    monkeypatch.setattr(factor, "sparse", lambda rows=None: asked.append(sparse(rows)) or asked[-1])
+    optimum = FactorOptimum(factor, graph.neighbors, FactorLimits(block_entries=2000))
+    optimum(torch.ones(N, dtype=torch.float64))
     assert len(asked) == 2  # near columns are worked on together: rows at the border are made twice, no others
     assert max(part.shape[0] for part in asked) < 0.6 * N
 
 
-def test_columns_that_are_not_finished_are_counted(monkeypatch, problem):
-    monkeypatch.setattr("pyro_nngp.variational.sparse_factor._LONG", 20)
-    monkeypatch.setattr("pyro_nngp.variational.sparse_factor._MAX_ITERATIONS", 3)
+def test_columns_that_are_not_finished_are_counted(problem):
+    optimum = FactorOptimum(*problem[:2], FactorLimits(long=20, max_iterations=3))
     with pytest.warns(UserWarning, match=r"columns stopped after 3 iterations of conjugate gradients"):
-        FactorOptimum(*problem[:2])(problem[2])
+        optimum(problem[2])

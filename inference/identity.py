@@ -1,0 +1,160 @@
+"""What decides the bits of a run, as short descriptions by name: two runs with the same ones may continue each other.
+
+Everything counts that a model, a guide or an ELBO holds or refers to: classes, settings, data, priors, functions with
+their code, closures and the globals they use. Values that training changes count by shape: parameters, and buffers that
+refreshing replaces. Large contents are described by their BLAKE2b digest. Cost: one pass over the data.
+"""
+
+import functools
+import hashlib
+import types
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution, Transform
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, slice, range)
+_LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "pyro_nngp", "scipy", "torch"}
+_TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
+_OF_MODULES = {*vars(nn.Module()), "_pyro_context", "_pyro_name", "_store", "sparse_grad"}
+_KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # of the private attributes of the package's own modules
+_SHOWN = 4  # differences that a message names
+
+
+def identity(**parts: Any) -> dict[str, str]:
+    """Descriptions of all that parts of a run consist of, by path, such as ``{"model.kernel": "...Matern52"}``."""
+    leaves: dict[str, str] = {}
+    seen: dict[int, str] = {}
+    for name, part in parts.items():
+        _describe(part, name, leaves, seen)
+    return leaves
+
+
+def differences(one: dict[str, str], other: dict[str, str]) -> str:
+    """Names and descriptions that differ, in words; empty if none do."""
+    names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
+    found = [f"{name} = {one.get(name, 'nothing')} and not {other.get(name, 'nothing')}" for name in names[:_SHOWN]]
+    rest = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    return ", ".join(found + rest)
+
+
+def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, str]) -> None:
+    """Enter the descriptions of a value and of what it refers to."""
+    if isinstance(value, _PLAIN):
+        leaves[path] = repr(value)
+        return
+    if isinstance(value, types.MethodType):
+        leaves[f"{path}()"] = value.__func__.__qualname__
+        value = value.__self__
+    if id(value) in seen:
+        leaves[path] = f"the same as {seen[id(value)]}"
+        return
+    seen[id(value)] = path
+    if isinstance(value, Tensor):
+        leaves[path] = _tensor(value)
+        return
+    if isinstance(value, np.ndarray):
+        leaves[path] = f"{value.dtype} {value.shape} {_digest(np.ascontiguousarray(value).tobytes())}"
+        return
+    for name, part in _parts(value, path, leaves).items():
+        _describe(part, f"{path}.{name}", leaves, seen)
+
+
+def _parts(value: Any, path: str, leaves: dict[str, str]) -> dict[str, Any]:
+    """What a value consists of, by name; its own description is entered."""
+    leaves[path] = _name(type(value))
+    if isinstance(value, dict):
+        return {str(key): part for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return {str(i): part for i, part in enumerate(value)}
+    if isinstance(value, set | frozenset):
+        return {str(i): part for i, part in enumerate(sorted(value, key=repr))}
+    if isinstance(value, nn.Module):
+        return _module(value)
+    if isinstance(value, Distribution):
+        names = [*value.arg_constraints, "base_dist", "reinterpreted_batch_ndims", "transforms", "total_count"]
+        return {name: getattr(value, name) for name in names if hasattr(value, name)}
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, types.FunctionType):
+        leaves[path] = f"{_name(value)} {'' if _of_library(value) else _code(value.__code__)}".strip()
+        return _function(value)
+    if isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
+        leaves[path] = _name(value)
+        return {}
+    return _plain(value, getattr(value, "__dict__", {}))
+
+
+def _module(module: nn.Module) -> dict[str, Any]:
+    own = {name: part for name, part in vars(module).items() if name not in _OF_MODULES}
+    if type(module).__module__.startswith("pyro_nngp."):  # other private attributes hold what is computed on the way
+        own = {name: part for name, part in own.items() if name in _KEPT or not name.startswith("_")}
+    else:
+        own = _plain(module, own)
+    buffers = {name: f"{_shape(b)}" if name in _TRAINED and b is not None else b for name, b in module._buffers.items()}
+    return own | dict(module._parameters) | buffers | dict(module._modules)
+
+
+def _plain(value: Any, attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes of an object: of a library's class the public numbers and strings, of a user's all."""
+    if not _of_library(type(value)):
+        return attributes
+    kept = (*_PLAIN, Tensor, Transform, list) if isinstance(value, Transform) else _PLAIN
+    return {name: part for name, part in attributes.items() if isinstance(part, kept) and not name.startswith("_")}
+
+
+def _function(function: types.FunctionType) -> dict[str, Any]:
+    """Defaults, closure, and the globals that the code of a user's function names."""
+    parts: dict[str, Any] = {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        parts[name] = _contents(cell)
+    if not _of_library(function):
+        for name in sorted(_names(function.__code__) & function.__globals__.keys()):
+            used = function.__globals__[name]
+            ours = isinstance(used, types.FunctionType) and not _of_library(used)
+            if ours or isinstance(used, (*_PLAIN, Tensor, np.ndarray, nn.Module, dict, list, tuple)):
+                parts[name] = used
+    return parts
+
+
+def _contents(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    inner = [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _code(code: types.CodeType) -> str:
+    consts = [_code(const) if isinstance(const, types.CodeType) else repr(const) for const in code.co_consts]
+    return _digest(repr((code.co_code, code.co_names, consts)).encode())
+
+
+def _tensor(value: Tensor) -> str:
+    """Shape and dtype of a value that is trained, the content of others."""
+    if value.requires_grad or value.layout != torch.strided or value.device.type == "meta":
+        return f"{_shape(value)} {'trained' if value.requires_grad else value.layout}"
+    content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return f"{_shape(value)} {_digest(content.data)}"
+
+
+def _shape(value: Tensor) -> str:
+    return f"{value.dtype} {tuple(value.shape)}"
+
+
+def _digest(content: Any) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+
+
+def _of_library(value: Any) -> bool:
+    return (getattr(value, "__module__", None) or "").partition(".")[0] in _LIBRARIES

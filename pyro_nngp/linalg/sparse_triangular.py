@@ -1,0 +1,152 @@
+r"""Solves with the sparse unit triangle :math:`I - A` of nearest-neighbor conditionals, and with its transpose.
+
+Row i of A holds the weights of the neighbors of point i. In an order in which every point follows its neighbors I - A
+is lower triangular, so that a solve is one substitution: point by point, or for one dependency level after the other
+(:mod:`pyro_nngp.linalg.level_scheduling`) whose points are treated at once. Systems of up to 500 points are solved as
+dense triangles, which is quicker than many short steps. The gradient of a solve is a solve with the transpose,
+
+.. math:: (I - A) u = r: \qquad \bar r = (I - A)^{-\top} \bar u, \qquad \bar w_{ik} = \bar r_i\, u_{n(i)_k} .
+
+Blocks of T outputs per point are the same with N T points and K T neighbors.
+
+Cost: O(N K) time per right-hand side; O(N K) memory, for each right-hand side where the weights need a gradient.
+Symbols: N points, K neighbors.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import splu
+from torch import Tensor
+
+from pyro_nngp.linalg.level_scheduling import dependency_levels
+
+DENSE_UP_TO = 500
+"""Points up to which one dense triangular solve is quicker than a step for each level."""
+
+
+def solve_triangular(
+    w: Float[Tensor, "*#L N K"],
+    neighbors: Int[Tensor, "N K"],
+    right: Float[Tensor, "*#L N"],
+    levels: list[Int[Tensor, " _"]] | None = None,
+    *,
+    transposed: bool = False,
+    dense_up_to: int = DENSE_UP_TO,
+) -> Float[Tensor, "*L N"]:
+    """Solve (I - A) u = right, or (I - A)' u = right; differentiable in the weights and the right-hand side.
+
+    Args:
+        w: weights, row i those of the neighbors of point i; what stands at a -1 does not count.
+        neighbors: rows of the neighbors, -1 padded.
+        right: right-hand sides, whose leading dimensions broadcast against those of the weights.
+        levels: dependency levels of the neighbors; None computes them.
+        transposed: whether to solve with the transpose.
+        dense_up_to: number of points up to which the triangle is filled and solved as a dense one.
+
+    Raises:
+        ValueError: if the neighbors depend on each other in a cycle, or are not rows.
+    """
+    levels = dependency_levels(neighbors) if levels is None else levels
+    return _Solve.apply(w, right, neighbors, levels, transposed, dense_up_to)
+
+
+class _Solve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        w: Tensor, right: Tensor, neighbors: Tensor, levels: list[Tensor], transposed: bool, dense_up_to: int
+    ) -> Tensor:
+        w = w.masked_fill(neighbors < 0, 0.0)
+        engine = _dense if len(neighbors) <= dense_up_to else _by_levels
+        return engine(w, neighbors.clamp(min=0), right, levels, transposed)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        w, right, neighbors, ctx.levels, ctx.transposed, ctx.dense_up_to = inputs
+        ctx.right_shape = right.shape
+        ctx.save_for_backward(w, neighbors, output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        w, neighbors, u = ctx.saved_tensors
+        solved = _Solve.apply(w, grad, neighbors, ctx.levels, not ctx.transposed, ctx.dense_up_to)
+        grad_w = None
+        if ctx.needs_input_grad[0]:
+            own, others = (u, solved) if ctx.transposed else (solved, u)
+            product = own[..., None] * others[..., neighbors.clamp(min=0)]
+            grad_w = product.masked_fill(neighbors < 0, 0.0).sum_to_size(w.shape)
+        return grad_w, solved.sum_to_size(ctx.right_shape), None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, w: Tensor, right: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        """The dimension that vmap maps over becomes the first of weights and right-hand sides."""
+        ranks = (w.dim() - 2 - (in_dims[0] is not None), right.dim() - 1 - (in_dims[1] is not None))
+
+        def lead(value: Tensor, dim: int | None, rank: int) -> Tensor:
+            if dim is None:
+                return value
+            value = value.movedim(dim, 0)
+            return value.reshape(len(value), *[1] * (max(ranks) - rank), *value.shape[1:])
+
+        return _Solve.apply(lead(w, in_dims[0], ranks[0]), lead(right, in_dims[1], ranks[1]), *rest), 0
+
+
+def _dense(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
+    order = torch.cat(levels)
+    place = order.argsort()
+    triangle = torch.eye(len(order), dtype=w.dtype, device=w.device).expand(*w.shape[:-1], len(order))
+    at = place[columns[order]].expand_as(w)
+    triangle = triangle.scatter_add(-1, at, -w[..., order, :])
+    sorted_right = right[..., order, None]
+    if transposed:
+        return torch.linalg.solve_triangular(triangle.mT, sorted_right, upper=True)[..., place, 0]
+    return torch.linalg.solve_triangular(triangle, sorted_right, upper=False)[..., place, 0]
+
+
+def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
+    u = right.expand(torch.broadcast_shapes(right.shape, w.shape[:-1])).clone()
+    for rows in reversed(levels[1:]) if transposed else levels[1:]:
+        near = columns[rows]
+        if transposed:
+            u.index_add_(-1, near.flatten(), (w[..., rows, :] * u[..., rows, None]).flatten(-2))
+        else:
+            u[..., rows] += (w[..., rows, :] * u[..., near]).sum(-1)
+    return u
+
+
+class SparseTriangle:
+    """Many solves with one I - A on a CPU, by SciPy's SuperLU: in the order of the levels it is its own factor.
+
+    Args:
+        w: weights in double precision, 0 where there is no neighbor.
+        neighbors: rows of the neighbors, -1 padded.
+        levels: dependency levels of the neighbors.
+    """
+
+    def __init__(self, w: Float[Tensor, "N K"], neighbors: Int[Tensor, "N K"], levels: list[Int[Tensor, " _"]]) -> None:
+        self._order = torch.cat(levels)
+        self._place = self._order.argsort()
+        own = torch.arange(len(w))[:, None]
+        near = neighbors[self._order]
+        columns = torch.cat([own, torch.where(near < 0, own, self._place[near])], -1)
+        table = torch.cat([torch.ones_like(w[:, :1]), -w[self._order]], -1)
+        matrix = square_matrix(table, columns).tocsc()
+        matrix.sum_duplicates()
+        options = {"SymmetricMode": True, "Equil": False}
+        self._factor = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
+
+    def solve(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
+        """Solve (I - A) u = right, or (I - A)' u = right; without gradients."""
+        rows = right.reshape(-1, right.shape[-1])[:, self._order].numpy()
+        found = self._factor.solve(rows.T, "T" if transposed else "N").T
+        return torch.from_numpy(found)[:, self._place].view(right.shape)
+
+
+def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:
+    """The matrix with the entries of each row of `table` at `columns`; those at one place add."""
+    n, width = table.shape
+    start = np.arange(0, n * width + 1, width)
+    return csr_array((table.cpu().numpy().ravel(), columns.cpu().numpy().ravel(), start), shape=(n, n))

@@ -1,0 +1,212 @@
+r"""The Vecchia factor (I - A, V) of a nearest-neighbor Gaussian process, and everything that is computed from it.
+
+The conditionals :math:`u_j \mid u_{n(j)} \sim N(w_j^\top u_{n(j)}, v_j)` are the joint distribution
+
+.. math:: u \sim N(0, \Lambda^{-1}), \quad \Lambda = (I - A)^\top V^{-1} (I - A), \qquad
+   u = G z, \quad G = (I - A)^{-1} V^{1/2}, \quad z \sim N(0, I),
+
+with the weights in the rows of A and the variances on the diagonal of V: a sparse Cholesky factor of the precision.
+
+Given Gaussian observations of u with precisions :math:`\tau`, the posterior of the white values z has the precision
+
+.. math:: I + G^\top \mathrm{diag}(\tau)\, G .
+
+All its eigenvalues are at least 1 and only as many exceed it as the data determine directions, so conjugate gradients
+take few steps however ill-conditioned the prior is, and a residual bounds the error of z. (In u itself the conditioning
+is that of the prior: measured on 2,000 points with a Matern-5/2 kernel, 20 steps here against more than 1,000 there.)
+The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points; in u it is the Vecchia
+approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\, \tau)
+(I - A)`. Where noise is large it takes as many steps as none, where it is small half as many.
+
+Cost: O(N K) time and memory per product or solve. Rows of the precision take O(K^2) time and memory each, on average,
+since they hold the neighbors, the children and the children's other neighbors of a point. Symbols: N points, K
+neighbors, L latent functions.
+"""
+
+import warnings
+from functools import cached_property
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from scipy.sparse import csr_array
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.level_scheduling import dependency_levels
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
+
+_DENSE_FASTER = 100  # flops of a dense matrix product in the time of one of a sparse one
+
+
+class VecchiaFactor:
+    """(I - A, V): products, solves, draws, and the precision itself.
+
+    Results have the dtype and device of the weights; :meth:`prepared` is the form for iterative solvers. Triangular
+    solves are differentiable in `w` and `var`, and so are :meth:`color`, :meth:`color_transposed`, :meth:`whiten` and
+    :meth:`log_det`; the precision and :meth:`solve` are not.
+
+    Args:
+        w: weights of the conditionals (N, K); what stands where there is no neighbor does not count.
+        var: their variances (N,), positive.
+        neighbors: rows of the neighbors (N, K), -1 padded.
+        levels: dependency levels of the neighbors, see
+            :func:`~pyro_nngp.linalg.level_scheduling.dependency_levels`; None computes them when they are needed.
+
+    Raises:
+        ValueError: if shapes disagree.
+    """
+
+    def __init__(
+        self,
+        w: Float[Tensor, "N K"],
+        var: Float[Tensor, " N"],
+        neighbors: Int[Tensor, "N K"],
+        levels: list[Int[Tensor, " _"]] | None = None,
+    ) -> None:
+        if w.dim() != 2 or w.shape != neighbors.shape or var.shape != w.shape[:1]:
+            shapes = tuple(w.shape), tuple(var.shape), tuple(neighbors.shape)
+            cure = "Give one weight per neighbor and one variance per point."
+            fail("VecchiaFactor", "w, var, neighbors", "of shapes (N, K), (N,), (N, K)", shapes, cure)
+        self.w, self.var, self.neighbors = w.masked_fill(neighbors < 0, 0.0), var, neighbors
+        self._levels = levels
+        self._triangle: SparseTriangle | None = None
+
+    def __len__(self) -> int:
+        return len(self.var)
+
+    @property
+    def levels(self) -> list[Int[Tensor, " _"]]:
+        """Dependency levels of the neighbors."""
+        if self._levels is None:
+            self._levels = dependency_levels(self.neighbors)
+        return self._levels
+
+    def prepared(self) -> "VecchiaFactor":
+        """The form for iterative solvers: detached, in double precision, and on a CPU with the triangle made ready.
+
+        Without gradients a solve with the triangle is then one call of SciPy's SuperLU, with I - A as its own factor:
+        several times as fast as level by level; making it ready pays from some five solves on.
+        """
+        found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
+        if self.w.device.type == "cpu":
+            found._triangle = SparseTriangle(found.w, found.neighbors, found.levels)
+        return found
+
+    # The root G of the covariance.
+
+    def color(self, z: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """G z: map white values to u."""
+        return self._substitute(self.var.sqrt() * z)
+
+    def color_transposed(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """G' u."""
+        return self.var.sqrt() * self._substitute(u, transposed=True)
+
+    def whiten(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """The inverse of G at u."""
+        return self.residual(u) / self.var.sqrt()
+
+    def residual(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """(I - A) u: each value minus its expectation given its neighbors."""
+        return u - (self.w * u[..., self.neighbors.clamp(min=0)]).sum(-1)
+
+    def log_det(self) -> Float[Tensor, ""]:
+        r""":math:`\log |\Lambda| = -\sum_j \log v_j`."""
+        return -self.var.log().sum()
+
+    def _substitute(self, right: Tensor, transposed: bool = False) -> Tensor:
+        if self._triangle is not None:
+            return self._triangle.solve(right, transposed)
+        return solve_triangular(self.w, self.neighbors, right, self.levels, transposed=transposed)
+
+    # The precision, in double precision whatever the dtype of the factor.
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        rows = torch.arange(len(self), device=self.neighbors.device)[:, None]
+        return torch.cat([rows, torch.where(self.neighbors < 0, rows, self.neighbors)], -1)
+
+    @cached_property
+    def _root(self) -> Tensor:
+        """Entries of V^-1/2 (I - A) at the columns."""
+        w, var = self.w.detach().double(), self.var.detach().double()
+        return torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]
+
+    @cached_property
+    def _matrix(self) -> csr_array:
+        return square_matrix(self._root, self._columns)
+
+    def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU: a ninth of the time of gathering and scattering."""
+        if m.device.type == "cpu":
+            rows = m.reshape(-1, len(self)).numpy()
+            found = [torch.from_numpy(self._matrix.T @ (self._matrix @ row)) for row in rows]
+            return torch.stack(found).view(m.shape)
+        residual = (self._root * m[..., self._columns]).sum(-1, keepdim=True)
+        return torch.zeros_like(m).index_add_(-1, self._columns.flatten(), (self._root * residual).flatten(-2))
+
+    def diagonal(self) -> Float[Tensor, " N"]:
+        r"""Diagonal of :math:`\Lambda`: the inverse variances of each value given all others."""
+        return self._root.new_zeros(len(self)).index_add_(0, self._columns.flatten(), self._root.square().flatten())
+
+    def row_bounds(self) -> np.ndarray:
+        r"""For each row of :math:`\Lambda` at least as many entries as it has."""
+        return np.bincount(self._matrix.indices, minlength=len(self)) * self._columns.shape[1]
+
+    def sparse(self, rows: np.ndarray | None = None) -> csr_array:
+        r"""Rows of :math:`\Lambda` (None: all) in SciPy's format, with sorted columns."""
+        by_column = self._matrix.T.tocsr()
+        found = ((by_column if rows is None else by_column[rows]) @ self._matrix).tocsr()
+        found.sort_indices()
+        return found
+
+    def dense(self, sparse_from: int = _DENSE_FASTER) -> Float[Tensor, "N N"]:
+        r""":math:`\Lambda` as one matrix, on the device of the factor.
+
+        Args:
+            sparse_from: flops of a dense product in the time of one of a sparse one, which decides between them.
+        """
+        if self._columns.shape[1] ** 2 * sparse_from < len(self) ** 2:
+            return torch.from_numpy(self.sparse().toarray()).to(self._root.device)
+        root = self._root.new_zeros(len(self), len(self)).scatter_add(-1, self._columns, self._root)
+        return root.mT @ root
+
+    # The posterior under Gaussian observations.
+
+    def solve(
+        self,
+        right: Float[Tensor, "*L N"],
+        precision: Float[Tensor, "*L N"],
+        start: Float[Tensor, "*L N"] | None = None,
+        tolerance: float = 1e-5,
+        max_iterations: int = 1000,
+        size: Float[Tensor, "*L"] | None = None,
+    ) -> Float[Tensor, "*L N"]:
+        """Solve (I + G' diag(precision) G) z = right by conjugate gradients.
+
+        Args:
+            right: right-hand sides.
+            precision: tau >= 0.
+            start: z to start from; None is zero.
+            tolerance: on the residual relative to `size`; it bounds the error of z relative to that, too.
+            max_iterations: at most so many iterations; where they do not suffice, a warning says so.
+            size: None is the norm of the right-hand side.
+
+        Returns:
+            z, of the shape of `right`.
+        """
+
+        def product(z: Tensor) -> Tensor:
+            return z + self.color_transposed(precision * self.color(z))
+
+        diagonal = 1 + self.var * precision
+        z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
+        if worst > tolerance:
+            warnings.warn(
+                f"VecchiaFactor.solve: conjugate gradients stopped after {max_iterations} iterations at a relative "
+                f"residual of {worst:.1e}. Far less noise than the prior leaves to a point is the usual cause.",
+                stacklevel=2,
+            )
+        return z

@@ -1,0 +1,29 @@
+"""The argument structures of the compiled functions, field for field as in the C++ sources.
+
+Their sizes are compared with those of the library when it is loaded, so that a library of another version is refused.
+"""
+
+import ctypes
+
+_INTEGER, _REAL, _POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+
+
+class Arguments(ctypes.Structure):
+    """`struct Arguments` of conditional.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel")),
+        ("num_threads", _INTEGER),
+        *((name, _REAL) for name in ("variance", "jitter")),
+        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")),
+        *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
+    ]
+
+
+class Queries(ctypes.Structure):
+    """`struct Queries` of search.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_rows", "num_neighbors")),
+        *((name, _POINTER) for name in ("rows", "places", "limit", "exclude", "index", "value")),
+    ]

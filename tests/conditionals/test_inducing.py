@@ -1,0 +1,57 @@
+"""Conditionals given all inducing values, or some for each target, against dense formulas."""
+
+import pytest
+import torch
+from oracles.dense import dense_covariance
+
+from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.linalg import NotPositiveDefiniteError
+
+F64 = torch.float64
+
+
+@pytest.fixture
+def kernel():
+    scale = torch.tensor([0.4, 0.8], dtype=F64)
+    return Matern52(2, variance=torch.tensor(1.3, dtype=F64), lengthscale=scale).requires_grad_(False)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_whitened_conditional_is_the_dense_one(kernel, batch):
+    x, z = torch.rand(*batch, 5, 2, dtype=F64), torch.rand(7, 2, dtype=F64)
+    a, var, tril = whitened_conditional(kernel, x, z)
+    cov, cross = dense_covariance(kernel, z), kernel(x, z)
+    torch.testing.assert_close(tril @ tril.mT, cov)
+    weights = a @ torch.linalg.inv(tril)
+    torch.testing.assert_close(weights, cross @ torch.linalg.inv(cov), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(var, 1.3 * (1 + 1e-6) - (weights * cross).sum(-1), rtol=1e-6, atol=1e-9)
+
+
+def test_at_an_inducing_point_the_nugget_is_left(kernel):
+    z = torch.rand(4, 2, dtype=F64)
+    _, var, _ = whitened_conditional(kernel, z, z, 1e-3)
+    assert (var >= 1.3e-3 * (1 - 1e-9)).all()
+    assert (var < 3e-3 * 1.3).all()
+
+
+def test_coinciding_inducing_points_without_a_nugget_are_an_error(kernel):
+    z = torch.zeros(3, 2, dtype=F64)
+    with pytest.raises(NotPositiveDefiniteError, match=r"cholesky: input is not positive-definite"):
+        whitened_conditional(kernel, torch.ones(1, 2, dtype=F64), z, 0.0)
+
+
+def test_local_conditional_is_the_nearest_neighbor_conditional(kernel):
+    x, z = torch.rand(9, 2, dtype=F64), torch.rand(9, 4, 2, dtype=F64)
+    w, var, tril = local_conditional(kernel, x, z)
+    torch.testing.assert_close((w, var), nn_conditional(kernel, x, z))
+    torch.testing.assert_close((tril @ tril.mT)[3], dense_covariance(kernel, z[3]))
+
+
+def test_local_conditionals_on_coinciding_points_get_a_larger_nugget(kernel):
+    x, z = torch.rand(2, 2, dtype=F64), torch.rand(2, 4, 2, dtype=F64)
+    z[1] = z[1, 0]
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+        w, var, _ = local_conditional(kernel, x, z, 0.0)
+    torch.testing.assert_close((w[:1], var[:1]), nn_conditional(kernel, x[:1], z[:1], jitter=0.0))
+    assert var[1].isfinite()

@@ -1,0 +1,65 @@
+"""Cholesky factors with nuggets, and what is said where there is none."""
+
+import pytest
+import torch
+
+from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError, cholesky, cholesky_ex, factorize
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize("escalate", [False, True])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_factors_are_those_of_the_matrix_with_its_nugget(batch, escalate):
+    root = torch.randn(*batch, 5, 7, dtype=F64)
+    cov = root @ root.mT
+    tril = cholesky(cov, 1e-2, escalate=escalate)
+    want = cov + 1e-2 * torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1))
+    torch.testing.assert_close(tril @ tril.mT, want, rtol=1e-10, atol=1e-12)
+    assert torch.equal(tril, tril.tril())
+    assert torch.equal(cholesky(cov, 0.0, escalate=escalate), torch.linalg.cholesky(cov))
+
+
+@pytest.mark.parametrize("escalate", [False, True])
+def test_gradients(escalate):
+    root = torch.randn(2, 3, 4, dtype=F64, requires_grad=True)
+    torch.autograd.gradcheck(lambda root: cholesky(root @ root.mT, 1e-2, escalate=escalate), root)
+
+
+def test_a_matrix_without_a_factor_is_an_error_that_hamiltonian_monte_carlo_takes_for_a_divergence():
+    with pytest.raises(
+        NotPositiveDefiniteError, match=r"cholesky: input is not positive-definite: .* size 3 .* of 0e\+00"
+    ):
+        cholesky(-torch.eye(3), 0.0)
+
+
+@pytest.mark.parametrize("batch", [(), (2, 1)])
+def test_only_matrices_without_a_factor_get_a_larger_nugget(batch):
+    cov = torch.ones(*batch, 2, 3, 3) + 2 * torch.eye(3) * torch.tensor([0.0, 1.0])[:, None, None]
+    with pytest.warns(UserWarning, match=r"of the neighbor covariances were indefinite"):
+        tril = cholesky(cov, 0.0, escalate=True)
+    torch.testing.assert_close(tril @ tril.mT, cov, rtol=0, atol=1e-4)
+    torch.testing.assert_close((tril @ tril.mT)[..., 1, :, :], cov[..., 1, :, :], rtol=1e-6, atol=0)
+    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the neighbor covariances of size 2 in torch.float32"):
+        cholesky(-torch.eye(2), 0.0, escalate=True)
+
+
+def test_what_was_added_is_known():
+    system = torch.stack([torch.eye(2), torch.ones(2, 2)])
+    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite in torch.float32"):
+        tril, extra = factorize(system)
+    assert extra[0] == 0 < extra[1] <= 1e-4
+    torch.testing.assert_close(tril @ tril.mT, system + extra[:, None, None] * torch.eye(2))
+    assert factorize(system[:1])[1] is None
+
+
+@pytest.mark.parametrize("size", [79, 80, 97, 128])
+def test_paneled_factor_is_lapacks(size):
+    a = torch.randn(5, size, size + 4, dtype=F64)
+    system = a @ a.mT
+    system[2, 50, 50] = -1.0  # in the fourth panel
+    system[4] = float("nan")
+    tril, info = cholesky_ex(system)
+    assert (info > 0).tolist() == [False, False, True, False, True]
+    definite = torch.tensor([0, 1, 3])
+    torch.testing.assert_close(tril[definite], torch.linalg.cholesky(system[definite]), rtol=1e-10, atol=1e-10)

@@ -1,0 +1,116 @@
+"""What ``import pyro_nngp`` gives, what it costs, and which way imports run."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import pyro_nngp
+
+ROOT = Path(__file__).parents[1]
+
+# From the bottom up; a package imports only what stands before it.
+LAYERS = (
+    "pyro_nngp._checks",
+    "pyro_nngp._random",
+    "pyro_nngp.means",
+    "pyro_nngp.linalg",
+    "pyro_nngp.hyperparameters",
+    "pyro_nngp.kernels",
+    "pyro_nngp.native",
+    "pyro_nngp.neighbors",
+    "pyro_nngp.conditionals",
+    "pyro_nngp.distributions",
+    "pyro_nngp.likelihoods",
+    "pyro_nngp.inducing",
+    "pyro_nngp.variational",
+    "pyro_nngp.data",
+)
+
+
+def sources():
+    """(dotted name, path) of every module of the package."""
+    for top in ("pyro_nngp", "models", "inference"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            parts = parts if top == "pyro_nngp" else ("pyro_nngp", *parts)
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), path
+
+
+MODULES = dict(sources())
+
+
+def imported(path):
+    """Dotted names of the modules of the package that a file imports, wherever in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("pyro_nngp"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyro_nngp"):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in MODULES else node.module
+
+
+def layer(module):
+    return next((number for number, name in enumerate(LAYERS) if f"{module}.".startswith(f"{name}.")), None)
+
+
+INSIDE = [(name, path) for name, path in MODULES.items() if name != "pyro_nngp"]
+
+
+@pytest.mark.parametrize(("name", "path"), INSIDE, ids=[name for name, _ in INSIDE])
+def test_imports_run_downwards(name, path):
+    own = layer(name)
+    for other in imported(path):
+        if own is not None:
+            assert layer(other) in range(own + 1), f"{name} imports {other}"
+        else:  # models and inference import components, and never each other
+            top = ".".join(name.split(".")[:2])
+            assert layer(other) is not None or other.startswith(top), f"{name} imports {other}"
+
+
+def test_no_module_imports_itself_in_a_circle():
+    graph = {name: {m for m in imported(path) if m != name} for name, path in INSIDE}
+    for name, path in INSIDE:  # a package's front runs after its modules
+        if path.name == "__init__.py":
+            graph[name] = {m for m in graph[name] if m.startswith(name)}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+def test_every_package_is_in_the_layers():
+    packages = {name for name in MODULES if name.count(".") == 1} - {"pyro_nngp.models", "pyro_nngp.inference"}
+    assert packages == set(LAYERS)
+    assert len([name for name in LAYERS if not name.rpartition(".")[2].startswith("_")]) <= 15
+
+
+def test_every_package_lists_what_is_public():
+    for name, path in MODULES.items():
+        inner = name.startswith("pyro_nngp.inference.")  # whose door is pyro_nngp.inference
+        if path.name == "__init__.py" and not inner and name != "pyro_nngp.native":
+            module = importlib.import_module(name)
+            assert sorted(module.__all__) == sorted(set(module.__all__)), name
+            assert all(hasattr(module, public) for public in module.__all__), name
+            assert all(public == "__version__" or not public.startswith("_") for public in module.__all__), name
+
+
+def test_names_at_the_front_door():
+    assert set(pyro_nngp.__all__) <= set(dir(pyro_nngp))
+    homes = {name: getattr(importlib.import_module(m), name) for m, names in pyro_nngp._HOME.items() for name in names}
+    assert all(getattr(pyro_nngp, name) is value for name, value in homes.items())
+    assert set(homes) | set(pyro_nngp._PACKAGES) | {"__version__"} == set(pyro_nngp.__all__)
+    assert set(importlib.import_module("pyro_nngp.models").__all__) <= set(pyro_nngp.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'VNGP'"):
+        getattr(pyro_nngp, "VNGP")  # noqa: B009
+
+
+def test_the_front_door_imports_nothing_before_it_is_asked():
+    code = "import sys, pyro_nngp as n; n.__version__; print(sorted({'torch', 'pyro', 'arviz'} & set(sys.modules)))"
+    quick = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert quick.stdout.strip() == "[]"
+    code = "import sys, pyro_nngp as n; n.VNNGP, n.NNGP, n.fit, n.to_arviz; print('arviz' in sys.modules)"
+    used = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert used.stdout.strip() == "False"
