@@ -43,7 +43,7 @@ from pyro_nngp.variational.pooling import PooledObservations
 
 _PREDICTION_NEIGHBORS = 64
 _NO_PRECISION = 1e-6  # of sites before the first solution
-_START_VAR = 1e-2  # of the values where the first natural-gradient step is taken
+_ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
@@ -154,8 +154,12 @@ class GaussianSites(GPModule):
         if self._near is None:
             self._near = graph.query(graph.x)
         near, easy, reduction, moved, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, 0.0, None
-        loc = self.loc - mean if bool(self.solved) else torch.zeros_like(self.loc)
-        variance = self.variance if bool(self.solved) else torch.full_like(self.loc, _START_VAR)
+        if bool(self.solved):
+            loc, variance = self.loc - mean, self.variance
+        else:
+            own = kernel.diag(graph.x).expand(self.loc.shape)
+            loc, variance = _alone(likelihood, y, mean.expand(self.loc.shape), own)
+            loc = loc - mean
         sites = gaussian_sites(likelihood, y, mean + loc, variance)
 
         def divergence() -> float:
@@ -238,3 +242,20 @@ class GaussianSites(GPModule):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_pooled": None, "_near": None}
+
+
+def _alone(
+    likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Means and variances of f given each point's own datum alone: where natural-gradient steps may start.
+
+    Sites taken at the prior mean can be far off, such as those of a count of 100 at an expected one of .01. Steps are
+    natural-gradient ones, cut to one standard deviation of the prior.
+    """
+    loc, spread, most = mean, var, var.sqrt()
+    for _ in range(_ALONE):
+        target, precision = gaussian_sites(likelihood, y, loc, spread)
+        spread = 1 / (1 / var + precision)
+        goal = spread * (mean / var + precision * target)
+        loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
+    return loc, spread
