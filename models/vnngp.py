@@ -140,6 +140,7 @@ class VNNGP(PredictiveMethod):
                 self._mean_at,
                 self.latent_shape,
                 self.jitter,
+                self.mean,
             )
         elif encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
@@ -253,7 +254,9 @@ class VNNGP(PredictiveMethod):
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets: all of q(u)."""
+        """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""
+        if isinstance(self.local, GaussianSites):
+            return self.local.solved_parameters()
         return list(self.local.parameters())
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SitePosterior
@@ -37,6 +37,7 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
 from pyro_nngp.variational.pooling import PooledObservations
@@ -46,6 +47,7 @@ _NO_PRECISION = 1e-6  # of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
+_ROUNDS = 6  # of means and variances in turn
 _SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
 _FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
 
@@ -63,10 +65,12 @@ class GaussianSites(GPModule):
         mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``.
         latent_shape: () or (L,).
         jitter: relative nugget of the prior.
+        level: the mean function as a module; of a :class:`~pyro_nngp.means.ConstantMean` that is learned,
+            :meth:`solve` finds the level, too, by generalized least squares on the sites.
 
     Attributes:
-        target, precision: pseudo-observations of f and their precisions, (*L, N).
-        loc, variance: marginal means and variances of f at the points, (*L, N).
+        target, precision: pseudo-observations of u and their precisions, (*L, N).
+        loc, variance: marginal means and variances of u at the points, (*L, N).
         solved: whether they come from :meth:`solve`.
     """
 
@@ -86,10 +90,12 @@ class GaussianSites(GPModule):
         mean: Callable[[Tensor], Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
+        level: Any = None,
     ) -> None:
         super().__init__()
         # in a tuple: they are modules of the model, not of the guide
         self._prior = kernel, graph, mean, jitter, likelihood
+        self._level = (level,)
         self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
         self._near: Tensor | None = None
         shape = (*latent_shape, graph.num_points)
@@ -110,19 +116,16 @@ class GaussianSites(GPModule):
     def observations(
         self, rows: Int[Tensor, " U"] | None = None
     ) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
-        """Pseudo-observations of f and their precisions at some rows (None: all).
+        """Pseudo-observations of u, f less the mean function, and their precisions at some rows (None: all).
 
-        Those of a Gaussian likelihood are the data and the present noise, with its gradient.
+        Those of a Gaussian likelihood are the data and the present noise, with gradients of noise and mean function.
         """
         rows = slice(None) if rows is None else rows
         if self.is_exact:
             y = self.y[rows].movedim(0, -1)
             _, noise = gaussian_observations(self._prior[4].bind(), y, None, y.dtype)
-            return y, (1 / noise).expand(y.shape)
-        if bool(self.solved):
-            return self.target[..., rows], self.precision[..., rows]
-        mean = self._prior[2](self._prior[1].x[rows])
-        return mean.detach().expand(self.target[..., rows].shape), self.precision[..., rows]
+            return y - self._prior[2](self._prior[1].x[rows]), (1 / noise).expand(y.shape)
+        return self.target[..., rows], self.precision[..., rows]
 
     @pyro_entry
     def distribution(self, prior: NNGP) -> SitePosterior:
@@ -135,9 +138,18 @@ class GaussianSites(GPModule):
                 stacklevel=2,
             )
         target, precision = self.observations(None if prior.is_whole else rows)
-        mean = self._prior[2](prior.graph.x[rows])
-        loc = self.loc[..., rows] if bool(self.solved) else mean.expand(target.shape)
-        return SitePosterior(prior, target - mean, precision, loc - mean, self.variance[..., rows])
+        return SitePosterior(prior, target, precision, self.loc[..., rows], self.variance[..., rows])
+
+    def _constant(self) -> Tensor | None:
+        """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""
+        found = [value.data for value in self.solved_parameters()]
+        return found[0] if found else None
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets: the level of a constant mean function, if that is learned."""
+        (level,) = self._level
+        value = level._parameters.get("value") if isinstance(level, ConstantMean) else None
+        return [value] if value is not None and value.requires_grad else []
 
     @pyro_entry
     @torch.no_grad()
@@ -155,7 +167,7 @@ class GaussianSites(GPModule):
             self._near = graph.query(graph.x)
         near, easy, reduction, moved, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, 0.0, None
         if bool(self.solved):
-            loc, variance = self.loc - mean, self.variance
+            loc, variance = self.loc, self.variance
         else:
             own = kernel.diag(graph.x).expand(self.loc.shape)
             loc, variance = _alone(likelihood, y, mean.expand(self.loc.shape), own)
@@ -172,20 +184,34 @@ class GaussianSites(GPModule):
             sites = target, precision
             return mean + loc, variance, 0.0 if self.is_exact else divergence()
 
-        while max_steps > 0:
+        for _ in range(_ROUNDS):
+            if max_steps <= 0:
+                break
             before = loc, sites
             start = mean + loc, variance, 0.0 if self.is_exact else divergence()
             steps, moved, improved = natural_gradient(likelihood, y, start, step, max_steps, tolerance)
             max_steps -= steps
             if not improved:
                 loc, sites = before
-            _, variance = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
+            constant = self._constant()
+            if constant is not None:  # the best level for these sites: one Newton step, exact
+                gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
+                slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
+                if constant.dim() and loc.dim() == 2:
+                    change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+                else:
+                    change = slope.sum() / curvature.sum()
+                constant += change.reshape(constant.shape)
+                mean, loc = mean_at(graph.x), loc - change * gain
+            _, given = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
+            variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
                 break
             if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
                 break
             used = sites[1]
-        for name, value in (("target", sites[0]), ("precision", sites[1]), ("loc", mean + loc), ("variance", variance)):
+        target, precision = sites
+        for name, value in (("target", target - mean), ("precision", precision), ("loc", loc), ("variance", variance)):
             getattr(self, name).copy_(value)
         self.solved.fill_(True)
         if moved > _FAR and not self.is_exact:
@@ -215,7 +241,7 @@ class GaussianSites(GPModule):
         variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
         noise = None if bool(self.solved) else 1 / precision
         w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
-        values = (self.loc if bool(self.solved) else target) - mean_at(graph.x)
+        values = self.loc if bool(self.solved) else target
         loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
         return loc, variance.expand(loc.shape)
 
