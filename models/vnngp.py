@@ -14,7 +14,7 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import pyro
 import torch
@@ -22,23 +22,26 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_choice, check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
+from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, draws_given_observations
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
+    GaussianSites,
     InducingLeaveOneOut,
     LatentLeaveOneOut,
     LocalGaussian,
     scattered,
     variational_optimum,
 )
+
+Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities are then below .02 where 20 leave .06
@@ -90,7 +93,7 @@ class VNNGP(PredictiveMethod):
     """
 
     graph_type: type[NeighborGraph] = NeighborGraph
-    local: LocalGaussian | AmortizedGaussian
+    local: LocalGaussian | AmortizedGaussian | GaussianSites
 
     def __init__(
         self,
@@ -102,6 +105,7 @@ class VNNGP(PredictiveMethod):
         num_neighbors: int = 32,
         inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = False,
+        posterior: Posterior | None = None,
         guide_neighbors: int = 0,
         encoder: nn.Module | None = None,
         mean: Callable | None = None,
@@ -129,7 +133,31 @@ class VNNGP(PredictiveMethod):
         if encoder is not None and not isinstance(encoder, nn.Module):
             cure = "Pass an instance such as SiteEncoder(D)."
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
-        if encoder is None:
+        likelihood, kernel = self.likelihood, self.kernel  # with what is left out filled in
+        applicable = self.at_data and likelihood is not None and encoder is None and loc is None and not guide_neighbors
+        if posterior is None:
+            posterior = "sites" if applicable else "factor" if guide_neighbors else "mean-field"
+        check_choice(where, "posterior", posterior, ("sites", "mean-field", "factor"))
+        if posterior == "sites" and not applicable:
+            expectation = (
+                "without guide_neighbors, encoder and `loc`, with a likelihood and inducing points at the data"
+            )
+            fail(where, 'posterior="sites"', expectation, "other settings", "Leave `posterior` out.")
+        if encoder is None and (posterior == "factor") != (guide_neighbors > 0):
+            cure = "Give guide_neighbors >= 1 for a factor, and none for a mean-field family."
+            fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
+        if posterior == "sites":
+            self.local = GaussianSites(
+                cast(Tensor, self.y),
+                cast(Likelihood, likelihood),
+                kernel,
+                self.graph,
+                self._mean_at,
+                self.latent_shape,
+                self.jitter,
+                self.mean,
+            )
+        elif encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
             self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
         elif likelihood is None or y is None or not self.at_data or loc is not None:
@@ -176,7 +204,12 @@ class VNNGP(PredictiveMethod):
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
         self.start_guide(idx)
         batch = self._batch(idx, inducing_idx)
-        q = self.local.distribution(batch.rows, batch.targets)
+        q: SitePosterior | SparseCholeskyNormal
+        if isinstance(self.local, GaussianSites):
+            q = self.local.distribution(NNGP(self.kernel, self.graph, batch, jitter=self.jitter))
+            q = q.expand(self.latent_shape)
+        else:
+            q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
@@ -212,7 +245,7 @@ class VNNGP(PredictiveMethod):
     @property
     def can_solve(self) -> bool:
         """Whether :meth:`solve` applies: with a likelihood, inducing points at the data, and no encoder."""
-        return self.likelihood is not None and self.at_data and isinstance(self.local, LocalGaussian)
+        return self.likelihood is not None and self.at_data and not isinstance(self.local, AmortizedGaussian)
 
     @pyro_entry
     @torch.no_grad()
@@ -237,22 +270,29 @@ class VNNGP(PredictiveMethod):
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
         self._place_medians()
+        if not isinstance(self.local, LocalGaussian):
+            self.local.solve(max_steps, tolerance)
+            return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
         likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
         q = self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets: all of q(u)."""
+        """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""
+        if isinstance(self.local, GaussianSites):
+            return self.local.solved_parameters()
         return list(self.local.parameters())
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         self._check_neighbors(num_neighbors, self.num_inducing)
-        return self.graph.query(x_new, num_neighbors)
+        return self.graph.query(x_new, self._prediction_neighbors(num_neighbors))
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
+        if draw is None and isinstance(self.local, GaussianSites):
+            return self.local.moments(x_new, plan)
         w, var = graph_conditional(self.kernel, x_new, self._points(), plan, jitter=self.jitter)
         mean = self._mean_at(x_new)
         if draw is not None:
@@ -293,19 +333,35 @@ class VNNGP(PredictiveMethod):
 
         return moments
 
-    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
-        """The nearest inducing points and earlier new points."""
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+        """The nearest inducing points, and the nearest among them and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
-        return self.graph.extend(x_new, num_neighbors, seed)[1]
+        k = self._prediction_neighbors(num_neighbors)
+        return self.graph.query(x_new, min(k or self.graph.num_neighbors, self.num_inducing)), self.graph.extend(
+            x_new, k, seed
+        )[1]
 
-    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
-        """O(P K^3), O(M + P K) per draw."""
+    def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
+        """O(P K^3), O(M + P K) per draw; through sites, deviations given the pseudo-observations around the mean."""
+        near, joint = plan
+        if draw is None and isinstance(self.local, GaussianSites):
+            loc, _ = self.local.moments(x_new, near)
+            target, precision = self.local.observations()
+            residual = torch.zeros_like(target)
+            settings = residual, 1 / precision, count, self.latent_shape, self.jitter
+            return loc + draws_given_observations(self.kernel, self.x, x_new, joint, *settings)
         if draw is None:
             u = self.local.distribution().sample((count,))
         else:
             u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
         prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
-        return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=plan)
+        return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
+
+    def _prediction_neighbors(self, num_neighbors: int | None) -> int | None:
+        """What the caller says, or the choice of the sites; None is that of the graph."""
+        if num_neighbors is None and isinstance(self.local, GaussianSites):
+            return self.local.prediction_neighbors()
+        return num_neighbors
 
     def _most_draws(self, num_new: int) -> int:
         return max(1, _DRAW_BUDGET // (self.num_inducing + num_new))
@@ -320,9 +376,7 @@ class VNNGP(PredictiveMethod):
         positions = positions.clamp(min=0)
         return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
 
-    def _f_given(
-        self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: SparseCholeskyNormal | None = None
-    ) -> Tensor:
+    def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
         """The site f given u; in the guide (q given) it carries its own marginal for the integrating ELBO."""
         x, positions = self._inputs(idx), cast(Tensor, batch.extra)
         mean = self._mean_at(x)

@@ -3,7 +3,7 @@
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod, Plates
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod
+from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod, draws_given_observations
 
 __all__ = [
     "Densities",
@@ -14,4 +14,5 @@ __all__ = [
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",
+    "draws_given_observations",
 ]

@@ -170,15 +170,12 @@ class ResponseMethod(PredictiveMethod):
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
-        n, (p, k), latents = self.num_data, plan.shape, self.latent_shape
-        points, every = torch.cat([self.x, x_new]), torch.arange(n, device=self.x.device)
+        every = torch.arange(self.num_data, device=self.x.device)
         obs, noise = self.observations(self._bound(), every, draw)
-        w, var = graph_conditional(self.kernel, x_new, points, plan, pad(noise, (0, p)), self.jitter)
-        residual = pad(obs - self._mean_at(self.x), (0, p))[..., plan.clamp(min=0)]  # 0 at new points
-        loc = (w * residual).sum(-1).expand(count, *latents, p).reshape(count, -1, p)
-        w, var = w.expand(*latents, p, k).reshape(-1, p, k), var.expand(*latents, p).reshape(-1, p)
-        each = [draw_appended(w[i], var[i], plan, loc[:, i], n) for i in range(len(w))]
-        return torch.stack(each, 1).reshape(count, *latents, p) + self._mean_at(x_new)
+        deviation = draws_given_observations(
+            self.kernel, self.x, x_new, plan, obs - self._mean_at(self.x), noise, count, self.latent_shape, self.jitter
+        )
+        return deviation + self._mean_at(x_new)
 
     def _bound(self) -> Likelihood:
         """The likelihood with its hyperparameters read."""
@@ -282,3 +279,38 @@ class GaussianResponseMethod(ResponseMethod):
 
     def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)
+
+
+def draws_given_observations(
+    kernel: Any,
+    x: Float[Tensor, "N D"],
+    x_new: Float[Tensor, "P D"],
+    plan: Int[Tensor, "P K"],
+    residual: Float[Tensor, "*L N"],
+    noise: Float[Tensor, "*#L N"],
+    count: int,
+    latent_shape: tuple[int, ...],
+    jitter: float,
+) -> Float[Tensor, "S *L P"]:
+    """Joint draws of a zero-mean process at new points, each given observations and earlier new values near it.
+
+    Args:
+        kernel: covariance function.
+        x: the observed points.
+        x_new: new points.
+        plan: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
+        residual: observations less the mean function; one set for each latent function, or for all.
+        noise: their noise variances.
+        count: S.
+        latent_shape: () or (L,).
+        jitter: relative nugget.
+
+    Cost: O(P K^3) once for each set of noises, then O(P K) per draw.
+    """
+    n, (p, k) = len(x), plan.shape
+    w, var = graph_conditional(kernel, x_new, torch.cat([x, x_new]), plan, pad(noise, (0, p)), jitter)
+    near = pad(residual, (0, p))[..., plan.clamp(min=0)]  # 0 at new points
+    loc = (w * near).sum(-1).expand(count, *latent_shape, p).reshape(count, -1, p)
+    w, var = w.expand(*latent_shape, p, k).reshape(-1, p, k), var.expand(*latent_shape, p).reshape(-1, p)
+    each = [draw_appended(w[i], var[i], plan, loc[:, i], n) for i in range(len(w))]
+    return torch.stack(each, 1).reshape(count, *latent_shape, p)

@@ -4,6 +4,7 @@ from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.reparam import NNGPReparam
+from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SparseCholeskyNormal"]
+__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SitePosterior", "SparseCholeskyNormal"]

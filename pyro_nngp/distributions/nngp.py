@@ -91,6 +91,23 @@ class NNGP(TorchDistribution):
         """Weights and variances of the batch's targets given their neighbors, computed once."""
         return self._conditionals.of(self.batch)
 
+    def response_conditionals(
+        self, noise: Float[Tensor, "*L U"]
+    ) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
+        """Weights and variances of the batch's targets given noisy observations of their neighbors.
+
+        Args:
+            noise: variance of the observation at each row of the batch, one set per latent function.
+
+        Cost: O(B K^3) for each set.
+        """
+        return self._conditionals.given(self.batch, noise)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the distribution is over all points of the graph."""
+        return self.batch.neighbors is self.graph.neighbors
+
     @property
     def factor(self) -> VecchiaFactor:
         """(I - A, V) over all N points, whatever the batch."""
@@ -130,7 +147,7 @@ class NNGP(TorchDistribution):
         return self.factor.whiten(value)
 
     def _whole(self) -> Batch:
-        return self.batch if self.batch.neighbors is self.graph.neighbors else self.graph.batch()
+        return self.batch if self.is_whole else self.graph.batch()
 
     def predict(
         self, x_new: Float[Tensor, "P D"], f: Float[Tensor, "*S N"], num_neighbors: int | None = None
@@ -258,6 +275,10 @@ class _Conditionals:
             self._result = self.compute(self.points[batch.rows[batch.targets]], neighbors)
             self._batch = batch
         return self._result
+
+    def given(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
+        points = self.points[batch.rows]
+        return graph_conditional(self.kernel, points[batch.targets], points, batch.neighbors, noise, self.jitter)
 
     def compute(self, x: Tensor, neighbors: Tensor, new_points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         points = self.points if new_points is None else torch.cat([self.points, new_points])

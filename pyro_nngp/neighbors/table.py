@@ -121,6 +121,11 @@ class NeighborTable(torch.nn.Module):
         """K."""
         return self.neighbors.shape[1]
 
+    @property
+    def metric(self) -> Float[Tensor, " D"] | Metric:
+        """The metric of the search: the lengthscales that divide the inputs, or the user's own function."""
+        return self.lengthscale if self._metric is None else self._metric
+
     def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
         """Search again, in place: after points have moved, or in another metric. The ordering stays.
 

@@ -12,10 +12,12 @@ from pyro_nngp.variational.gaussian import (
 )
 from pyro_nngp.variational.leave_one_out import InducingLeaveOneOut, LatentLeaveOneOut, scattered
 from pyro_nngp.variational.natural_gradient import variational_optimum
+from pyro_nngp.variational.sites import GaussianSites
 
 __all__ = [
     "AmortizedGaussian",
     "DenseGaussian",
+    "GaussianSites",
     "InducingLeaveOneOut",
     "LatentLeaveOneOut",
     "LocalConjugate",

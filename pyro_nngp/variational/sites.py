@@ -1,0 +1,288 @@
+r"""The Gaussian posterior of a nearest-neighbor prior and Gaussian sites: one pseudo-observation of f at each point.
+
+.. math:: q(f) \propto p(f) \prod_i N(t_i \mid f_i, \tau_i^{-1}), \qquad \tau_i = -2\, \partial \ell_i / \partial s_i,
+   \quad t_i = m_i + \tau_i^{-1}\, \partial \ell_i / \partial m_i, \quad
+   \ell_i = E_{N(m_i, s_i)} \log p(y_i \mid f_i),
+
+the form of the optimal Gaussian q for every likelihood (Opper and Archambeau 2009; Khan and Lin 2017). A Gaussian
+likelihood is its own sites. q has two numbers per point, as a mean-field family has, but its covariance is the inverse
+of :math:`\Lambda + \mathrm{diag}\,\tau`, where a mean-field q has the reciprocal of that matrix's diagonal, the
+variance of each value given all others, which is smaller by orders of magnitude for a smooth function.
+
+Means are those of the sparse prior times the sites, by conjugate gradients
+(:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point:
+for the fixed point of the sites the K nearest, for predictions 64 or more, pooled where they are noisy
+(:mod:`pyro_nngp.variational.pooling`). Divergence and draws are those of
+:class:`~pyro_nngp.distributions.SitePosterior`.
+
+To solve, natural-gradient steps for the means alternate with the variances at those sites.
+
+Cost: O(N K^3) per round of variances and O(N K) per iteration of conjugate gradients to solve; a batch touches its own
+rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its neighbors, P new points, L latent
+functions.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.kernels import bind
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
+from pyro_nngp.variational.pooling import PooledObservations
+
+_PREDICTION_NEIGHBORS = 64
+_NO_PRECISION = 1e-6  # of sites before the first solution
+_ALONE = 30  # steps to the posterior of each value alone
+_KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
+_STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
+_ROUNDS = 6  # of means and variances in turn
+_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
+
+
+class GaussianSites(GPModule):
+    """Sites and marginals of q(f) at the N points of a graph, kept as buffers.
+
+    Before the first :meth:`solve` sites of other than Gaussian likelihoods say nothing, and q is the prior.
+
+    Args:
+        y: data, as the likelihood takes them, (N,) or (N, T).
+        likelihood: p(y | f).
+        kernel: of the prior.
+        graph: neighbors of the prior.
+        mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``.
+        latent_shape: () or (L,).
+        jitter: relative nugget of the prior.
+        level: the mean function as a module; of a :class:`~pyro_nngp.means.ConstantMean` that is learned,
+            :meth:`solve` finds the level, too, by generalized least squares on the sites.
+
+    Attributes:
+        target, precision: pseudo-observations of u and their precisions, (*L, N).
+        loc, variance: marginal means and variances of u at the points, (*L, N).
+        solved: whether they come from :meth:`solve`.
+    """
+
+    y: Tensor
+    target: Tensor
+    precision: Tensor
+    loc: Tensor
+    variance: Tensor
+    solved: Bool[Tensor, ""]
+
+    def __init__(
+        self,
+        y: Tensor,
+        likelihood: Likelihood,
+        kernel: Any,
+        graph: NeighborGraph,
+        mean: Callable[[Tensor], Tensor],
+        latent_shape: tuple[int, ...] = (),
+        jitter: float = DEFAULT_JITTER,
+        level: Any = None,
+    ) -> None:
+        super().__init__()
+        # in a tuple: they are modules of the model, not of the guide
+        self._prior = kernel, graph, mean, jitter, likelihood
+        self._level = (level,)
+        self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
+        self._near: Tensor | None = None
+        shape = (*latent_shape, graph.num_points)
+        self.register_buffer("y", y)
+        self.register_buffer("target", graph.x.new_zeros(shape))
+        self.register_buffer("precision", graph.x.new_full(shape, _NO_PRECISION))
+        self.register_buffer("loc", graph.x.new_zeros(shape))
+        self.register_buffer("variance", graph.x.new_ones(shape))
+        self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
+        self.register_load_state_dict_post_hook(lambda module, _: module._forget())
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the sites are the likelihood itself."""
+        return isinstance(self._prior[4], Gaussian)
+
+    @pyro_entry
+    def observations(
+        self, rows: Int[Tensor, " U"] | None = None
+    ) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
+        """Pseudo-observations of u, f less the mean function, and their precisions at some rows (None: all).
+
+        Those of a Gaussian likelihood are the data and the present noise, with gradients of noise and mean function.
+        """
+        rows = slice(None) if rows is None else rows
+        if self.is_exact:
+            y = self.y[rows].movedim(0, -1)
+            _, noise = gaussian_observations(self._prior[4].bind(), y, None, y.dtype)
+            return y - self._prior[2](self._prior[1].x[rows]), (1 / noise).expand(y.shape)
+        return self.target[..., rows], self.precision[..., rows]
+
+    @pyro_entry
+    def distribution(self, prior: NNGP) -> SitePosterior:
+        """q(u), u = f less the mean function, at the rows of a prior's batch."""
+        rows = prior.batch.rows
+        if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
+            warnings.warn(
+                "GaussianSites: q(u) is the prior, since solve() has not been called. Call it before training and "
+                "every few steps, as fit() does, or take posterior='mean-field'.",
+                stacklevel=2,
+            )
+        target, precision = self.observations(None if prior.is_whole else rows)
+        return SitePosterior(prior, target, precision, self.loc[..., rows], self.variance[..., rows])
+
+    def _constant(self) -> Tensor | None:
+        """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""
+        (level,) = self._level
+        return level.value.detach() if self.solved_parameters() else None
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets: the level of a constant mean function, if that is learned."""
+        (level,) = self._level
+        if not (isinstance(level, ConstantMean) and level.is_free):
+            return []
+        return [value for value in level.solved_parameters() if value.requires_grad]
+
+    @pyro_entry
+    @torch.no_grad()
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+        """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
+
+        Args:
+            max_steps: at most so many.
+            tolerance: stop where means move by less, in standard deviations of the sites.
+        """
+        kernel, graph, mean_at, jitter, likelihood = self._prior
+        kernel, likelihood, mean, y = bind(kernel), likelihood.bind(), mean_at(graph.x), self.y.movedim(0, -1)
+        prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
+        if self._near is None:
+            self._near = graph.query(graph.x)
+        near, easy, reduction, moved, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, 0.0, None
+        if bool(self.solved):
+            loc, variance = self.loc, self.variance
+        else:
+            own = kernel.diag(graph.x).expand(self.loc.shape)
+            loc, variance = _alone(likelihood, y, mean.expand(self.loc.shape), own)
+            loc = loc - mean
+        sites = gaussian_sites(likelihood, y, mean + loc, variance)
+
+        def divergence() -> float:
+            """KL of q from the prior, up to what does not change while variances stay."""
+            return float((loc * prior.product(loc.double())).sum()) / 2
+
+        def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+            nonlocal loc, easy, sites
+            loc, easy = posterior_mean(prior, target - mean, precision, loc, easy, tolerance, reduction)
+            sites = target, precision
+            return mean + loc, variance, 0.0 if self.is_exact else divergence()
+
+        for _ in range(_ROUNDS):
+            if max_steps <= 0:
+                break
+            before = loc, sites
+            start = mean + loc, variance, 0.0 if self.is_exact else divergence()
+            steps, moved, improved = natural_gradient(likelihood, y, start, step, max_steps, tolerance)
+            max_steps -= steps
+            if not improved:
+                loc, sites = before
+            constant = self._constant()
+            if constant is not None:  # the best level for these sites: one Newton step, exact
+                gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
+                slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
+                if constant.dim() and loc.dim() == 2:
+                    change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+                else:
+                    change = slope.sum() / curvature.sum()
+                self._level[0].assign((constant + change.reshape(constant.shape))[None])
+                mean, loc = mean_at(graph.x), loc - change * gain
+            _, given = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
+            variance = given if used is None or self.is_exact else (variance * given).sqrt()
+            if not improved or self.is_exact:
+                break
+            if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
+                break
+            used = sites[1]
+        target, precision = sites
+        for name, value in (("target", target - mean), ("precision", precision), ("loc", loc), ("variance", variance)):
+            getattr(self, name).copy_(value)
+        self.solved.fill_(True)
+        if moved > _FAR and not self.is_exact:
+            warnings.warn(
+                f"GaussianSites.solve: means still moved by {moved:.1e} in the last natural-gradient step, in units of "
+                "the likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
+                stacklevel=2,
+            )
+
+    def prediction_neighbors(self) -> int:
+        """Pseudo-observations per new point, unless the caller says otherwise."""
+        graph = self._prior[1]
+        return min(graph.num_points, max(_PREDICTION_NEIGHBORS, graph.num_neighbors))
+
+    @pyro_entry
+    def moments(
+        self, x_new: Float[Tensor, "P D"], nearest: Int[Tensor, "P k"]
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        """Posterior mean and variance of f at new points, given the rows of their nearest points.
+
+        The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given
+        the pseudo-observations. Cost: O(P k^3), and for the first call O(N log N).
+        """
+        kernel, graph, mean_at, jitter, _ = self._prior
+        kernel, (target, precision) = bind(kernel), self.observations()
+        pooled = self._pool(kernel, 1 / precision, nearest.shape[1])
+        variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
+        noise = None if bool(self.solved) else 1 / precision
+        w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
+        values = self.loc if bool(self.solved) else target
+        loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
+        return loc, variance.expand(loc.shape)
+
+    @torch.no_grad()
+    def _pool(self, kernel: Any, noise: Tensor, num_neighbors: int) -> PooledObservations:
+        """Pooled observations, kept while noise, kernel and number of neighbors stay."""
+        _, graph, _, jitter, _ = self._prior
+        some = graph.x[:_KERNEL_PROBES]
+        key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
+        if self._pooled is None or not all(map(torch.equal, self._pooled[0], key)):
+            self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
+        return self._pooled[1]
+
+    def follow(self, graph: NeighborGraph) -> None:
+        """Forget what was computed from the neighbors before the graph was refreshed."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self._pooled, self._near = None, None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "GaussianSites":
+        self._forget()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_pooled": None, "_near": None}
+
+
+def _alone(
+    likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Means and variances of f given each point's own datum alone: where natural-gradient steps may start.
+
+    Sites taken at the prior mean can be far off, such as those of a count of 100 at an expected one of .01. Steps are
+    natural-gradient ones, cut to one standard deviation of the prior.
+    """
+    loc, spread, most = mean, var, var.sqrt()
+    for _ in range(_ALONE):
+        target, precision = gaussian_sites(likelihood, y, loc, spread)
+        spread = 1 / (1 / var + precision)
+        goal = spread * (mean / var + precision * target)
+        loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
+    return loc, spread
