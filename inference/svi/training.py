@@ -27,7 +27,7 @@ from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
 
-_BATCH = 1024
+_BATCH, _LEAST_BATCH = 1024, 128
 _FEW = 1000  # parameters, for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
@@ -77,7 +77,7 @@ class Training:
         self.milestone = min(schedule.milestones, default=1.0)
         self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
         if batch_size is None:
-            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _BATCH
+            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _minibatch(method)
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
@@ -312,6 +312,11 @@ def _subsample(method: Any, num_data: int) -> int:
     """Rows of the largest subsample."""
     k = getattr(getattr(method, "graph", None), "num_neighbors", 32)
     return min(num_data, _SUBSAMPLE, max(_FIRST_SUBSAMPLE, _SUBSAMPLE_MEMORY // k**2))
+
+
+def _minibatch(method: Any) -> int:
+    """Rows of a minibatch: fewer where each has several latent functions."""
+    return max(_LEAST_BATCH, _BATCH // (getattr(method, "num_latents", None) or 1))
 
 
 def _watched(method: Any) -> list[nn.Parameter]:
