@@ -62,7 +62,8 @@ def fit(
             row numbers. Or a tuple (model, guide), with `num_data`.
         num_steps: number of steps in all, resumed ones included; None trains until convergence.
         batch_size: rows per step, of the largest subset with "lbfgs". With as many as there are, the model is called
-            without row numbers. None is 1024, and some 20,000 with "lbfgs".
+            without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
+            and some 20,000 with "lbfgs".
         optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and else what suits the loss.
         lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
             others.

@@ -30,7 +30,7 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     Returns:
         It; None for other methods, for fewer than 2 K + 1 points, and where 8 K neighbors cannot be computed with.
     """
-    graph = getattr(method, "graph", None)
+    graph: Any = getattr(method, "graph", None)
     if not hasattr(graph, "others") or "num_neighbors" not in inspect.signature(type(method).forward).parameters:
         return None
     few, most = graph.num_neighbors, graph.num_points - 1

@@ -263,7 +263,9 @@ class Run:
             refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
         if not isinstance(losses, Tensor) or losses.shape != (step,):
             refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
-        place, most = ("stage", len(self.batches.sizes) - 1) if self.quasi_newton else ("position", self.num_data)
+        place, most = "position", self.num_data
+        if isinstance(self.batches, Subsample):
+            place, most = "stage", len(self.batches.sizes) - 1
         reached = state["batches"][place]
         if not isinstance(reached, int) or not 0 <= reached <= most:
             refuse_state("fit", f"checkpoint['run']['batches'][{place!r}]", f"in 0..{most}", reached)

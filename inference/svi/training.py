@@ -7,7 +7,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from pyro import poutine
@@ -19,13 +19,15 @@ from tqdm.auto import tqdm
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
 
-_BATCH = 1024
+_BATCH, _LEAST_BATCH = 1024, 128
 _FEW = 1000  # parameters, for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
@@ -75,7 +77,7 @@ class Training:
         self.milestone = min(schedule.milestones, default=1.0)
         self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
         if batch_size is None:
-            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _BATCH
+            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _minibatch(method)
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
@@ -124,7 +126,7 @@ class Training:
                 if run.quasi_newton is None:
                     self._after_adam()
                 else:
-                    self._after_lbfgs()
+                    self._after_lbfgs(run.quasi_newton, cast(Subsample, run.batches))
                 if callback is not None:
                     with run.random.paused():
                         callback(run.step, loss)
@@ -181,10 +183,10 @@ class Training:
             self.ended = self.converged
         self._validate(ends if self.automatic else run.step % 500 == 0)
 
-    def _after_lbfgs(self) -> None:
+    def _after_lbfgs(self, optimizer: LBFGS, rows: Subsample) -> None:
         """At the end of a round refresh and solve, then go on to a larger subsample, or judge the round."""
         run, losses = self.run, self.run.losses
-        largest = run.batches.grown
+        largest = rows.grown
         enough = self.tolerance / 10 if largest else self.tolerance
         in_round = run.step - self.round_start
         gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
@@ -199,15 +201,15 @@ class Training:
             if self.solving:
                 self._solve()
             if not largest:
-                run.batches.grow()
+                rows.grow()
             else:
-                self.gain = run.quasi_newton.start_loss - losses[-1]
+                self.gain = optimizer.start_loss - losses[-1]
                 settled = stalled and not (refreshed or self.solving)
                 self.converged = self.ended = settled or self.gain < self.tolerance
-            run.quasi_newton.forget()
+            optimizer.forget()
         if self.refresh_every and run.step % self.refresh_every == 0:
             self._refresh()
-            run.quasi_newton.forget()
+            optimizer.forget()
         self._validate(ends)
 
     def _validate(self, due: bool) -> None:
@@ -279,7 +281,7 @@ class Training:
         self._save()
 
     def _save(self) -> None:
-        save_checkpoint(self.checkpoint.path, self._state())
+        save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the course depends on."""
@@ -288,7 +290,7 @@ class Training:
         return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
 
     def _load(self) -> None:
-        state = load_checkpoint(self.checkpoint.path)
+        state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
         check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
@@ -312,7 +314,12 @@ def _subsample(method: Any, num_data: int) -> int:
     return min(num_data, _SUBSAMPLE, max(_FIRST_SUBSAMPLE, _SUBSAMPLE_MEMORY // k**2))
 
 
-def _watched(method: Any) -> list[Tensor]:
+def _minibatch(method: Any) -> int:
+    """Rows of a minibatch: fewer where each has several latent functions."""
+    return max(_LEAST_BATCH, _BATCH // (getattr(method, "num_latents", None) or 1))
+
+
+def _watched(method: Any) -> list[nn.Parameter]:
     """What decides about neighbors: parameters of the kernel and of its priors' guide, and inducing points."""
     if not hasattr(method, "refresh_neighbors"):
         return []
