@@ -58,7 +58,7 @@ _FAR = 0.1  # units that the last natural-gradient step may have moved means wit
 def variational_optimum(
     likelihood: Likelihood,
     y: Tensor,
-    mean: Float[Tensor, " N"],
+    mean: Float[Tensor, "... N"],
     w: Float[Tensor, "N K"],
     var: Float[Tensor, " N"],
     neighbors: Int[Tensor, "N K"],
@@ -72,7 +72,7 @@ def variational_optimum(
     Args:
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
-        mean: mean function at the points.
+        mean: mean function at the points, the same for all latent functions or one for each.
         w: weights of the prior's conditionals, 0 where there is no neighbor.
         var: their variances.
         neighbors: rows of the neighbors, -1 padded.
