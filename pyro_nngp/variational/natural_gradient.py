@@ -71,7 +71,7 @@ class MeanLimits(NamedTuple):
 def variational_optimum(
     likelihood: Likelihood,
     y: Tensor,
-    mean: Float[Tensor, " N"],
+    mean: Float[Tensor, "... N"],
     factor: VecchiaFactor,
     q: SparseCholeskyNormal,
     max_steps: int = 20,
@@ -83,7 +83,7 @@ def variational_optimum(
     Args:
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
-        mean: mean function at the points.
+        mean: mean function at the points, the same for all latent functions or one for each.
         factor: (I - A, V) of the prior.
         q: where to start, over all N points.
         max_steps: at most so many steps of :func:`natural_gradient`.
