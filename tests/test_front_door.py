@@ -16,10 +16,11 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a package imports only what stands before it.
 LAYERS = (
     "pyro_nngp._checks",
+    "pyro_nngp._memory",
     "pyro_nngp._random",
-    "pyro_nngp.means",
     "pyro_nngp.linalg",
     "pyro_nngp.hyperparameters",
+    "pyro_nngp.means",
     "pyro_nngp.kernels",
     "pyro_nngp.native",
     "pyro_nngp.neighbors",
