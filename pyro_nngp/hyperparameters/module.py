@@ -158,14 +158,14 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
     """
     store, recorded = pyro.get_param_store(), _recorded_parameters()
-    outside, own = store._param_to_name, {key: dict(values) for key, values in module._store.items()}
+    known, own = store.shared_names, {key: dict(values) for key, values in module._store.items()}
     params, names = own["_params"], own["_param_to_name"]
     try:
         with store.private(own):
             yield
         for before, after in zip(recorded, _recorded_parameters(), strict=True):
             changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in outside]  # of a module that lives on
+            twice = [name for name in changed if before[name] in known]  # of a module that lives on
             if twice:
                 _fail_twice(module, sorted(twice))
     except RuntimeError as error:
@@ -174,9 +174,9 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             raise
         _fail_twice(module, [repeated[1]], error)
     finally:
-        new = {param: name for param, name in names.items() if outside.get(param) != name}
+        new = {param: name for param, name in names.items() if known.get(param) != name}
         if new:  # known for as long as the module lives: a model may build kernels anew at every call
-            outside.update(new)
+            known.update(new)
             weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
             del params[name], own["_constraints"][name]
