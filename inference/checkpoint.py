@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         with open(descriptor, "wb") as file:
             file.write(bytes(_HEADER))
             digesting = _DigestingFile(file)
-            torch.save(state, digesting)
+            torch.save(state, cast(BinaryIO, digesting))  # it only writes and flushes
             file.seek(0)
             file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
             file.flush()

@@ -159,7 +159,7 @@ class CoregionalizedLOO(PredictiveMethod):
         noise = noise / max(1, count // len(axes)) + (axes.square() * rest).sum(-1) / 2
         self._axes = (spread[:, None] * torch.stack(columns, -1)).to(self.x)
         if not self._noise_is_set:
-            self.likelihood.variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
+            cast(Gaussian, self.likelihood).variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
         return Start(level, spread)
 
     @pyro_entry

@@ -30,7 +30,7 @@ Cost per step: O(B K^3) for each latent function, independent of N.
 import copy
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyro
 import torch
@@ -135,7 +135,9 @@ class LOO(ResponseMethod):
         seed: int = 0,
     ) -> None:
         if likelihood is None:
-            likelihood = copy.deepcopy(start.likelihood) if isinstance(start, GPMethod) else Gaussian()
+            likelihood = (
+                copy.deepcopy(cast(Likelihood, start.likelihood)) if isinstance(start, GPMethod) else Gaussian()
+            )
         check_augmentable("LOO", likelihood)
         check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
         if divergence is None:

@@ -245,8 +245,8 @@ class StochasticGradientKernel(MCMCKernel):
         found["gradient noise"] = self._state["gradient_variance"].mean(-1)
         found["gradient noise share"] = share.amax(-1)
         params = {"params": self.potential.param_values()} if self._optimized.leaves else {}
-        steps = step_size[..., 0].tolist() if isinstance(step_size, Tensor) else step_size
-        steps = {"step size": steps, "updates per draw": int(self._state["num_steps"])}
+        each = step_size[..., 0].tolist() if isinstance(step_size, Tensor) else step_size
+        steps = {"step size": each, "updates per draw": int(self._state["num_steps"])}
         return {**steps, **{name: value.tolist() for name, value in found.items()}, **params}
 
     def cleanup(self) -> None:

@@ -251,7 +251,7 @@ class Run:
 
     def check(self, state: dict[str, Any]) -> bool:
         """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
-        saved = state.get("kind")
+        saved: Any = state.get("kind")
         check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
         other = differences(saved["run"], self.kind["run"])
         if other or saved["num_steps"] > self.num_steps:

@@ -225,7 +225,7 @@ def _place(kernel: Any, slots: Sequence[_Slot], x: Tensor, obs: Tensor | None, v
             uses.update({d: uses[d] + 1 for d in columns})
         elif name == "lengthscale" and isinstance(part, Stationary):
             value = value.expand(part.input_dim)
-        elif name == "period" and inside:
+        elif name == "period" and isinstance(part, Periodic) and inside:
             columns = list(part.active_dims or range(part.input_dim))
             value = torch.stack([_period(x[:, d], obs) for d in columns])
         part.__dict__[name] = value.clone()
@@ -252,9 +252,9 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             kernel.__dict__["variance"] = x.new_ones(())
             kernel.__dict__["variance"] = x.new_tensor(target / _mean_variance(kernel, x))
     elif isinstance(kernel, nn.Module):
-        for part in kernel.modules():
-            if isinstance(part, Kernel):
-                _place_variances(part, free, target, x)
+        for inner in kernel.modules():
+            if isinstance(inner, Kernel):
+                _place_variances(inner, free, target, x)
 
 
 def _mean_variance(kernel: Kernel, x: Tensor) -> float:

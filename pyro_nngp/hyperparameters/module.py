@@ -93,7 +93,9 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
     """Hyperparameters of a module and its parts that were left unset, and have kept their stand-in value since."""
     found = []
     for part in module.modules():
-        for name, stand_in in part._unset.items() if isinstance(part, GPModule) else ():
+        if not isinstance(part, GPModule):
+            continue
+        for name, stand_in in part._unset.items():
             if name in part._pyro_params:
                 value = getattr(part, name).detach()
                 if value.shape == stand_in.shape and torch.equal(value.double().cpu(), stand_in.double().cpu()):

@@ -122,8 +122,8 @@ class NeighborTable(torch.nn.Module):
         return self.neighbors.shape[1]
 
     @property
-    def metric(self) -> Float[Tensor, " D"] | Metric:
-        """The metric of the search: the lengthscales that divide the inputs, or the user's own function."""
+    def metric(self) -> Float[Tensor, " D"] | Metric | FeatureMetric:
+        """The metric of the search: the lengthscales that divide the inputs, a kernel's, or the user's function."""
         return self.lengthscale if self._metric is None else self._metric
 
     def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
@@ -253,11 +253,11 @@ class NeighborTable(torch.nn.Module):
         if self._metric is not None and not self._has_features:
             where, cure = type(self).__name__, "Call refresh without lengthscales after the metric has changed."
             fail(where, "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
-        if hasattr(metric, "features"):
-            self._metric = metric
-        else:
+        if isinstance(metric, Tensor):
             self._metric = None
             self._set_lengthscale(metric)
+        else:
+            self._metric = metric
 
     def _set_lengthscale(self, lengthscale: Tensor) -> None:
         where = type(self).__name__

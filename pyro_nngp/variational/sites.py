@@ -120,12 +120,12 @@ class GaussianSites(GPModule):
 
         Those of a Gaussian likelihood are the data and the present noise, with gradients of noise and mean function.
         """
-        rows = slice(None) if rows is None else rows
+        at = slice(None) if rows is None else rows
         if self.is_exact:
-            y = self.y[rows].movedim(0, -1)
+            y = self.y[at].movedim(0, -1)
             _, noise = gaussian_observations(self._prior[4].bind(), y, None, y.dtype)
-            return y - self._prior[2](self._prior[1].x[rows]), (1 / noise).expand(y.shape)
-        return self.target[..., rows], self.precision[..., rows]
+            return y - self._prior[2](self._prior[1].x[at]), (1 / noise).expand(y.shape)
+        return self.target[..., at], self.precision[..., at]
 
     @pyro_entry
     def distribution(self, prior: NNGP) -> SitePosterior:
