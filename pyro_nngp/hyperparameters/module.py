@@ -34,7 +34,7 @@ class GPModule(PyroModule):
         super().__init__()
         self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
         self._pyro_context = ThreadContext()
-        self._unset: dict[str, Tensor] = {}  # stand-in values of hyperparameters that nobody has set
+        self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that nobody has set
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -70,8 +70,8 @@ class GPModule(PyroModule):
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
 
-        Two kernels, or two methods, that stand alone in one Pyro program need names, or their sites collide, which is
-        an error. Inside a model or a larger PyroModule the attribute's name serves.
+        Two kernels, or two methods, in one Pyro program, outside any model, need names, or their sites collide, which
+        is an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
         release(self)  # no store but the module's own, emptied after each use, knows the old names
         self._pyro_set_supermodule(name, self._pyro_context)
@@ -90,7 +90,7 @@ class GPModule(PyroModule):
 
 
 def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
-    """Hyperparameters of a module and its parts that were left unset, and have kept their stand-in value since."""
+    """Hyperparameters of a module and its parts that were left unset, and have kept their placeholder value since."""
     found = []
     for part in module.modules():
         if not isinstance(part, GPModule):
@@ -230,7 +230,7 @@ Module = TypeVar("Module", bound=GPModule)
 def bound_copy(module: Module) -> Module:
     """A shallow copy that holds the present values of all hyperparameters, so that using it has no Pyro effects.
 
-    Parameters, priors and parts are read once, firing their Pyro statements; the values stand in the attributes of the
+    Parameters, priors and parts are read once, firing their Pyro statements; the values are set as attributes of the
     copy, where they are found before the parameters and priors behind them.
     """
     parameters = (name.removesuffix("_unconstrained") for name in module._parameters)

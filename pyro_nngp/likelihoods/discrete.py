@@ -26,7 +26,7 @@ from pyro_nngp.likelihoods.quadrature import Focus, gauss_hermite
 
 _GUMBEL_GRID, _GUMBEL_NODES, _GUMBEL_RANGE = 64, 16, 6.0
 _BRANCH = 2.7  # distance of the singularities of log Phi from the real axis; pi for the logarithm of the sigmoid
-_INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
+_INFINITY = 1e4  # used for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
 
 class Bernoulli(Likelihood):

@@ -25,7 +25,7 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once. The equations of one step are solved
 only as well as the next one needs: the residual goes down to a tenth. A factor with off-diagonal entries, which costs
-more than a step, is found again when the means stand still for the one before, until the sites no longer ask for it.
+more than a step, is recomputed after the means converge, until the site precisions stop changing.
 
 Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorization
 instead. Numbers are in ``benchmarks/results/npvi.md``.
@@ -217,7 +217,7 @@ def gaussian_sites(
     var: Float[Tensor, "*L N"],
     differentiable: bool = False,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Targets and precisions of the Gaussian observations of f that stand for a likelihood at N(loc, var).
+    """Targets and precisions of the Gaussian observations of f that replace a likelihood at N(loc, var).
 
     Args:
         likelihood: p(y | f).
