@@ -99,7 +99,7 @@ def variational_optimum(
     prior = factor.prepared()
     root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
     one_step = isinstance(likelihood, Gaussian)
-    easy, precision, used, moved = True, q.loc, None, 0.0
+    easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
         """KL of q from the prior, up to what does not change while q has its factor."""
@@ -131,7 +131,8 @@ def variational_optimum(
         q, used = _with_factor(q, *root(precision)), precision
         if one_step:
             break
-    if moved > _FAR and not one_step:
+    stays = not improved and max_steps > 0  # no step of any length raises the bound
+    if moved > _FAR and not (one_step or stays):
         warnings.warn(
             f"variational_optimum: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
             "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
