@@ -202,7 +202,7 @@ class GaussianSites(GPModule):
                     change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
                 else:
                     change = slope.sum() / curvature.sum()
-                self._level[0].assign((constant + change.reshape(constant.shape))[None])
+                self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x), loc - change * gain
             _, given = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
