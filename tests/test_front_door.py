@@ -18,11 +18,12 @@ LAYERS = (
     "pyro_nngp._checks",
     "pyro_nngp._memory",
     "pyro_nngp._random",
+    "pyro_nngp.native",
     "pyro_nngp.linalg",
     "pyro_nngp.hyperparameters",
     "pyro_nngp.means",
     "pyro_nngp.kernels",
-    "pyro_nngp.native",
+    "pyro_nngp.native.conditional",
     "pyro_nngp.neighbors",
     "pyro_nngp.conditionals",
     "pyro_nngp.distributions",
@@ -57,7 +58,9 @@ def imported(path):
 
 
 def layer(module):
-    return next((number for number, name in enumerate(LAYERS) if f"{module}.".startswith(f"{name}.")), None)
+    """The number of the innermost entry of LAYERS that holds a module."""
+    found = [number for number, name in enumerate(LAYERS) if f"{module}.".startswith(f"{name}.")]
+    return max(found, key=lambda number: len(LAYERS[number]), default=None)
 
 
 INSIDE = [(name, path) for name, path in MODULES.items() if name != "pyro_nngp"]

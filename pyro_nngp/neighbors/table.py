@@ -253,11 +253,11 @@ class NeighborTable(torch.nn.Module):
         if self._metric is not None and not self._has_features:
             where, cure = type(self).__name__, "Call refresh without lengthscales after the metric has changed."
             fail(where, "lengthscale", "to be None with a metric function", "a tensor", cure)
-        if isinstance(metric, Tensor):
+        if isinstance(metric, FeatureMetric):
+            self._metric = metric
+        else:
             self._metric = None
             self._set_lengthscale(metric)
-        else:
-            self._metric = metric
 
     def _set_lengthscale(self, lengthscale: Tensor) -> None:
         where = type(self).__name__

@@ -406,7 +406,7 @@ def test_any_callable_is_a_kernel() -> None:
 
 def test_neighbor_lengthscale_covers_each_column_once() -> None:
     ard = Matern52(2, lengthscale=tensor(0.5, 2.0))
-    assert neighbor_lengthscale(ard + Constant(2), 2).tolist() == [0.5, 2.0]
+    assert neighbor_lengthscale(ard * Constant(2), 2).tolist() == [0.5, 2.0]
     assert neighbor_lengthscale(Matern52(3), 3).tolist() == [1.0, 1.0, 1.0]
     separable = RBF(1, lengthscale=0.25, active_dims=[2]) * RBF(2, lengthscale=tensor(3.0, 4.0), active_dims=[1, 0])
     assert neighbor_lengthscale(separable, 3).tolist() == pytest.approx([4.0, 3.0, 0.25])
@@ -415,8 +415,15 @@ def test_neighbor_lengthscale_covers_each_column_once() -> None:
 
 @pytest.mark.parametrize(
     "kernel",
-    [RBF(2) + Matern12(2), RBF(1, active_dims=[0]), Periodic(2), Linear(2), lambda x, z: x @ z.mT],
-    ids=["two lengthscales", "column without", "periodic", "no lengthscale", "callable"],
+    [
+        RBF(2) + Matern12(2),
+        RBF(2) + Constant(2),
+        RBF(1, active_dims=[0]),
+        Periodic(2),
+        Linear(2),
+        lambda x, z: x @ z.mT,
+    ],
+    ids=["two lengthscales", "sum", "column without", "periodic", "no lengthscale", "callable"],
 )
 def test_neighbor_lengthscale_may_not_exist(kernel: Any) -> None:
     assert neighbor_lengthscale(kernel, 2) is None

@@ -562,6 +562,7 @@ def test_a_likelihood_of_ones_own_trains_with_the_method() -> None:
         lambda gp: SVI(gp.model, gp.guide, Adam({"lr": 0.1}), IntegratedELBO()).step(),
     ):
         gp = VNNGP(x, torch.sin(6 * x[:, 0]), RBF(1), Laplace(), num_neighbors=4)
+        gp.solve()
         before = [p.detach().clone() for p in gp.likelihood.parameters()]
         train(gp)
         after = list(gp.likelihood.parameters())
