@@ -542,8 +542,7 @@ def test_model_never_reads_the_guide():
 
 def test_inside_a_larger_program():
     x, y = data()
-    covariance = kernel().bind()
-    gp = SVGP(x, None, lambda a, b: covariance(a, b).detach(), inducing=M)
+    gp = SVGP(x, None, lambda a, b: kernel()(a, b).detach(), inducing=M)
     covariate = torch.randn(N, dtype=F64)
     losses = losses_inside_a_larger_program(gp, y, covariate, steps=60, batch_size=24)
     assert losses[-20:].mean() < losses[:20].mean()
