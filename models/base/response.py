@@ -166,7 +166,8 @@ class ResponseMethod(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        return self.graph.extend(x_new, num_neighbors, seed)[1]
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""

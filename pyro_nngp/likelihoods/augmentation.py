@@ -117,11 +117,11 @@ def gaussian_observations(
         Pseudo-targets, and noise variances that broadcast against them.
     """
     if isinstance(likelihood, Gaussian):
-        noise = likelihood.variance.to(dtype)
+        noise, y = likelihood.variance.to(dtype), y.to(dtype)
         return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
     omega = cast(Tensor, omega)
     if isinstance(likelihood, StudentT):
-        return y, likelihood.scale.to(dtype).square() / omega
+        return y.to(dtype), likelihood.scale.to(dtype).square() / omega
     return polya_gamma_terms(likelihood, y, dtype)[1] / omega, 1 / omega
 
 

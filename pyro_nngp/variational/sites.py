@@ -122,9 +122,9 @@ class GaussianSites(GPModule):
         """
         at = slice(None) if rows is None else rows
         if self.is_exact:
-            y = self.y[at].movedim(0, -1)
-            _, noise = gaussian_observations(self._prior[4].bind(), y, None, y.dtype)
-            return y - self._prior[2](self._prior[1].x[at]), (1 / noise).expand(y.shape)
+            x = self._prior[1].x[at]
+            y, noise = gaussian_observations(self._prior[4].bind(), self.y[at].movedim(0, -1), None, x.dtype)
+            return y - self._prior[2](x), (1 / noise).expand(y.shape)
         return self.target[..., at], self.precision[..., at]
 
     @pyro_entry

@@ -169,7 +169,9 @@ def test_conjugate_objective_term_by_term(divergence):
     c = gp.local.log_square.data[:, 0].exp().sqrt()
     omega = (c / 2).tanh() / (2 * c)
     cost = (c / 2).cosh().log() - c / 4 * (c / 2).tanh()
-    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega, 1 / omega)
+    level = gp.mean.value.detach()
+    loc, var = dense_leave_one_out(dense_covariance(gp.kernel, x).detach(), (gp.y - 0.5) / omega - level, 1 / omega)
+    loc = loc + level
     want = dense_log_prob(Bernoulli(), gp.y, loc, var).sum() - cost.sum()
     if divergence == "posterior":
         t = torch.linspace(-14, 14, 8001, dtype=F64)[:, None]
@@ -234,10 +236,12 @@ def test_gradients_reach_the_tables_of_several_classes(guide):
     assert all((old != new).any() for old, new in zip(before, gp.local.parameters(), strict=True))
 
 
-def test_solving_needs_auxiliary_variables():
+def test_solving_needs_auxiliary_variables_or_a_linear_mean():
     x, y = data()
-    with pytest.raises(ValueError, match=r"expected likelihood with auxiliary variables, got Gaussian"):
-        LOO(x, y, kernel(), Gaussian(), num_neighbors=5).solve()
+    gp = LOO(x, y, kernel(), Gaussian(), num_neighbors=5, mean=torch.nn.Linear(2, 1).double())
+    assert not gp.can_solve
+    with pytest.raises(ValueError, match=r"with Gaussian noise and a ConstantMean or LinearMean .*, got Linear"):
+        gp.solve()
 
 
 @pytest.mark.parametrize("guide", ["lognormal", "conjugate"])
@@ -293,8 +297,9 @@ def test_the_point_itself_is_left_out_among_exact_duplicates():
     assert (x[gp.graph.neighbors] == x[:, None]).all()
     assert torch.isfinite(torch.tensor(loss(gp)))
     full = LOO(x, y, kernel(), Gaussian(torch.tensor(0.1, dtype=F64)), num_neighbors=N - 1)
-    loc, var = dense_leave_one_out(dense_covariance(full.kernel, x).detach(), y, torch.full_like(y, 0.1))
-    want = torch.distributions.Normal(loc, (var + 0.1).sqrt()).log_prob(y).sum()
+    level = full.mean.value.detach()
+    loc, var = dense_leave_one_out(dense_covariance(full.kernel, x).detach(), y - level, torch.full_like(y, 0.1))
+    want = torch.distributions.Normal(loc + level, (var + 0.1).sqrt()).log_prob(y).sum()
     assert loss(full) == pytest.approx(-float(want), rel=1e-9)
 
 
@@ -327,6 +332,7 @@ def test_refresh_uses_the_learned_lengthscales():
     gp = LOO(x, y, kernel(), num_neighbors=5)
     gp.model()
     before = gp.graph.neighbors.clone()
+    gp.kernel.lengthscale = torch.tensor([0.1, 2.0])
     gp.refresh_neighbors()
     gp.model()
     torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
