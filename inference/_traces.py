@@ -61,15 +61,15 @@ def latent_values(trace: Trace) -> dict[str, Tensor]:
 
 def is_data(site: Any) -> bool:
     """Whether a site holds data: observed, and neither a factor nor a deterministic function of others."""
-    return site["is_observed"] and not isinstance(base_law(site["fn"]), (Delta, Unit))
+    return site["is_observed"] and not isinstance(base_distribution(site["fn"]), (Delta, Unit))
 
 
 def is_variable(site: Any) -> bool:
     """Whether a site is latent, or a deterministic function of others."""
-    return not site["is_observed"] or isinstance(base_law(site["fn"]), Delta)
+    return not site["is_observed"] or isinstance(base_distribution(site["fn"]), Delta)
 
 
-def base_law(fn: Any) -> Any:
+def base_distribution(fn: Any) -> Any:
     """The distribution under masks and independent dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
@@ -100,7 +100,7 @@ def log_prob_parts(trace: Trace) -> Float[Tensor, " 2"]:
     """
     parts = torch.zeros(2, dtype=torch.float64)
     for site in sample_sites(trace).values():
-        frames, prior = site["cond_indep_stack"], base_law(site["fn"])
+        frames, prior = site["cond_indep_stack"], base_distribution(site["fn"])
         part = any(frame.vectorized and frame.size < frame.full_size for frame in frames)
         part = part or (isinstance(prior, NNGP) and len(prior.batch.targets) < prior.graph.num_points)
         parts[0 if part else 1] += log_prob(site, 0.0).double().sum().cpu()
@@ -135,7 +135,7 @@ def check_supports(where: str, trace: Trace) -> None:
             if mask is not None:
                 on = on | ~torch.as_tensor(mask, device=on.device)
         if not on.all():
-            kind = type(base_law(site["fn"])).__name__
+            kind = type(base_distribution(site["fn"])).__name__
             event = on.reshape(on.shape + (1,) * (site["value"].dim() - on.dim()))
             off = site["value"][~event.expand(site["value"].shape)].unique()[:3].tolist()
             actual = f"{int((~on).sum())} entries off it, such as {off}"
@@ -146,7 +146,7 @@ def check_supports(where: str, trace: Trace) -> None:
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
     """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
     event_dim = site["fn"].event_dim
-    if isinstance(base_law(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
+    if isinstance(base_distribution(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
         event_dim = 0  # pyro.deterministic takes a whole value for one event unless told otherwise, plates or not
     names: list[str | None] = [None] * value.dim()
     for frame in site["cond_indep_stack"]:
@@ -180,7 +180,7 @@ class _AtValues(Messenger):
             msg["value"] = self._values[name] if self._rows is None else self._at_rows(msg, self._rows)
 
     def _at_rows(self, msg: Any, rows: Tensor) -> Tensor:
-        value, prior = cast(Mapping, self._values)[msg["name"]], base_law(msg["fn"])
+        value, prior = cast(Mapping, self._values)[msg["name"]], base_distribution(msg["fn"])
         if isinstance(prior, NNGP):
             value = value[..., prior.batch.rows]
         for frame in msg["cond_indep_stack"]:

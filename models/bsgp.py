@@ -224,9 +224,9 @@ class BSGP(LeaveOneOutMethod):
         loc, var = self._propagate(self._inputs(idx), noise)
         likelihood = self.likelihood.bind()
         data, latents = self.plates(idx)
-        law = OBJECTIVES[self.objective](likelihood, loc, var)
+        target = OBJECTIVES[self.objective](likelihood, loc, var)
         with latents if likelihood.num_latents is None else nullcontext(), data:
-            return pyro.sample(self.site("y"), law, obs=self._targets(idx))
+            return pyro.sample(self.site("y"), target, obs=self._targets(idx))
 
     @torch.no_grad()
     def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:

@@ -72,7 +72,7 @@ class CoregionalizedLOO(PredictiveMethod):
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs alike; None is a learnable constant per
             output.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernels.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernels.
         seed: of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -170,8 +170,8 @@ class CoregionalizedLOO(PredictiveMethod):
         loc, tril = self._given_neighbors(self._inputs(idx), batch.rows[batch.neighbors], noisy=True)
         y = cast(Tensor, self.y)
         with pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1):
-            law = dist.MultivariateNormal(loc, scale_tril=tril)
-            return pyro.sample(self.site("y"), law, obs=y if idx is None else y[idx])
+            target = dist.MultivariateNormal(loc, scale_tril=tril)
+            return pyro.sample(self.site("y"), target, obs=y if idx is None else y[idx])
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
@@ -219,7 +219,7 @@ class CoregionalizedLOO(PredictiveMethod):
 
         return densities
 
-    def _law_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
+    def _predictive_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
         """The same."""
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
         return dist.MultivariateNormal(loc, scale_tril=tril)

@@ -102,11 +102,11 @@ class LOO(ResponseMethod):
             (Bernoulli, Binomial, Categorical) and "posterior" for StudentT and NegativeBinomial.
         coupling: of classes: the "odds" of the one-against-all probabilities divided by their sum, as if C independent
             labels were known to have exactly one 1, or the "probabilities" divided by theirs, as in the paper (eq. 33).
-            The former suits classes that can be told apart, the latter those that overlap.
+            The former suits classes that can be separated, the latter those that overlap.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the order that breaks ties between neighbors at one distance.
 
@@ -253,7 +253,7 @@ class LOO(ResponseMethod):
             omega = self.local.distribution(likelihood, y, rows).mean if drawn is None else drawn[..., rows]
         return gaussian_observations(likelihood, y, omega, self.x.dtype)
 
-    def _law_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
+    def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
         return predictive(self._bound(), loc, var, self.coupling)
 
     def _sample_omega(self, plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:

@@ -48,7 +48,7 @@ class MLLk(GaussianResponseMethod):
         num_neighbors: K; a block has K + 1 points.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the neighbor search.
 

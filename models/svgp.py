@@ -83,7 +83,7 @@ class SVGP(PredictiveMethod):
         loc: initial mean of q(nu), (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(nu); 1 is the prior's.
         jitter: relative nugget; None takes 1e-6. Hundreds of inducing points in float32 may want 1e-5 or 1e-4.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of k-means.
 

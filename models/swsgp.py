@@ -55,12 +55,12 @@ class SWSGP(PredictiveMethod):
     This is what the bound of the paper is a bound of, and it is no Gaussian process: data points that share inducing
     points hold copies of their values, which nothing ties together but the guide, where all copies have the marginals
     of one q(u). The power 1/N is the paper's average over data points in place of a sum. Draws of y from ``model`` have
-    the right law at each data point, and no correlation between them; for joint draws use :meth:`sample`, where each
-    takes one draw of u at all inducing points. Values at two points are correlated through the inducing values that
-    they share. What these leave open, of variance v, is drawn independently: the method has no say in it. Predictions
-    are from the guide alone, since posterior draws of the copies do not say what u is elsewhere. Sites: ``u``, ``f``,
-    ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of kernel, mean and
-    likelihood, assigned before the model is built).
+    the right distribution at each data point, and no correlation between them; for joint draws use :meth:`sample`,
+    where each takes one draw of u at all inducing points. Values at two points are correlated through the inducing
+    values that they share. What these leave open, of variance v, is drawn independently: the method has no say in it.
+    Predictions are from the guide alone, since posterior draws of the copies do not say what u is elsewhere. Sites:
+    ``u``, ``f``, ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of
+    kernel, mean and likelihood, assigned before the model is built).
 
     Args:
         x: inputs (N, D).
@@ -78,7 +78,7 @@ class SWSGP(PredictiveMethod):
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of k-means.
 

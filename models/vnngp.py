@@ -71,7 +71,11 @@ class VNNGP(PredictiveMethod):
         num_neighbors: K, for the prior and for the data.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
-        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is the mean-field family.
+        posterior: the family of q(u): "sites" is the optimal Gaussian, of a Gaussian pseudo-observation at each point
+            (:mod:`pyro_nngp.variational.sites`), which :meth:`solve` finds; "mean-field" has independent values;
+            "factor" has a sparse Cholesky factor. None is "sites" with a likelihood, inducing points at the data and
+            none of the arguments of the other families: `guide_neighbors`, `encoder`, `loc`, `scale`.
+        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is one of the other families.
         encoder: a network of :mod:`pyro_nngp.variational.encoders` that computes q(u) from the data around each point,
             in place of one set of parameters per point; needs a likelihood and inducing points at the data, and no
             `loc`.
@@ -81,7 +85,7 @@ class VNNGP(PredictiveMethod):
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
-        metric: of neighbors: lengthscales, or distances of one's own; None is that of the kernel.
+        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of the ordering and of k-means.
 
@@ -134,13 +138,14 @@ class VNNGP(PredictiveMethod):
             cure = "Pass an instance such as SiteEncoder(D)."
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
         likelihood, kernel = self.likelihood, self.kernel  # with what is left out filled in
-        applicable = self.at_data and likelihood is not None and encoder is None and loc is None and not guide_neighbors
+        own_family = guide_neighbors > 0 or any(part is not None for part in (encoder, loc, scale))
+        applicable = self.at_data and likelihood is not None and not own_family
         if posterior is None:
             posterior = "sites" if applicable else "factor" if guide_neighbors else "mean-field"
         check_choice(where, "posterior", posterior, ("sites", "mean-field", "factor"))
         if posterior == "sites" and not applicable:
             expectation = (
-                "without guide_neighbors, encoder and `loc`, with a likelihood and inducing points at the data"
+                "without guide_neighbors, encoder, `loc` and `scale`, with a likelihood and inducing points at the data"
             )
             fail(where, 'posterior="sites"', expectation, "other settings", "Leave `posterior` out.")
         if encoder is None and (posterior == "factor") != (guide_neighbors > 0):

@@ -7,7 +7,7 @@
 # over draws, so what is uncertain about the kernel and about the inducing inputs ends up in the predictive
 # distribution, where it belongs.
 #
-# Two interleaved half moons, as noisy as to overlap, are to be told apart. We look at convergence over several
+# Two interleaved half moons, as noisy as to overlap, are to be separated. We look at convergence over several
 # chains, at where the inducing inputs go under three priors, and at a second layer.
 #
 #     python tutorials/bayesian_sparse_gp.py [--out tutorial_output/bayesian_sparse_gp] [--smoke]

@@ -99,8 +99,8 @@ seconds = {"NPVI": found.seconds}
 
 # %% [markdown]
 # `fit` takes gradient steps for kernel and mean and now and then solves for the optimal q, in closed form given
-# Gaussian stand-ins for the likelihood. The paper's recipe is AdaGrad on batches of 50, here in plain Pyro and for q
-# alone, at the kernel that `fit` has found, beside what `solve` reaches.
+# Gaussian approximations of the likelihood. The paper's recipe is AdaGrad on batches of 50, here in plain Pyro and for
+# q alone, at the kernel that `fit` has found, beside what `solve` reaches.
 
 
 # %%

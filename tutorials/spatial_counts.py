@@ -102,7 +102,7 @@ print(f"slope without a surface: {coef[1]:.2f}, standard error {error:.2f}, trut
 # The neighbor graph is built once, outside: an ordering of the sites (random by default) and, for each, its K nearest
 # predecessors. Priors go onto the attributes of the kernel with `PyroSample`, as onto those of any `PyroModule`. The
 # kernel is an attribute of one root module, which names its sites `kernel.variance` and `kernel.lengthscale`; two
-# kernels that stand alone in one program would both call them `variance` and collide.
+# two kernels in one program would both call them `variance` and collide.
 #
 # Prediction belongs in the same program: given f at the stations, `sample_new` draws it at new places, jointly.
 

@@ -148,8 +148,10 @@ def by_hand(method, x, y, kind, rate):
     many = {} if method == "SVGP" else {"num_neighbors": min(256, len(x) - 1)}
 
     def predict(x_new):
-        law = gp.predict(inputs.transform(x_new), **many)
-        return law if scale is None else Normal(scale.inverse(law.mean), law.stddev * spread(scale))
+        predictive = gp.predict(inputs.transform(x_new), **many)
+        return (
+            predictive if scale is None else Normal(scale.inverse(predictive.mean), predictive.stddev * spread(scale))
+        )
 
     return predict, {"steps": result.steps, "converged": result.converged}
 
@@ -165,13 +167,13 @@ def evaluate(predict, x, y, kind, unit=None, block=500):
     total, inside = 0.0, 0.0
     torch.manual_seed(0)
     for rows in torch.arange(len(x)).split(block):
-        law, target = predict(x[rows]), y[rows]
-        total += float(nll(target, law)) * len(rows)
+        predictive, target = predict(x[rows]), y[rows]
+        total += float(nll(target, predictive)) * len(rows)
         if kind != "classes":
-            if isinstance(law, Normal):
-                low, high = law.icdf(torch.tensor(0.025)), law.icdf(torch.tensor(0.975))
+            if isinstance(predictive, Normal):
+                low, high = predictive.icdf(torch.tensor(0.025)), predictive.icdf(torch.tensor(0.975))
             else:
-                draws = law.sample((500,)).to(x.dtype)
+                draws = predictive.sample((500,)).to(x.dtype)
                 low, high = draws.quantile(0.025, 0), draws.quantile(0.975, 0)
             inside += float(((target >= low) & (target <= high)).sum())
     score = total / len(x) - (0.0 if unit is None else math.log(unit))

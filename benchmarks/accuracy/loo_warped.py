@@ -3,7 +3,7 @@
 Data are drawn from a stationary GP (RBF kernel, lengthscale 1/2, noise 0.1) on the cube [-1, 1]^4; then inputs below 0
 are stretched by 1 + gamma, so no stationary kernel is right for gamma > 0. One data set, warped to different degrees;
 half of it is for testing. The paper has 8096 points and the exact marginal likelihood; here are fewer points, and
-Vecchia and MLL-k on the same neighbors stand for it.
+Vecchia and MLL-k on the same neighbors represent it.
 
 Usage: python benchmarks/accuracy/loo_warped.py [--points 4000] [--neighbors 64] [--steps 1500] [--gammas 0 1 2 4]
 [--seed 0]

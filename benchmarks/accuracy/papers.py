@@ -62,7 +62,7 @@ FIELDS += ("parameters", "steps", "seconds", "num_train", "num_test", "input_dim
 def split(label, seed, validation=False):
     """Training and test rows, standardized, and whether the target is binary; "name:2000" takes 2,000 training rows.
 
-    With `validation` the last tenth of the training rows stands in for the test rows, which are not touched.
+    With `validation` the last tenth of the training rows replaces the test rows, which are not touched.
     """
     name, _, limit = label.partition(":")
     data = {"flights": flights, "terrain": terrain}.get(name, lambda: load(name))()

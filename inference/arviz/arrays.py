@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import (
-    base_law,
+    base_distribution,
     is_data,
     is_variable,
     log_prob,
@@ -239,7 +239,7 @@ class Arrays:
 
 
 def _is_delta(site: Any) -> bool:
-    return isinstance(base_law(site["fn"]), Delta)
+    return isinstance(base_distribution(site["fn"]), Delta)
 
 
 def _array(value: Any) -> np.ndarray:

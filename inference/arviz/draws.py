@@ -56,7 +56,7 @@ class MCMCDraws:
         return False
 
     def statistics(self) -> Statistics:
-        """What the kernel tells, as {name: (dims, array)}: divergences draw by draw, numbers chain by chain."""
+        """Kernel diagnostics as {name: (dims, array)}: divergences per draw, numbers per chain."""
         chains: Any = self._mcmc._diagnostics
         found: Statistics = {}
         for name in chains[0]:

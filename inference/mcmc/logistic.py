@@ -23,7 +23,7 @@ from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import PolyaGamma
-from pyro_nngp.inference._traces import base_law, log_prob, sample_sites
+from pyro_nngp.inference._traces import base_distribution, log_prob, sample_sites
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _LOGISTIC = (dist.Bernoulli, dist.Binomial, dist.NegativeBinomial)
@@ -51,14 +51,14 @@ class LogisticData:
             for name, site in sample_sites(here).items():
                 if name == latent:
                     continue
-                if site["is_observed"] and isinstance(base_law(site["fn"]), _LOGISTIC):
+                if site["is_observed"] and isinstance(base_distribution(site["fn"]), _LOGISTIC):
                     rows = self._find_rows(here, there, name, f)
                     if rows is not None:
                         self.rows[name] = rows
                 elif _pull(log_prob(site, 0.0).sum(), f, torch.ones(())) is not None:
                     expectation = "to be observed Bernoulli, Binomial or NegativeBinomial, or not to depend on it"
                     kind = "an observed" if site["is_observed"] else "a latent"
-                    actual = f"{kind} {type(base_law(site['fn'])).__name__}"
+                    actual = f"{kind} {type(base_distribution(site['fn'])).__name__}"
                     fail(where, f"site {name!r} given {latent!r}", expectation, actual, "Use NUTS for such a model.")
         if not self.rows:
             actual = "no logistic one"
@@ -66,7 +66,7 @@ class LogisticData:
 
     def _find_rows(self, here: Trace, there: Trace, name: str, f: Tensor) -> Tensor | None:
         """The entry of f that each logit is; None if none depends on f."""
-        logits = base_law(here.nodes[name]["fn"]).logits
+        logits = base_distribution(here.nodes[name]["fn"]).logits
         back = torch.zeros_like(logits).requires_grad_()
         pulled = _pull(logits, f, back)
         if pulled is None:
@@ -85,7 +85,7 @@ class LogisticData:
         fail(self._where, f"the logits of {name!r}", expectation, "another function of it", cure)
 
     def _offsets(self, trace: Trace, name: str, rows: Tensor) -> Tensor:
-        return (base_law(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()
+        return (base_distribution(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()
 
     def draw_terms(self, trace: Trace) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
         """Draw every omega given the logits; return the linear term and the precision of f given them."""
@@ -93,10 +93,10 @@ class LogisticData:
         linear, precision = torch.zeros_like(f), torch.zeros_like(f)
         for name, rows in self.rows.items():
             site = trace.nodes[name]
-            law, y = base_law(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
+            likelihood, y = base_distribution(site["fn"]), site["value"].to(f.dtype).expand(rows.shape)
             times = _times(site, rows)
             seen = times > 0
-            parts = (*polya_gamma_terms(law, y, f.dtype), times, rows, law.logits)
+            parts = (*polya_gamma_terms(likelihood, y, f.dtype), times, rows, likelihood.logits)
             b, kappa, times, near, logits = (part.expand(rows.shape)[seen] for part in parts)
             omega = PolyaGamma(times * b, logits, validate_args=False).sample()
             linear.index_add_(0, near, times * kappa - omega * (logits - f[near]))
@@ -117,12 +117,12 @@ def _times(site: Any, like: Tensor) -> Tensor:
     """How often each observation counts: the scale of its site, 0 where it is masked."""
     event_dim = site["fn"].event_dim
     factors = [(site["scale"], event_dim), (site["mask"], event_dim)]
-    law = site["fn"]
-    while isinstance(law, (Independent, MaskedDistribution)):
-        if isinstance(law, MaskedDistribution):
-            factors.append((law._mask, law.event_dim))
-        law = law.base_dist
-    times = law.logits.new_ones(like.shape)
+    likelihood = site["fn"]
+    while isinstance(likelihood, (Independent, MaskedDistribution)):
+        if isinstance(likelihood, MaskedDistribution):
+            factors.append((likelihood._mask, likelihood.event_dim))
+        likelihood = likelihood.base_dist
+    times = likelihood.logits.new_ones(like.shape)
     for factor, inner in factors:
         if factor is not None:
             factor = torch.as_tensor(factor, dtype=times.dtype, device=times.device)

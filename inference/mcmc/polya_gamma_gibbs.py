@@ -9,8 +9,8 @@ With Pólya-Gamma variables :math:`\omega` (Polson, Scott and Windle 2013) one s
    three times over: at fixed f; where the prior of f depends on it, at fixed whitened f; where the offsets depend on
    it, at fixed logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
 
-Nothing is approximated and nothing needs tuning: the widths of the slices, which change the cost but not the law, adapt
-during burn-in.
+Nothing is approximated and nothing needs tuning: the widths of the slices, which change the cost but not the
+distribution, adapt during burn-in.
 
 Cost: for step 2 O(N^3) up to 1,000 points and O(N K) per step of conjugate gradients beyond; for step 3 about six runs
 of the model per coordinate of :math:`\theta` and way of holding f, O(N K^3) each where the prior has to be computed.
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference._traces import base_law, check_all_rows, run_at, sample_sites
+from pyro_nngp.inference._traces import base_distribution, check_all_rows, run_at, sample_sites
 from pyro_nngp.inference.mcmc.logistic import LogisticData
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.linalg import NotPositiveDefiniteError, draw_posterior
@@ -136,11 +136,11 @@ class PolyaGammaGibbs(MCMCKernel):
         return run_at(_WHERE, self.model, self._args, self._kwargs, values)
 
     def _prior(self, params: Params) -> NNGP:
-        return base_law(self._trace(params).nodes[self._site]["fn"])
+        return base_distribution(self._trace(params).nodes[self._site]["fn"])
 
     def _draw_latent(self, params: Params) -> Tensor:
         trace = self._trace(params)
-        prior = base_law(trace.nodes[self._site]["fn"])
+        prior = base_distribution(trace.nodes[self._site]["fn"])
         linear, precision = self._data.draw_terms(trace)
         return draw_posterior(prior.factor, linear, precision)
 
@@ -150,7 +150,7 @@ class PolyaGammaGibbs(MCMCKernel):
         """What f has to follow: found by changing the site."""
         here, there = self._trace(params), self._trace({**params, name: params[name] + 0.5})
         moves = ["values"]
-        before, after = (base_law(trace.nodes[self._site]["fn"]).conditionals for trace in (here, there))
+        before, after = (base_distribution(trace.nodes[self._site]["fn"]).conditionals for trace in (here, there))
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
             moves.append("white")
         if not torch.equal(self._data.mean_offset(here), self._data.mean_offset(there)):
@@ -185,7 +185,7 @@ class PolyaGammaGibbs(MCMCKernel):
             return -math.inf
 
     def _slice(self, params: Params, name: str, i: int, move: str) -> Params:
-        """Draw a coordinate from its conditional law: stepping out and shrinking, Neal (2003), figures 3 and 5."""
+        """Draw a coordinate given all others: stepping out and shrinking, Neal (2003), figures 3 and 5."""
         holds = {"values": self._hold_values, "white": self._hold_white, "logits": self._hold_logits}
         log_density, follow = holds[move](params)
 
@@ -217,16 +217,20 @@ class PolyaGammaGibbs(MCMCKernel):
 def _find_latent(trace: Trace, wanted: str | None) -> str:
     """The name of the NNGP site."""
     latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
-    sites = {name: site for name, site in latent.items() if isinstance(base_law(site["fn"]), NNGP)}
+    sites = {name: site for name, site in latent.items() if isinstance(base_distribution(site["fn"]), NNGP)}
     if wanted is not None and wanted not in sites:
         fail(_WHERE, "latent", f"among the latent NNGP sites {sorted(sites)}", repr(wanted), "Name one of them.")
     if wanted is None and len(sites) != 1:
         expectation, cure = "with one latent NNGP site", "Sample one from NNGP(kernel, graph), or name it as latent=."
         fail(_WHERE, "model", expectation, sorted(sites) or "none", cure)
     name = wanted or next(iter(sites))
-    law, site = base_law(sites[name]["fn"]), sites[name]
-    rows = torch.arange(law.graph.num_points, device=law.batch.rows.device)
-    if site["fn"] is not law or law.batch_shape or not all(map(rows.equal, (law.batch.rows, law.batch.targets))):
+    prior, site = base_distribution(sites[name]["fn"]), sites[name]
+    rows = torch.arange(prior.graph.num_points, device=prior.batch.rows.device)
+    if (
+        site["fn"] is not prior
+        or prior.batch_shape
+        or not all(map(rows.equal, (prior.batch.rows, prior.batch.targets)))
+    ):
         actual = f"{type(site['fn']).__name__} of shape {tuple(site['fn'].shape())}"
         fail(_WHERE, f"site {name!r}", "to be one NNGP over all points", actual, "Leave batch, expand and mask out.")
     if site["mask"] is not None or torch.as_tensor(site["scale"]).ne(1).any():

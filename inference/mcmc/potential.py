@@ -222,7 +222,7 @@ class ModelPotential:
         try:
             with _ModuleParameters():
                 return torch.func.vmap(self._potential, randomness="different")(position, *chains)
-        except torch.linalg.LinAlgError:  # not for want of a vmap rule
+        except torch.linalg.LinAlgError:  # a numerical failure, not a missing vmap rule
             raise
         except RuntimeError as error:
             hint = "the model failed under torch.func.vmap over chains; if it runs on one chain, pass vectorize=False."

@@ -31,7 +31,7 @@ class Constant:
 class PolynomialDecay:
     r"""Step size :math:`\varepsilon_t = a\,(1 + t/b)^{-\gamma}`.
 
-    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then stand for unequal stretches of time:
+    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then represent unequal stretches of time:
     weight them by ``schedule(t)`` in averages.
 
     Args:

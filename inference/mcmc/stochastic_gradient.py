@@ -1,9 +1,9 @@
 r"""The common part of the stochastic-gradient samplers: a Pyro MCMC kernel without a Metropolis step.
 
 A sampler is a Markov chain on a position and auxiliary variables, driven by gradients of the potential on minibatches;
-its stationary law tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in the base class estimates a
-preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.mcmc.adaptation`) and can optimize parameters;
-then all of that is frozen, so that draws come from one homogeneous chain.
+its stationary distribution tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in the base class
+estimates a preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.mcmc.adaptation`) and can optimize
+parameters; then all of that is frozen, so that draws come from one homogeneous chain.
 
 Cost: an update is one gradient of the potential and O(d). Estimating the noise adds 5 % of burn-in, or 100 gradients.
 
@@ -187,7 +187,7 @@ class StochasticGradientKernel(MCMCKernel):
 
     @property
     def initial_params(self) -> dict[str, Tensor]:
-        """Unconstrained values of the sites where the chain stands."""
+        """Unconstrained values of the sites at the current state of the chain."""
         return self.potential.unpack(self._state["position"])
 
     @initial_params.setter

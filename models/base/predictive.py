@@ -1,4 +1,4 @@
-r"""Predictions of the methods: moments of f, the law of y, joint draws; from the guide or from posterior draws.
+r"""Predictions of the methods: moments of f, predictive distribution of y, joint draws; from the guide or draws.
 
 Given posterior draws :math:`\theta_s` of hyperparameters and latent values, as NUTS on ``model`` gives them,
 
@@ -91,7 +91,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        found = self._at_draws("predict", x_new, num_neighbors, samples, self._law_at)
+        found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at)
         return found[0] if samples is None else Mixture(found)
 
     @pyro_entry
@@ -163,7 +163,7 @@ class PredictiveMethod(LeaveOneOutMethod):
     def _predictions_at(self, draw: Draw, x_new: Tensor, plan: Any) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new, plan, 1, draw)[0]
-        return f, None if self.likelihood is None else self._law_of_y(f, torch.zeros_like(f)).sample()
+        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f)).sample()
 
     def _at_draws(
         self,
@@ -191,9 +191,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
         raise NotImplementedError
 
-    def _law_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
-        """The law of y: under the guide, or given a posterior draw."""
-        return self._law_of_y(*self.moments(x_new, plan, draw))
+    def _predictive_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
+        """Predictive distribution of y: under the guide, or given a posterior draw."""
+        return self._predictive_of_y(*self.moments(x_new, plan, draw))
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """The same for joint draws; the seed is that of the order of the new points."""
@@ -219,8 +219,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         """How many joint draws are made at once; None is all of them."""
         return None
 
-    def _law_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
-        """The law of y for moments of f at the present hyperparameters."""
+    def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
+        """Predictive distribution of y for moments of f at the present hyperparameters."""
         return cast(Likelihood, self.likelihood).bind().marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:

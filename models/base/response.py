@@ -159,7 +159,7 @@ class ResponseMethod(PredictiveMethod):
         def densities(draw: Draw | None) -> Tensor:
             observations = self.observations(self._bound(), union, draw)
             loc, var = self._given_neighbors(self.x[rows], union, positions, *observations)
-            return self._law_of_y(loc, var.expand(loc.shape)).log_prob(self._values(rows))
+            return self._predictive_of_y(loc, var.expand(loc.shape)).log_prob(self._values(rows))
 
         return densities
 

@@ -113,7 +113,7 @@ def solve(
 def variance_left(cov_xx: Tensor, half: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
     """v = (1 + jitter) k_xx - |half|^2, half = L^-1 k, not below its floor; and where it is above."""
     var = cov_xx * (1 + jitter) - half.square().sum(-1)
-    # In exact arithmetic v >= jitter * k_xx; rounding may not know it.
+    # In exact arithmetic v >= jitter * k_xx; rounding can violate this.
     floor = (jitter * cov_xx).clamp(min=torch.finfo(var.dtype).tiny)
     return torch.maximum(var, floor), var >= floor
 

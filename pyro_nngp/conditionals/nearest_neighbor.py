@@ -9,7 +9,7 @@ so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al
 
 .. math:: \bar k_n = a - 2 \bar v w, \quad \bar K_{nn} = (\bar v w - a) w^\top, \quad \bar k_{xx} = \bar v,
 
-where :math:`\bar K_{nn}` stands for its symmetric part, which is all that a symmetric matrix can pass on. The backward
+where :math:`\bar K_{nn}` denotes its symmetric part, the only part that a symmetric matrix passes on. The backward
 pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
 factorization. One stationary kernel goes through kernel, factor and gradient in one piece, see
 :mod:`pyro_nngp.conditionals.stationary_kernel`; any other covariance function is evaluated in blocks that autograd

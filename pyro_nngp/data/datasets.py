@@ -1,7 +1,7 @@
-"""Real data: inside installed packages, downloaded with a checksum, or from a folder of one's own.
+"""Real data: inside installed packages, downloaded with a checksum, or from a local folder.
 
 `terrain`, `bathymetry`, `flights`, `breast_cancer`, `digits` and `diabetes` read files that other packages install;
-`uci` downloads a regression set once into the cache folder of the operating system; `load` reads a file of one's own.
+`uci` downloads a regression set once into the cache folder of the operating system; `load` reads a local file.
 If the environment variable `PYRO_NNGP_DATA` names a folder, a file `<name>.npz` in it or in its subfolders replaces
 any of the other sets.
 

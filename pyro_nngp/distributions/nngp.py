@@ -31,7 +31,7 @@ from pyro_nngp.neighbors import Batch, NeighborGraph
 class NNGP(TorchDistribution):
     r"""Zero-mean nearest-neighbor Gaussian process over the values at the points of a graph.
 
-    Values stand in the row order of ``graph.x``, whatever the ordering of the graph. With `batch`, the distribution is
+    Values are in the row order of ``graph.x``, whatever the ordering of the graph. With `batch`, the distribution is
     over the values at ``batch.rows`` (a batch and the neighbors that it needs) and its log density counts the
     conditionals of ``batch.targets`` alone, so that disjoint batches add up to the whole; scale it by ``batch.scale``
     for an unbiased estimate of the whole.
@@ -41,7 +41,7 @@ class NNGP(TorchDistribution):
             hyperparameters are read (and its Pyro sites fire) when the distribution is built.
         graph: the points, their ordering and their neighbors.
         batch: a batch of the graph, from :meth:`NeighborGraph.batch`; None is all points.
-        points: locations that stand for ``graph.x`` in the kernel, such as inducing points that are being learned.
+        points: locations used in place of ``graph.x`` in the kernel, such as inducing points that are being learned.
         jitter: relative nugget; None takes 1e-6.
 
     Raises:
@@ -286,5 +286,5 @@ class _Conditionals:
 
 
 def _values_at(f: Tensor, neighbors: Tensor) -> Tensor:
-    """f at the neighbors, shape (..., P, K); what stands at a -1 is arbitrary and meets weight 0."""
+    """f at the neighbors, shape (..., P, K); the value at a -1 is arbitrary and has weight 0."""
     return f[..., neighbors.clamp(min=0)]

@@ -105,8 +105,8 @@ class PolyaGamma(TorchDistribution):
             b, c = self.concentration.double().flatten(), self.tilt.double().flatten()
             parts = zip(b.split(at_once(_CHUNK, 1)), c.split(at_once(_CHUNK, 1)), strict=True)
             num_draws = math.prod(sample_shape)
-            laws = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
-            log_draws = [_Tangents(law).draw(num_draws) for law in laws]
+            distributions = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
+            log_draws = [_Tangents(pg).draw(num_draws) for pg in distributions]
             draws = torch.cat(log_draws, -1).exp().reshape(shape).to(self.tilt.dtype)
             return draws.clamp_min(torch.finfo(draws.dtype).tiny)
 
@@ -205,16 +205,16 @@ def _saddle(x: Tensor) -> Tensor:
 class _Tangents:
     """Three tangents of the log density of y = log omega, for each entry of a batch, and exact draws below them."""
 
-    def __init__(self, law: PolyaGamma) -> None:
-        self._law = law
-        b, c = law.concentration, law.tilt
-        spread = (law.variance.sqrt() / law.mean).clamp(max=1.0)
-        points = law.mean.log() + spread * spread.new_tensor(_TOUCH)[:, None]
+    def __init__(self, pg: PolyaGamma) -> None:
+        self._pg = pg
+        b, c = pg.concentration, pg.tilt
+        spread = (pg.variance.sqrt() / pg.mean).clamp(max=1.0)
+        points = pg.mean.log() + spread * spread.new_tensor(_TOUCH)[:, None]
         rising = b.square() / 4 / (1 + (1 + b * c * b * c / 4).sqrt())  # for small b, where omega p still has slope 1/2
         points[0] = torch.minimum(points[0], rising.log())
         with torch.enable_grad():
             y = points.requires_grad_()
-            height = law.log_prob(y.exp()) + y
+            height = pg.log_prob(y.exp()) + y
             (slope,) = torch.autograd.grad(height.sum(), y)
         rise = (height - slope * y).detach()  # a tangent is rise + slope * y
         corner = -rise.diff(dim=0) / slope.diff(dim=0)
@@ -225,8 +225,8 @@ class _Tangents:
 
     def draw(self, num_draws: int) -> Float[Tensor, "S B"]:
         """Independent draws of log omega, `num_draws` for each entry of the batch."""
-        size = len(self._law.tilt)
-        entries = torch.arange(size, device=self._law.tilt.device).expand(num_draws, size).flatten()
+        size = len(self._pg.tilt)
+        entries = torch.arange(size, device=self._pg.tilt.device).expand(num_draws, size).flatten()
         parts = [self._draw_entries(part) for part in entries.split(at_once(_CHUNK, 1))]
         return torch.cat(parts).reshape(num_draws, size)
 
@@ -235,8 +235,8 @@ class _Tangents:
         while len(left):
             entry = entries[left]
             proposal, log_hat = self._propose(entry)
-            law = PolyaGamma(1.0 if self._law._unit else self._law.concentration[entry], self._law.tilt[entry], False)
-            rejected = torch.rand_like(proposal).log() + log_hat >= law.log_prob(proposal.exp()) + proposal
+            pg = PolyaGamma(1.0 if self._pg._unit else self._pg.concentration[entry], self._pg.tilt[entry], False)
+            rejected = torch.rand_like(proposal).log() + log_hat >= pg.log_prob(proposal.exp()) + proposal
             y[left[~rejected]] = proposal[~rejected]  # NaN parameters give NaN, not an endless loop
             left = left[rejected]
         return y

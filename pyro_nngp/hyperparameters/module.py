@@ -34,7 +34,7 @@ class GPModule(PyroModule):
         super().__init__()
         self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
         self._pyro_context = ThreadContext()
-        self._unset: dict[str, Tensor] = {}  # stand-in values of hyperparameters that nobody has set
+        self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that nobody has set
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -70,8 +70,8 @@ class GPModule(PyroModule):
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.
 
-        Two kernels, or two methods, that stand alone in one Pyro program need names, or their sites collide, which is
-        an error. Inside a model or a larger PyroModule the attribute's name serves.
+        Two kernels, or two methods, in one Pyro program, outside any model, need names, or their sites collide, which
+        is an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
         release(self)  # no store but the module's own, emptied after each use, knows the old names
         self._pyro_set_supermodule(name, self._pyro_context)
@@ -90,7 +90,7 @@ class GPModule(PyroModule):
 
 
 def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
-    """Hyperparameters of a module and its parts that were left unset, and have kept their stand-in value since."""
+    """Hyperparameters of a module and its parts that were left unset, and have kept their placeholder value since."""
     found = []
     for part in module.modules():
         if not isinstance(part, GPModule):
@@ -160,14 +160,14 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
     """
     store, recorded = pyro.get_param_store(), _recorded_parameters()
-    outside, own = store._param_to_name, {key: dict(values) for key, values in module._store.items()}
+    known, own = store.shared_names, {key: dict(values) for key, values in module._store.items()}
     params, names = own["_params"], own["_param_to_name"]
     try:
         with store.private(own):
             yield
         for before, after in zip(recorded, _recorded_parameters(), strict=True):
             changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in outside]  # of a module that lives on
+            twice = [name for name in changed if before[name] in known]  # of a module that lives on
             if twice:
                 _fail_twice(module, sorted(twice))
     except RuntimeError as error:
@@ -176,9 +176,9 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             raise
         _fail_twice(module, [repeated[1]], error)
     finally:
-        new = {param: name for param, name in names.items() if outside.get(param) != name}
+        new = {param: name for param, name in names.items() if known.get(param) != name}
         if new:  # known for as long as the module lives: a model may build kernels anew at every call
-            outside.update(new)
+            known.update(new)
             weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
             del params[name], own["_constraints"][name]
@@ -230,7 +230,7 @@ Module = TypeVar("Module", bound=GPModule)
 def bound_copy(module: Module) -> Module:
     """A shallow copy that holds the present values of all hyperparameters, so that using it has no Pyro effects.
 
-    Parameters, priors and parts are read once, firing their Pyro statements; the values stand in the attributes of the
+    Parameters, priors and parts are read once, firing their Pyro statements; the values are set as attributes of the
     copy, where they are found before the parameters and priors behind them.
     """
     parameters = (name.removesuffix("_unconstrained") for name in module._parameters)

@@ -18,7 +18,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Unset(PyroParam):
-    """A ``PyroParam`` whose value stands in until data suggest one.
+    """A ``PyroParam`` with a placeholder value until data suggest one.
 
     :class:`~pyro_nngp.hyperparameters.GPModule` remembers which of its attributes were assigned one; see
     :func:`~pyro_nngp.hyperparameters.unset_hyperparameters`.

@@ -256,7 +256,7 @@ def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = N
 def check_kernel(where: str, arg: str, kernel: Kernel) -> None:
     """Raise ``TypeError`` unless ``kernel`` is a :class:`Kernel`."""
     if not isinstance(kernel, Kernel):
-        cure = "Combine kernels with kernels; Constant(input_dim, variance) stands for a number."
+        cure = "Combine kernels with kernels; write Constant(input_dim, variance) for a number."
         fail(where, arg, "to be a Kernel", type(kernel).__name__, cure, TypeError)
 
 

@@ -195,7 +195,7 @@ class Marginal(TorchDistribution):
             nodes, weights = self.likelihood._nodes(whole.loc)
             return torch.logsumexp(whole._conditional(nodes).log_prob(value), 0) - math.log(len(weights))
         loc, focus = whole.loc, self.likelihood._standardized_focus(value, whole.loc, whole.var)
-        return log_expectation(lambda t: whole._conditional(t).log_prob(value), loc.shape, loc.dtype, loc.device, focus)
+        return log_expectation(lambda f: self.likelihood.forward(f).log_prob(value), loc, whole.var.sqrt(), focus)
 
     @property
     def mean(self) -> Tensor:

@@ -25,27 +25,27 @@ _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
 
 
 class _NormalNoise(Likelihood):
-    """f plus normal noise, or an increasing function of it, with a ``law`` of parameters mean and scale of that sum."""
+    """f plus normal noise, or an increasing function of it: ``family`` of the mean and scale of the sum."""
 
-    law: Callable[[Tensor, Tensor], Distribution]
+    family: Callable[[Tensor, Tensor], Distribution]
 
     def __init__(self, variance: Hyperparameter | None = None) -> None:
         super().__init__()
         self.variance = positive(type(self).__name__, "variance", variance)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return self.law(f, self.variance.to(f.dtype).sqrt())
+        return self.family(f, self.variance.to(f.dtype).sqrt())
 
     @pyro_entry
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
         noise = self.variance.to(loc.dtype)
-        return self.law(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
+        return self.family(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
-        return self.law(loc, (var + self.variance.to(loc.dtype)).sqrt())
+        return self.family(loc, (var + self.variance.to(loc.dtype)).sqrt())
 
 
 class Gaussian(_NormalNoise):
@@ -55,7 +55,7 @@ class Gaussian(_NormalNoise):
         variance: noise variance :math:`\sigma^2`, any shape that broadcasts against the batch, such as (T, 1).
     """
 
-    law = dist.Normal
+    family = dist.Normal
 
 
 class HeteroskedasticGaussian(Likelihood):
@@ -124,7 +124,7 @@ class LogNormal(_NormalNoise):
     support = constraints.positive
     expectation = "to be positive"
     cure = "Drop them, or use another likelihood for data with zeros."
-    law = dist.LogNormal
+    family = dist.LogNormal
 
 
 class Gamma(Likelihood):

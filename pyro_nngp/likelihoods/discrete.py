@@ -25,7 +25,8 @@ from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
 from pyro_nngp.likelihoods.quadrature import Focus, gauss_hermite
 
 _GUMBEL_GRID, _GUMBEL_NODES, _GUMBEL_RANGE = 64, 16, 6.0
-_INFINITY = 1e4  # stands for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
+_BRANCH = 2.7  # distance of the singularities of log Phi from the real axis; pi for the logarithm of the sigmoid
+_INFINITY = 1e4  # used for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
 
 class Bernoulli(Likelihood):
@@ -236,7 +237,7 @@ class Ordinal(Likelihood):
         cutpoints, rating = self.cutpoints.detach(), y.long()
         last = len(cutpoints) - 1
         center = (cutpoints[rating.clamp(max=last)] + cutpoints[(rating - 1).clamp(min=0)]) / 2
-        return center, torch.ones_like(center)
+        return center, torch.full_like(center, _BRANCH)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
@@ -262,8 +263,8 @@ class Ordinal(Likelihood):
 
 
 def _at_zero(y: Tensor) -> Focus:
-    """The focus of sigmoid and softplus, which bend at 0 over a distance of 1."""
-    return torch.zeros((), device=y.device), torch.ones((), device=y.device)
+    """The focus of sigmoid and softplus, whose logarithms bend at 0 and have their nearest branch points above it."""
+    return torch.zeros((), device=y.device), torch.full((), _BRANCH, device=y.device)
 
 
 class _Bernoulli(dist.Bernoulli):

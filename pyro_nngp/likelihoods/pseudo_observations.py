@@ -1,4 +1,4 @@
-r"""Gaussian observations of f that stand for the data before any model of f is known.
+r"""Gaussian observations of f that replace the data before any model of f is known.
 
 Targets with an identity link are observations themselves. For others each datum gives one, the Laplace approximation of
 its likelihood under a wide prior around the level :math:`f_0` that fits all data best,

@@ -3,10 +3,13 @@ r"""Expectations under a standard normal variable t: fixed nodes for smooth inte
 * :func:`gauss_hermite`: :math:`E\, g(t) \approx \sum_q w_q g(t_q)`, exact for polynomials of degree below 2Q.
 * :func:`normal_nodes`: equally weighted quasi-random nodes in C dimensions.
 * :func:`expectation`: :math:`E\, g(t)` for a log-density g, which may have a kink or a narrow dip anywhere.
-* :func:`log_expectation`: :math:`\log E \exp g(t)` where :math:`\exp g` may be much narrower than the normal density
-  (the likelihood of a count of 1000 under a vague latent), so that fixed nodes would miss it.
+* :func:`log_expectation`: :math:`\log E \exp g(f)` for a normal f, where :math:`\exp g` may be much narrower than its
+  density (the likelihood of a count of 1000 under a vague latent), so that fixed nodes would miss it.
 
-The last two use the trapezoidal rule in a variable u that crowds the nodes around one place c, the focus,
+The last two try 24 Gauss-Hermite nodes first. Their values give the Hermite coefficients of the integrand below order
+24; where the highest four are small in every element of the batch, so is the error (about their square if they fall
+geometrically), and the sum is the answer. Otherwise they use the trapezoidal rule in a variable u that crowds the nodes
+around one place c, the focus,
 
 .. math:: t = c + L \,\mathrm{asinh}\big(\tfrac{a}{L} \sinh u\big),
 
@@ -33,9 +36,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp.linalg.cholesky import cholesky
 
+_HERMITE_NODES, _HERMITE_TAIL = 24, 4
+_SMOOTH = 2e-4  # largest coefficient of the tail, of the norm of all: relative errors below 1e-4
 _WINDOW_ROUNDS, _WINDOW_NODES, _NODES = 4, 24, 64
 _START = 9.0  # first window of log_expectation: the normal density is e^-40 at its ends
 _RANGE = 8.0  # window of expectation: the normal density is 1e-14 of its peak at its ends
@@ -43,10 +49,13 @@ _DROP = 30.0  # nodes further than this below the largest log-integrand are outs
 _FOCUS_ROUNDS, _FOCUS_NODES = 5, 17
 _FOCUS_WEIGHT = 4e-5  # a focus lies where the weight is at least this part of its maximum
 _FURTHEST = 4.5  # from 0, where the normal density has that weight
+_BROAD = 1.2  # functions whose singularities are further off the real axis, in sd, suit Gauss-Hermite quadrature
+_SHARP = 0.5  # features of a smaller scale stay where they are when the mean and variance of f move
 _KINK = 1 / 8  # of the finest spacing of the search, the scale of a feature that it did not resolve
 
 Focus: TypeAlias = tuple[Tensor, Tensor]
-"""Center and scale of the sharpest feature of an integrand."""
+"""Center of the sharpest feature of an integrand, and its scale: the distance of the nearest singularity (a kink, a
+pole or branch point in the complex plane) from the real axis, or less."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -60,6 +69,17 @@ def gauss_hermite(
             torch.as_tensor(nodes, dtype=dtype, device=device),
             torch.as_tensor(weights / weights.sum(), dtype=dtype, device=device),
         )
+
+
+@functools.lru_cache(maxsize=64)
+def _hermite_tail(dtype: torch.dtype, device: torch.device) -> Float[Tensor, "H Q"]:
+    """Rows that map values at the Gauss-Hermite nodes to the highest coefficients in normalized Hermite polynomials."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_HERMITE_NODES)
+    orders = np.arange(_HERMITE_NODES - _HERMITE_TAIL, _HERMITE_NODES)
+    norms = np.array([math.sqrt(math.factorial(order)) for order in orders])
+    values = np.polynomial.hermite_e.hermevander(nodes, _HERMITE_NODES - 1)[:, orders] / norms
+    with torch.inference_mode(False):
+        return torch.as_tensor(values.T * (weights / weights.sum()), dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=64)
@@ -95,66 +115,142 @@ def expectation(
         shape: shape of the result.
         dtype: of t.
         device: of t.
-        num_nodes: Q.
+        num_nodes: Q, for integrands that are not smooth.
         focus: center and scale of the sharpest feature of g, of the shape of the result; None finds them.
 
     Returns:
         Tensor of the given shape.
 
-    Cost: Q evaluations of g per element, with gradient, and 85 without where the focus has to be found.
+    Cost: 24 evaluations of g per element if it is smooth throughout the batch. Otherwise Q more, and 85 without
+    gradient where the focus has to be found.
     """
-    with torch.no_grad():
-        low = torch.full(shape, -_RANGE, dtype=dtype, device=device)
-        focus = _find_focus(function, lambda t, _: -t.square() / 2, low, -low) if focus is None else focus
-        t, weights = _nodes(focus, low, -low, _FURTHEST, num_nodes)
-        weights = weights * (-t.square() / 2).exp()
-        weights = weights / weights.sum(0)
-    return (weights * function(t)).sum(0)
+    nodes, weights = gauss_hermite(_HERMITE_NODES, dtype, device)
+    nodes = nodes.reshape(-1, *[1] * len(shape))
+
+    def hermite(smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        values = function(nodes if smooth is None else nodes * smooth)
+        return torch.tensordot(weights, values, 1), values
+
+    def graded() -> Tensor:
+        with torch.no_grad():
+            low = torch.full(shape, -_RANGE, dtype=dtype, device=device)
+            place = _find_focus(function, lambda t, _: -t.square() / 2, low, -low) if focus is None else focus
+            t, spacing = _nodes(place, low, -low, _FURTHEST, num_nodes)
+            mass = spacing * (-t.square() / 2).exp()
+            mass = mass / mass.sum(0)
+        return (mass * function(t)).sum(0)
+
+    return _either(hermite, _smooth if focus is None else (focus[1] >= _BROAD).expand(shape), graded)
 
 
 def log_expectation(
     log_function: Callable[[Tensor], Tensor],
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
+    loc: Float[Tensor, "..."],
+    scale: Float[Tensor, "..."],
     focus: Focus | None = None,
 ) -> Float[Tensor, "..."]:
-    r"""The logarithm of the expectation of :math:`\exp g(t)` over a standard normal t, elementwise.
+    r"""The logarithm of the expectation of :math:`\exp g(f)` over a normal f, elementwise.
 
-    A search without gradients narrows (or moves) a window until it just holds the integrand. The gradient is that of
-    the rule with its nodes held fixed.
+    A search without gradients narrows (or moves) a window until it just holds the integrand. A sharp integrand stays
+    where it is when loc and scale change, so its nodes are held fixed in f and the gradient is that of the normal
+    density; nodes that moved along would measure the slope of g, which they do not resolve. A broad one has nodes fixed
+    in :math:`t = (f - loc) / scale`, because the normal density's gradients at fixed f would cancel there.
 
     Args:
-        log_function: g, from t of shape (Q, \*shape) to values of that shape; :math:`\exp g` should have one peak.
-        shape: shape of the result.
-        dtype: of t.
-        device: of t.
-        focus: center and scale of the sharpest feature of g, of the shape of the result; None finds them.
+        log_function: g, from f of shape (Q, \*shape) to values of that shape; :math:`\exp g` should have one peak.
+        loc: mean of f.
+        scale: standard deviation of f, of the same shape.
+        focus: center and scale of the sharpest feature of g as a function of t, of the shape of the result; None finds
+            them.
 
     Returns:
-        Tensor of the given shape.
+        Tensor of the shape of loc.
 
-    Cost: 160 evaluations of g per element, 64 of them with gradient, and 85 where the focus has to be found.
+    Cost: 24 evaluations of g per element if :math:`\exp g` is smooth throughout the batch. Otherwise 160 more, 64 of
+    them with gradient, and 85 where the focus has to be found.
     """
+    nodes, weights = gauss_hermite(_HERMITE_NODES, loc.dtype, loc.device)
+    nodes = nodes.reshape(-1, *[1] * loc.dim())
+
+    def hermite(smooth: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        values = standardized(nodes if smooth is None else nodes * smooth)
+        peak = values.detach().amax(0)
+        values = (values - peak).exp()
+        return torch.tensordot(weights, values, 1).log() + peak, values
+
+    def standardized(t: Tensor) -> Tensor:
+        return log_function(loc + scale * t)
 
     def log_integrand(t: Tensor, values: Tensor) -> Tensor:
         return torch.nan_to_num(values, -math.inf, math.inf, -math.inf) - t.square() / 2
 
+    def graded() -> Tensor:
+        with torch.no_grad():
+            low = torch.full_like(loc, -_START)
+            high = -low
+            for _ in range(_WINDOW_ROUNDS):
+                t, step = _grid(low, high, _WINDOW_NODES)
+                values = log_integrand(t, standardized(t))
+                inside = (values > values.amax(0) - _DROP).byte()
+                first, last = inside.argmax(0), inside.flip(0).argmax(0)
+                low, high = (
+                    torch.where(first > 0, low + (first - 1) * step, 2 * low - high),
+                    torch.where(last > 0, high - (last - 1) * step, 2 * high - low),
+                )
+            place = _find_focus(standardized, log_integrand, low, high) if focus is None else focus
+            t, step = _nodes(place, low, high, math.inf, _NODES)
+            sharp = torch.minimum(place[1], (high - low) / (2 * _START)) < _SHARP
+            fixed = loc + scale * t
+            log_step = step.log() + torch.where(sharp, scale.log(), 0)
+        f = torch.where(sharp, fixed, loc + scale * t)
+        log_normal = torch.where(sharp, -((fixed - loc) / scale).square() / 2 - scale.log(), -t.square() / 2)
+        return torch.logsumexp(log_function(f) + log_normal + log_step, 0) - math.log(2 * math.pi) / 2
+
+    return _either(hermite, functools.partial(_smooth, relative_to_mean=True), graded)
+
+
+def _either(
+    hermite: Callable[..., tuple[Tensor, Tensor]],
+    smooth: Tensor | Callable[[Tensor], Tensor],
+    graded: Callable[[], Tensor],
+) -> Tensor:
+    """Gauss-Hermite quadrature for the smooth elements, the graded rule for the others; not both where one suffices.
+
+    An element's value does not depend on the others of its batch.
+
+    Args:
+        hermite: results and values at the nodes; given the smooth elements, with nodes at 0 for the others, whose
+            gradients may be infinite elsewhere.
+        smooth: which elements are smooth, or what says so given values at the nodes.
+        graded: results.
+    """
+    if callable(smooth):
+        result, values = hermite()
+        smooth = smooth(values)
+        if _all(smooth):
+            return result
+    elif _all(smooth):
+        return hermite()[0]
+    if _all(~smooth):
+        return graded()
+    return torch.where(smooth, hermite(smooth)[0], graded())
+
+
+def _smooth(values: Tensor, relative_to_mean: bool = False) -> Tensor:
+    """Whether Gauss-Hermite quadrature suffices for functions with these values (Q, ..) at its nodes, elementwise."""
     with torch.no_grad():
-        low = torch.full(shape, -_START, dtype=dtype, device=device)
-        high = -low
-        for _ in range(_WINDOW_ROUNDS):
-            t, step = _grid(low, high, _WINDOW_NODES)
-            values = log_integrand(t, log_function(t))
-            inside = (values > values.amax(0) - _DROP).byte()
-            first, last = inside.argmax(0), inside.flip(0).argmax(0)
-            low, high = (
-                torch.where(first > 0, low + (first - 1) * step, 2 * low - high),
-                torch.where(last > 0, high - (last - 1) * step, 2 * high - low),
-            )
-        focus = _find_focus(log_function, log_integrand, low, high) if focus is None else focus
-        t, step = _nodes(focus, low, high, math.inf, _NODES)
-    return torch.logsumexp(log_function(t) - t.square() / 2 + step.log(), 0) - math.log(2 * math.pi) / 2
+        weights = gauss_hermite(_HERMITE_NODES, values.dtype, values.device)[1]
+        mean = torch.tensordot(weights, values, 1)
+        square = torch.tensordot(weights, (values - mean).square(), 1)  # of all coefficients but the first
+        tail = torch.tensordot(_hermite_tail(values.dtype, values.device), values, 1).abs().amax(0)
+        size = torch.minimum(square.sqrt(), mean.abs()) if relative_to_mean else square.sqrt()
+        rounding = torch.finfo(values.dtype).eps * (square + mean.square()).sqrt()
+        return tail <= _SMOOTH * size + rounding
+
+
+def _all(conditions: Tensor) -> bool:
+    """Whether all hold; False under :func:`torch.func.vmap`, which has no values to look at."""
+    return not is_batchedtensor(conditions) and bool(conditions.all())
 
 
 def _find_focus(

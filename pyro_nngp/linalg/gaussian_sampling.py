@@ -8,7 +8,7 @@ optimization (Papandreou and Yuille 2010) in the whitened values z of :math:`u =
 
 .. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
 
-whose solution, by conjugate gradients (:mod:`pyro_nngp.linalg.vecchia_factor`), has the wanted law.
+whose solution, by conjugate gradients (:mod:`pyro_nngp.linalg.vecchia_factor`), has the wanted distribution.
 
 Cost: O(N^3) up to 1,000 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
 levels; O(N K) memory. In double precision throughout.

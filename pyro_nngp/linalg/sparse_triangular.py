@@ -42,7 +42,7 @@ def solve_triangular(
     """Solve (I - A) u = right, or (I - A)' u = right; differentiable in the weights and the right-hand side.
 
     Args:
-        w: weights, row i those of the neighbors of point i; what stands at a -1 does not count.
+        w: weights, row i those of the neighbors of point i; the value at a -1 is ignored.
         neighbors: rows of the neighbors, -1 padded.
         right: right-hand sides, whose leading dimensions broadcast against those of the weights.
         levels: dependency levels of the neighbors; None computes them.

@@ -48,7 +48,7 @@ class VecchiaFactor:
     :meth:`log_det`; the precision and :meth:`solve` are not.
 
     Args:
-        w: weights of the conditionals (N, K); what stands where there is no neighbor does not count.
+        w: weights of the conditionals (N, K); the value is ignored where there is no neighbor.
         var: their variances (N,), positive.
         neighbors: rows of the neighbors (N, K), -1 padded.
         levels: dependency levels of the neighbors, see

@@ -391,7 +391,7 @@ template <class T, int BYTES, int R> struct Block {
     INLINE T floor() const {
         const T relative = T(arg.jitter) * T(arg.variance);
         const T tiny = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
-        return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding may not know it
+        return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding can violate this
     }
 
     INLINE void forward() {

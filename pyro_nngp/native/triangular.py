@@ -30,7 +30,7 @@ def solve(w: Tensor, neighbors: Tensor, right: Tensor, order: Tensor, transposed
     """Solutions (N, S) of (I - A) u = right, or (I - A)' u = right.
 
     Args:
-        w: weights (N, K); what stands at a -1 does not count.
+        w: weights (N, K); the value at a -1 is ignored.
         neighbors: rows of the neighbors (N, K), -1 padded.
         right: right-hand sides (N, S).
         order: the rows, (N,), each after its neighbors.

@@ -43,7 +43,7 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
 
     Args:
         x: points, (N, D).
-        ordering: "random" | "maximin" | "coordinate" | "given" (the rows as they stand), or a permutation of
+        ordering: "random" | "maximin" | "coordinate" | "given" (the rows in their order), or a permutation of
             0..N-1, (N,) int64.
         seed: seed of the random ordering.
 
@@ -80,7 +80,7 @@ def random_ordering(x: Float[Tensor, "N D"], seed: int = 0) -> Int[Tensor, " N"]
 
 
 def given_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
-    """The rows as they stand."""
+    """The rows in their order."""
     return torch.arange(len(x), device=x.device)
 
 

@@ -1,7 +1,7 @@
 """What every table of neighbors can do: queries, batches, extension by new points; the points and their metric.
 
 Rows are numbered as in the x that the user gave, whatever the ordering; ties in distance go to the point that comes
-first in the ordering, so that results do not depend on the order of the rows. -1 stands for no neighbor. Distances are
+first in the ordering, so that results do not depend on the order of the rows. -1 means no neighbor. Distances are
 taken in float64 of the points and lengthscales as they are stored.
 
 Cost: one search at construction and at each refresh; O(N (K + D)) memory. A batch of B points costs O(B K), whatever N.
@@ -252,7 +252,7 @@ class NeighborTable(torch.nn.Module):
     def _set_metric(self, metric: Tensor | FeatureMetric) -> None:
         if self._metric is not None and not self._has_features:
             where, cure = type(self).__name__, "Call refresh without lengthscales after the metric has changed."
-            fail(where, "lengthscale", "to be None with a metric of one's own", "a tensor", cure)
+            fail(where, "lengthscale", "to be None with a metric function", "a tensor", cure)
         if isinstance(metric, FeatureMetric):
             self._metric = metric
         else:

@@ -102,7 +102,7 @@ class LocalConjugate(LocalTables):
 
 
 class MeanPolyaGamma(PolyaGamma):
-    """PG(b, c) whose reparameterized draw is its mean: for guides, where a draw stands for what E[omega] decides."""
+    """PG(b, c) whose reparameterized draw is its mean: for guides, where only E[omega] matters."""
 
     has_rsample = True
 

@@ -25,7 +25,7 @@ observation with precision :math:`-2\, \partial \ell / \partial s` at
 :math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
 themselves. For a Gaussian likelihood they are the noise precision and y at once. The equations of one step are solved
 only as well as the next one needs: the residual goes down to a tenth. A factor with off-diagonal entries, which costs
-more than a step, is found again when the means stand still for the one before, until the sites no longer ask for it.
+more than a step, is recomputed after the means converge, until the site precisions stop changing.
 
 Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorization
 instead. Numbers are in ``benchmarks/results/npvi.md``.
@@ -99,7 +99,7 @@ def variational_optimum(
     prior = factor.prepared()
     root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
     one_step = isinstance(likelihood, Gaussian)
-    easy, precision, used, moved = True, q.loc, None, 0.0
+    easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
         """KL of q from the prior, up to what does not change while q has its factor."""
@@ -131,7 +131,8 @@ def variational_optimum(
         q, used = _with_factor(q, *root(precision)), precision
         if one_step:
             break
-    if moved > _FAR and not one_step:
+    stays = not improved and max_steps > 0  # no step of any length raises the bound
+    if moved > _FAR and not (one_step or stays):
         warnings.warn(
             f"variational_optimum: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
             "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
@@ -217,7 +218,7 @@ def gaussian_sites(
     var: Float[Tensor, "*L N"],
     differentiable: bool = False,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Targets and precisions of the Gaussian observations of f that stand for a likelihood at N(loc, var).
+    """Targets and precisions of the Gaussian observations of f that replace a likelihood at N(loc, var).
 
     Args:
         likelihood: p(y | f).

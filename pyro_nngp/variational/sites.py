@@ -45,7 +45,7 @@ from pyro_nngp.variational.pooling import PooledObservations
 _PREDICTION_NEIGHBORS = 64
 _NO_PRECISION = 1e-6  # of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
-_KERNEL_PROBES = 8  # points whose covariances tell one kernel from another
+_KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 6  # of means and variances in turn
 _SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances

@@ -170,7 +170,7 @@ def _by_gradients(
 
 
 class _Supports:
-    """For each column of R the rows that it is supported on, and where these entries stand in the pattern."""
+    """For each column of R the rows that it is supported on, and the places of these entries in the pattern."""
 
     def __init__(self, pattern: np.ndarray, limits: FactorLimits) -> None:
         self._limits = limits

@@ -20,7 +20,7 @@ CASES = [(b, c) for b in (0.3, 0.5, 1.0, 2.0, 3.7, 30.0) for c in (0.0, 1.5, -12
 GRID = torch.linspace(math.log(1e-7), math.log(200.0), 20_001, dtype=F64)  # of log omega
 
 
-def law(b, c, dtype=F64):
+def polya_gamma(b, c, dtype=F64):
     return PolyaGamma(torch.as_tensor(b, dtype=dtype), torch.as_tensor(c, dtype=dtype))
 
 
@@ -45,7 +45,7 @@ def left_series(omega, b, terms=60):
 
 @pytest.mark.parametrize(("b", "c"), CASES)
 def test_density_has_the_moments_and_the_laplace_transform(b, c):
-    pg, omega = law(b, c), GRID.exp()
+    pg, omega = polya_gamma(b, c), GRID.exp()
     w = weights(pg)
     assert w.sum() == pytest.approx(1, rel=1e-9)
     assert (w * omega).sum() == pytest.approx(float(pg.mean), rel=1e-9)
@@ -100,42 +100,44 @@ def test_single_precision_is_finite_and_close(b):
     omega = torch.logspace(-5, 3, 300)
     for c in (0.0, 1e-4, 3.0, 60.0):
         value = omega.clone().requires_grad_()
-        got = law(b, c, torch.float32).log_prob(value)
+        got = polya_gamma(b, c, torch.float32).log_prob(value)
         (slope,) = torch.autograd.grad(got.sum(), value)
         assert got.dtype == torch.float32
         assert got.isfinite().all()
         assert slope.isfinite().all()
-        torch.testing.assert_close(got.double(), law(b, c).log_prob(omega.double()), rtol=1e-5, atol=1e-4 * (1 + b))
+        torch.testing.assert_close(
+            got.double(), polya_gamma(b, c).log_prob(omega.double()), rtol=1e-5, atol=1e-4 * (1 + b)
+        )
 
 
 def test_moments_are_those_of_the_formulas_and_smooth_at_zero():
     c = torch.tensor([0.3, 0.49, 0.51, 2.0, 30.0], dtype=F64)
     mean = 2.5 / (2 * c) * (c / 2).tanh()
     variance = 2.5 / (4 * c**3) * (c.sinh() - c) / (c / 2).cosh().square()
-    torch.testing.assert_close(law(2.5, c).mean, mean, rtol=1e-12, atol=0)
-    torch.testing.assert_close(law(2.5, c).variance, variance, rtol=1e-10, atol=0)
-    zero = law(2.5, [0.0, 1e-20, -1e-3], torch.float32)
+    torch.testing.assert_close(polya_gamma(2.5, c).mean, mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(polya_gamma(2.5, c).variance, variance, rtol=1e-10, atol=0)
+    zero = polya_gamma(2.5, [0.0, 1e-20, -1e-3], torch.float32)
     torch.testing.assert_close(zero.mean, torch.full((3,), 2.5 / 4), rtol=1e-6, atol=0)
     torch.testing.assert_close(zero.variance, torch.full((3,), 2.5 / 24), rtol=1e-6, atol=0)
-    assert law(1.0, 1e30, torch.float32).mean > 0
+    assert polya_gamma(1.0, 1e30, torch.float32).mean > 0
 
 
 @pytest.mark.parametrize(("b", "c"), [(1.0, 0.7), (0.5, 3.0), (7.3, -12.0)])
 def test_divergence_is_the_integral(b, c):
-    q = law(b, c)
+    q = polya_gamma(b, c)
     for other in (0.0, 1.1):
-        p, omega = law(b, other), GRID.exp()
+        p, omega = polya_gamma(b, other), GRID.exp()
         want = (weights(q) * (q.log_prob(omega) - p.log_prob(omega))).sum()
         torch.testing.assert_close(kl_divergence(q, p), want, rtol=1e-8, atol=0)
     half = torch.tensor(c / 2, dtype=F64)
     want = b * half.cosh().log() - b * c / 4 * half.tanh()
-    torch.testing.assert_close(kl_divergence(q, law(b, 0.0)), want, rtol=1e-12, atol=0)
+    torch.testing.assert_close(kl_divergence(q, polya_gamma(b, 0.0)), want, rtol=1e-12, atol=0)
 
 
 def test_divergence_in_single_precision_and_of_other_concentrations():
     tilt = torch.tensor([0.0, 1e-3, 0.5, 30.0, 1e4, 1e8])
     got = kl_divergence(PolyaGamma(2.0, tilt), PolyaGamma(2.0, 0.0))
-    want = kl_divergence(law(2.0, tilt.double()), law(2.0, 0.0))
+    want = kl_divergence(polya_gamma(2.0, tilt.double()), polya_gamma(2.0, 0.0))
     torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-12)
     assert got[0] == 0
     with pytest.raises(NotImplementedError, match=r"known for one concentration only"):
@@ -146,7 +148,7 @@ def test_divergence_in_single_precision_and_of_other_concentrations():
 @pytest.mark.parametrize("c", [0.0, 4.0, 300.0])
 def test_draws_have_the_distribution(b, c):
     """Every draw put through the cumulative function of the density, and the first two moments."""
-    n, pg = 10_000, law(b, c)
+    n, pg = 10_000, polya_gamma(b, c)
     draws = pg.sample((n,))
     assert (draws.mean() - pg.mean).abs() < 6 * (pg.variance / n).sqrt()
     center, spread = float(pg.mean.log()), float(pg.variance.sqrt() / pg.mean)
@@ -173,13 +175,13 @@ def stable_log_laplace(b, c, t):
 def test_log_omega_has_a_log_concave_density_below_its_tangents(b):
     """For b < 1 this is what makes rejection below the tangents exact; c = 0 is the least concave tilt."""
     y = torch.linspace(2 * math.log(b) - 5, math.log(30 + b), 4_001, dtype=F64)
-    height = law(b, 0.0).log_prob(y.exp()) + y
+    height = polya_gamma(b, 0.0).log_prob(y.exp()) + y
     assert (height.diff().diff() < 0).all()
     for c in (0.0, 2.0, 50.0):
-        tangents = _Tangents(law([b], [c]))
+        tangents = _Tangents(polya_gamma([b], [c]))
         assert tangents._slope[0] > 0 > tangents._slope[2]
         hat = (tangents._rise + tangents._slope * y).amin(0)
-        assert (law(b, c).log_prob(y.exp()) + y - hat).max() < 1e-9 * (1 + hat.abs().max())
+        assert (polya_gamma(b, c).log_prob(y.exp()) + y - hat).max() < 1e-9 * (1 + hat.abs().max())
         area = torch.logsumexp(hat, 0) + (y[1] - y[0]).log()
         assert area < math.log(1 / 0.6)  # three draws in five are accepted at least
 
@@ -222,7 +224,7 @@ def test_cost_of_draws_does_not_grow_with_the_concentration(monkeypatch):
     monkeypatch.setattr("pyro_nngp.distributions.polya_gamma._log_density", counted)
     for b in (3.0, 1e6):
         evaluated.clear()
-        law(b, 1.0).sample((1000,))
+        polya_gamma(b, 1.0).sample((1000,))
         assert sum(evaluated) < 1400
 
 
@@ -250,7 +252,7 @@ def test_a_log_normal_guide_learns_the_law():
 
 def test_the_augmentation_gives_back_the_logistic_likelihood():
     """p(y | psi) = 2^-b e^(kappa psi) E e^(-omega psi^2 / 2), by draws."""
-    psi, omega = torch.tensor([-2.0, 0.3, 1.7], dtype=F64), law(4.0, 0.0).sample((40_000, 1))
+    psi, omega = torch.tensor([-2.0, 0.3, 1.7], dtype=F64), polya_gamma(4.0, 0.0).sample((40_000, 1))
     successes = torch.tensor([1.0, 4.0, 2.0], dtype=F64)
     terms = torch.exp(-omega * psi.square() / 2)
     got = 2.0**-4 * torch.exp((successes - 2) * psi) * terms.mean(0)
@@ -266,11 +268,11 @@ def test_density_and_draws_agree_with_polyagamma(b, c):
     polyagamma = pytest.importorskip("polyagamma")
     omega = torch.logspace(-3, math.log10(0.3 * b), 300, dtype=F64)  # beyond, its series cancel
     want = torch.as_tensor(polyagamma.polyagamma_pdf(omega.numpy(), b, c, return_log=True))
-    got = law(b, c).log_prob(omega)
+    got = polya_gamma(b, c).log_prob(omega)
     seen = (got > -500) & want.isfinite()  # its terms underflow
     assert seen.sum() > 100
     torch.testing.assert_close(got[seen], want[seen], rtol=1e-8, atol=1e-6)
     from scipy.stats import ks_2samp
 
     theirs = polyagamma.random_polyagamma(b, c, size=20_000, random_state=0)
-    assert ks_2samp(law(b, c).sample((20_000,)).numpy(), theirs).pvalue > 1e-4
+    assert ks_2samp(polya_gamma(b, c).sample((20_000,)).numpy(), theirs).pvalue > 1e-4

@@ -118,7 +118,7 @@ def test_log_expectation_of_gaussian_factors(slope: float, curvature: float) -> 
     def log_function(t: Tensor) -> Tensor:
         return slope * t - curvature * t.square() / 2
 
-    value = log_expectation(log_function, (), torch.float64, torch.device("cpu"))
+    value = log_expectation(log_function, *torch.tensor([0.0, 1.0], dtype=torch.float64))
     exact = slope**2 / (2 * (1 + curvature)) - math.log1p(curvature) / 2
     assert value.item() == pytest.approx(exact, abs=1e-9)
 

@@ -8,7 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gamma, Likelihood, Ordinal, Poisson, StudentT
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Gamma,
+    Likelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
 
 F64 = torch.float64
 SCALES = [10.0**power for power in range(-3, 4)]
@@ -114,6 +124,83 @@ def test_marginals_at_any_variance_of_the_latent(likelihood: Likelihood, y: floa
         assert float(got.detach()) == pytest.approx(
             float(want.detach()), abs=1e-4 * max(1.0, abs(float(want.detach())))
         )
+
+
+@pytest.mark.parametrize("dtype", [F64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("make", "y"),
+    [
+        (lambda s: Laplace(s), None),
+        (lambda s: Cauchy(s), None),
+        (lambda s: Bernoulli(), 1.0),
+        (lambda s: Poisson(), 3.0),
+        (lambda s: Poisson("softplus"), 0.0),
+        (lambda s: Gamma(2.5), 0.4),
+        (lambda s: NegativeBinomial(2.0), 4.0),
+    ],
+    ids=["Laplace", "Cauchy", "logit", "Poisson", "softplus", "Gamma", "NegativeBinomial"],
+)
+@pytest.mark.parametrize("scale", SCALES)
+def test_gradients_of_marginals_at_any_scale(make: Callable, y: float | None, scale: float, dtype: torch.dtype) -> None:
+    """Against dense integration with the gradient of the normal density: E[t] / sd and E[t^2 - 1] / (2 var)."""
+    likelihood = make(scale)
+    sd = 1.0 if y is None else 1 / scale
+    for place, target in PLACES:
+        loc, data = (place, target) if y is None else (place * sd, y)
+        center = target - place if y is None else -place
+        t, weights = fine_grid(max(-11.0, min(11.0, center)))
+        log_mass = weights.log() + likelihood.forward(loc + sd * t).log_prob(torch.tensor(data, dtype=F64)).detach()
+        mass = log_mass.softmax(0)
+        want = torch.stack([(mass * t).sum() / sd, (mass * (t.square() - 1)).sum() / (2 * sd**2)])
+        leaves = [torch.tensor(v, dtype=dtype, requires_grad=True) for v in (loc, sd**2)]
+        value = likelihood.marginal(*leaves).log_prob(torch.tensor(data, dtype=dtype))
+        got = torch.stack(torch.autograd.grad(value, leaves)).double()
+        size = torch.stack([(mass * t.abs()).sum() / sd, (mass * (t.square() + 1)).sum() / (2 * sd**2)])
+        torch.testing.assert_close(got / size, want / size, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "make", [Bernoulli, lambda: Laplace(1.0), lambda: Cauchy(0.7)], ids=["logit", "Laplace", "Cauchy"]
+)
+def test_a_value_does_not_depend_on_the_rest_of_its_batch(make: Callable) -> None:
+    """Some elements are smooth, others are not: each gets the rule and the gradient that it has alone."""
+    likelihood = make()
+    y, loc = torch.tensor([1.0, 0.0, 1.0], dtype=F64), torch.tensor([0.3, -1.0, 0.5], dtype=F64)
+    for compute in (likelihood.expected_log_prob, lambda y, loc, var: likelihood.marginal(loc, var).log_prob(y)):
+        var = torch.tensor([0.01, 1.0, 1e4], dtype=F64, requires_grad=True)
+        together = compute(y, loc, var)
+        apart = torch.cat([compute(y[i : i + 1], loc[i : i + 1], var[i : i + 1]) for i in range(3)])
+        torch.testing.assert_close(together, apart, rtol=1e-12, atol=0.0)
+        gradients = [torch.autograd.grad(v.sum(), var)[0] for v in (together, apart)]
+        torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
+
+
+class CountingBernoulli(Bernoulli):
+    evaluations = 0
+
+    def forward(self, f: Tensor) -> dist.Bernoulli:
+        self.evaluations += len(f)
+        return super().forward(f)
+
+
+class CountingUser(CountingBernoulli):
+    def focus(self, y: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("kind", [CountingBernoulli, CountingUser])
+def test_smooth_integrands_cost_24_evaluations(kind: type[CountingBernoulli]) -> None:
+    likelihood, loc = kind(), torch.randn(50)
+    likelihood.expected_log_prob(torch.ones(50), loc, torch.full((50,), 1.0))
+    assert likelihood.evaluations == 24
+
+
+@pytest.mark.parametrize("make", [Bernoulli, lambda: Laplace(0.5)], ids=["logit", "Laplace"])
+def test_expectations_under_vmap_are_those_of_a_batch(make: Callable) -> None:
+    likelihood, y = make().bind(), torch.ones(6, dtype=F64)
+    loc, var = torch.randn(6, dtype=F64), torch.logspace(-3, 3, 6, dtype=F64)
+    for compute in (likelihood.expected_log_prob, lambda y, m, v: likelihood.marginal(m, v).log_prob(y)):
+        torch.testing.assert_close(torch.func.vmap(compute)(y, loc, var), compute(y, loc, var), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("var", [0.1, 1.0, 10.0])

@@ -189,8 +189,8 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     torch.testing.assert_close(loc, locs.mean(0), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(var, variances.mean(0) + locs.var(0, correction=0), rtol=1e-9, atol=1e-9)
     densities = torch.stack([one.predict(new).log_prob(target) for one in each])
-    law = gp.predict(new, samples=samples)
-    torch.testing.assert_close(law.log_prob(target), densities.logsumexp(0) - math.log(2), rtol=1e-9, atol=1e-9)
+    predictive = gp.predict(new, samples=samples)
+    torch.testing.assert_close(predictive.log_prob(target), densities.logsumexp(0) - math.log(2), rtol=1e-9, atol=1e-9)
     draws = gp.sample(new, 4000, samples=samples)  # the first half from the first draw, the second from the other
     assert draws.shape == (4000, T, 4)
     for half, one, spread in zip(draws.split(2000), locs, variances, strict=True):

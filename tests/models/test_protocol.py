@@ -25,6 +25,7 @@ VOCABULARY = {
         "mean_field",
         "guide",
         "guide_neighbors",
+        "posterior",
         "encoder",
         "coupling",
         "loc",

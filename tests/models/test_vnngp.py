@@ -22,6 +22,7 @@ from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
 from pyro_nngp.models import VNNGP
+from pyro_nngp.variational import GaussianSites, LocalGaussian
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 F64 = torch.float64
@@ -38,8 +39,11 @@ def kernel():
 
 
 def trained(x, y, likelihood=None, steps=30, **settings):
-    """A model some steps on its way, so that nothing is zero or one by accident."""
+    """A model some steps on its way, so that nothing is zero or one by accident; mean-field unless settings differ."""
+    settings = {"posterior": "factor" if settings.get("guide_neighbors") else "mean-field"} | settings
     gp = VNNGP(x, y, kernel(), Gaussian(0.1) if likelihood is None else likelihood, **settings)
+    if settings["posterior"] == "sites":
+        gp.solve()
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     for _ in range(steps):
         svi.step()
@@ -91,7 +95,9 @@ def test_elbo_agrees_with_the_dense_one_at_few_neighbors():
     assert loss(gp) == pytest.approx(float(want), rel=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"guide_neighbors": 3}, {"inducing": 16, "learn_inducing": True}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"posterior": "sites"}, {"guide_neighbors": 3}, {"inducing": 16, "learn_inducing": True}]
+)
 @pytest.mark.parametrize("batch_size", [4, 12])
 def test_disjoint_batches_average_exactly(settings, batch_size):
     x, y = data()
@@ -126,9 +132,8 @@ def test_figure_3_of_the_paper_divergence_against_neighbors():
         k = RBF(1, variance=1.0, lengthscale=torch.tensor(lengthscale)).double()
         values = []
         for num_neighbors in (1, 2, 4, enough, 59):
-            gp = VNNGP(
-                x, torch.zeros(60, dtype=F64), k, Gaussian(), num_neighbors=num_neighbors, ordering="given", jitter=1e-6
-            )
+            settings = {"num_neighbors": num_neighbors, "ordering": "given", "jitter": 1e-6, "posterior": "mean-field"}
+            gp = VNNGP(x, torch.zeros(60, dtype=F64), k, Gaussian(1.0), **settings)
             prior = NNGP(k, gp.graph, jitter=1e-6)
             gp.local.loc.data[:, 0] = torch.sin(x[:, 0] / 5)
             values.append(float(kl_divergence(gp.local.distribution(), prior).detach()))
@@ -138,7 +143,7 @@ def test_figure_3_of_the_paper_divergence_against_neighbors():
 
 def test_closed_form_optimum_is_where_the_gradient_vanishes():
     x, y = data()
-    gp = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8)
+    gp = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8, posterior="mean-field")
     gp.solve()
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
     assert gp.local.loc.grad.abs().max() < 1e-2
@@ -160,7 +165,8 @@ def test_closed_form_optimum_is_where_the_gradient_vanishes():
 @pytest.mark.parametrize("guide_neighbors", [0, 3])
 def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make, guide_neighbors):
     x, f = data()
-    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8, guide_neighbors=guide_neighbors)
+    settings = {"guide_neighbors": guide_neighbors, "posterior": "factor" if guide_neighbors else "mean-field"}
+    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8, **settings)
     gp.solve(max_steps=200, tolerance=1e-6)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
     scale = gp.local.log_scale.detach().exp()
@@ -169,10 +175,12 @@ def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make
         assert gp.local.log_scale.grad.abs().max() < 5e-3
 
 
-def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch):
+@pytest.mark.parametrize("posterior", ["sites", "mean-field"])
+def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch, posterior):
     """The mean-field variances are tiny then, and must not stand in for the curvature of the likelihood."""
     x, y = data(400)
-    gp, steps = VNNGP(x, (y > 0).double(), RBF(2, lengthscale=0.5), Bernoulli(), num_neighbors=15), []
+    labels, k, steps = (y > 0).double(), RBF(2, variance=1.0, lengthscale=0.5), []
+    gp = VNNGP(x, labels, k, Bernoulli(), num_neighbors=15, posterior=posterior)
     monkeypatch.setattr(
         "pyro_nngp.variational.natural_gradient.gaussian_sites",
         lambda *given: steps.append(1) or gaussian_sites(*given),
@@ -192,7 +200,7 @@ def test_solving_needs_inducing_points_at_the_data(settings):
 def test_inducing_points_at_the_data_by_hand_are_nearly_those_at_the_data():
     """With z = x the conditional f | u is a point mass, up to the nugget."""
     x, y = data()
-    settings = {"num_neighbors": 6, "jitter": 1e-10}
+    settings = {"num_neighbors": 6, "jitter": 1e-10, "posterior": "mean-field"}
     at_data, by_hand = (VNNGP(x, y, kernel(), Gaussian(0.1), inducing=z, **settings) for z in (None, x.clone()))
     assert loss(by_hand) == pytest.approx(loss(at_data), rel=1e-5)
 
@@ -237,12 +245,16 @@ def test_refresh_uses_the_learned_lengthscales():
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-def test_other_likelihoods_train_and_predict(likelihood, make):
+@pytest.mark.parametrize("posterior", ["sites", "mean-field"])
+def test_other_likelihoods_train_and_predict(likelihood, make, posterior):
     x, f = data()
-    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=6)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(40)]
-    assert losses[-1] < losses[0]
+    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=6, posterior=posterior)
+    svi, losses = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO()), []
+    for i in range(42):
+        if posterior == "sites" and i % 10 == 0:
+            gp.solve()
+        losses.append(svi.step(torch.arange(N)[i % 2 :: 2]))
+    assert sum(losses[-2:]) < sum(losses[:2])
     predictive = gp.predict(x[:5])
     assert predictive.log_prob(gp.y[:5]).shape == (5,)
     loc, var = gp(x[:5])
@@ -445,17 +457,62 @@ def test_elevators_in_a_hundred_epochs():
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"likelihood": None}, ValueError, r"VNNGP: expected a likelihood with y, got None"),
         ({"likelihood": 0.05}, TypeError, r"expected likelihood to be a Likelihood, got 0\.05"),
         ({"likelihood": Gaussian}, TypeError, r"expected likelihood to be a Likelihood"),
         ({"mean": 0.0}, TypeError, r"expected mean to be callable, got float"),
-        ({"jitter": -1.0}, ValueError, r"expected jitter >= 0, got -1\.0"),
+        ({"jitter": -1.0}, ValueError, r"expected jitter to be finite and >= 0, got -1\.0"),
     ],
 )
 def test_wrong_parts_are_refused_at_once(settings, error, message):
     x, y = data()
     with pytest.raises(error, match=message):
         VNNGP(x, y, kernel(), **({"likelihood": Gaussian(), "num_neighbors": 5} | settings))
+
+
+def test_targets_without_a_likelihood_are_gaussian():
+    x, y = data()
+    assert isinstance(VNNGP(x, y, kernel(), num_neighbors=5).likelihood, Gaussian)
+
+
+@pytest.mark.parametrize(
+    ("settings", "posterior"),
+    [
+        ({}, "sites"),
+        ({"inducing": 9}, "mean-field"),
+        ({"y": None, "likelihood": None}, "mean-field"),
+        ({"loc": torch.zeros(N, dtype=F64)}, "mean-field"),
+        ({"scale": 0.1}, "mean-field"),
+        ({"guide_neighbors": 3}, "factor"),
+    ],
+)
+def test_posterior_is_that_of_sites_where_they_apply(settings, posterior):
+    x, y = data()
+    settings = {"y": y, "likelihood": Gaussian(0.1)} | settings
+    gp = VNNGP(x=x, kernel=kernel(), num_neighbors=5, **settings)
+    if posterior == "sites":
+        assert isinstance(gp.local, GaussianSites)
+        return
+    assert isinstance(gp.local, LocalGaussian)
+    assert (gp.local.pattern is not None) == (posterior == "factor")
+    with pytest.raises(ValueError, match=r'VNNGP: expected posterior="sites" without guide_neighbors, encoder'):
+        VNNGP(x=x, kernel=kernel(), num_neighbors=5, posterior="sites", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"posterior": "full"}, r"VNNGP: expected posterior to be 'sites' or 'mean-field' or 'factor', got 'full'"),
+        ({"posterior": "factor"}, r"VNNGP: expected posterior 'factor' with guide_neighbors alone, got 'factor'"),
+        (
+            {"posterior": "mean-field", "guide_neighbors": 3},
+            r"VNNGP: expected posterior 'factor' with guide_neighbors alone, got 'mean-field'",
+        ),
+    ],
+)
+def test_wrong_posteriors_are_refused(settings, message):
+    x, y = data()
+    with pytest.raises(ValueError, match=message):
+        VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=5, **settings)
 
 
 def test_a_class_is_no_kernel():

@@ -523,7 +523,7 @@ def test_wrong_calls(call, error, message):
 
 def test_a_metric_of_ones_own_takes_no_lengthscales():
     graph = NeighborGraph(points(20), 3, metric=manhattan)
-    with pytest.raises(ValueError, match=r"expected lengthscale to be None with a metric of one's own"):
+    with pytest.raises(ValueError, match=r"expected lengthscale to be None with a metric function"):
         graph.refresh(torch.ones(2, dtype=F64))
 
 

@@ -59,7 +59,7 @@ class Queries:
         return len(rows)
 
     def ask(self, backend: CandidateBackend, fetch: int, final: bool, rows: Ints) -> int:
-        """Put some queries to a backend, whose word is taken if `final`; returns for how many the answer is known."""
+        """Query a backend; accept its answer without a certificate if `final`; returns how many answers are known."""
         limit, exclude = self.limit[rows], self.exclude[rows]
         found = backend.candidates(self.places[rows], fetch, limit, exclude)
         self.index[rows], self.value[rows], proven = _nearest_candidates(found, self.k, limit, exclude)

@@ -68,12 +68,12 @@ def test_latent_values_have_the_law_that_weighted_prior_draws_give():
     def model():
         f = pyro.sample("f", NNGP(fixed_kernel(), GRAPH))
         with pyro.plate("rows", N):
-            for name, law in likelihoods(f).items():
-                pyro.sample(name, law, obs=COUNTS)
+            for name, likelihood in likelihoods(f).items():
+                pyro.sample(name, likelihood, obs=COUNTS)
 
     got = moments(run(model, num_samples=300).get_samples()["f"])
     f = NNGP(fixed_kernel(), GRAPH).sample((200_000,)).detach()
-    weight = sum(law.log_prob(COUNTS).sum(-1) for law in likelihoods(f).values()).softmax(0)
+    weight = sum(likelihood.log_prob(COUNTS).sum(-1) for likelihood in likelihoods(f).values()).softmax(0)
     want = weight @ moments(f)
     error = (weight.square() @ (moments(f) - want).square()).sqrt()  # of importance sampling
     assert ((got.mean(0) - want).abs() < 6 * (error_of_mean(got).square() + error.square()).sqrt()).all()
@@ -81,7 +81,7 @@ def test_latent_values_have_the_law_that_weighted_prior_draws_give():
 
 def test_terms_are_those_of_the_augmentation(monkeypatch):
     """Each observation by itself: offsets, repeated and missing rows, masks inside and outside, scales."""
-    monkeypatch.setattr(PolyaGamma, "sample", lambda law: law.mean)
+    monkeypatch.setattr(PolyaGamma, "sample", lambda likelihood: likelihood.mean)
     offset, seen = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=F64), torch.tensor([True, False, True, True])
     rows, y, n = torch.tensor([4, 0, 4, 2]), torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=F64), torch.arange(3.0, 7.0)
     r = real(1.3)
@@ -286,13 +286,13 @@ def test_simulation_based_calibration():
         assert uniformity(values, 10) > 1e-4
 
 
-def observed(law):
-    """A model whose latent vector f enters through law(f)."""
+def observed(likelihood):
+    """A model whose latent vector f enters through likelihood(f)."""
 
     def model():
         f = pyro.sample("f", NNGP(fixed_kernel(), GRAPH))
         with pyro.plate("rows", N):
-            pyro.sample("y", law(f), obs=torch.ones(N, dtype=F64))
+            pyro.sample("y", likelihood(f), obs=torch.ones(N, dtype=F64))
 
     return model
 

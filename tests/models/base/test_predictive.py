@@ -61,8 +61,8 @@ def test_moments_and_predictions_are_those_of_the_mixture_over_draws(site):
     torch.testing.assert_close(var, variances.mean(0) + locs.var(0, correction=0), rtol=1e-8, atol=1e-10)
     target = torch.randn(P, dtype=F64)
     densities = dist.Normal(locs, (variances + 0.1).sqrt()).log_prob(target).exp()
-    law = gp.predict(X_NEW, num_neighbors=k, samples=samples)
-    torch.testing.assert_close(law.log_prob(target).detach(), densities.mean(0).log(), rtol=1e-8, atol=1e-8)
+    predictive = gp.predict(X_NEW, num_neighbors=k, samples=samples)
+    torch.testing.assert_close(predictive.log_prob(target).detach(), densities.mean(0).log(), rtol=1e-8, atol=1e-8)
     near, _ = gp(X_NEW, num_neighbors=N // 2, samples=samples)  # half of the points say nearly the same
     assert (near - loc).abs().max() < 0.5
     assert not torch.allclose(near, loc)

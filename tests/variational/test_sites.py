@@ -1,0 +1,242 @@
+"""The posterior of Gaussian sites against dense computations in float64, its coverage, and what it warns of."""
+
+import pytest
+import torch
+from oracles.dense import dense_covariance, gaussian_kl
+from torch.distributions import kl_divergence
+
+from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+from pyro_nngp.models import VNNGP
+from pyro_nngp.neighbors import NeighborGraph
+
+F64 = torch.float64
+N, NOISE = 40, 0.1
+
+
+def kernel(lengthscale=0.4):
+    return Matern32(2, variance=1.3, lengthscale=lengthscale).double()
+
+
+def data(likelihood="Gaussian"):
+    x = torch.rand(N, 2, dtype=F64)
+    f = torch.sin(5 * x.sum(-1))
+    y = {
+        "Gaussian": lambda: 3 + f + NOISE**0.5 * torch.randn(N, dtype=F64),
+        "Poisson": lambda: torch.poisson((1 + f).exp()),
+        "Bernoulli": lambda: (f + 0.5 * torch.randn(N, dtype=F64) > 0).to(F64),
+    }[likelihood]()
+    return x, y
+
+
+def solved(x, y, likelihood, num_neighbors=N - 1, calls=1):
+    gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=num_neighbors)
+    for _ in range(calls):
+        gp.solve(max_steps=100, tolerance=1e-9)
+    return gp
+
+
+def moments_of_others(cov, cross, own, noise, rows):
+    """Variances of values given the noisy values in `rows` (n, k), one small system at a time."""
+    found = []
+    for i, row in enumerate(rows):
+        total = cov[row][:, row] + torch.diag(noise[row])
+        found.append(own[i] - cross[i, row] @ torch.linalg.solve(total, cross[i, row]))
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def test_all_neighbors_and_a_gaussian_likelihood_give_the_exact_posterior():
+    x, y = data()
+    gp = solved(x, y, Gaussian(NOISE))
+    cov, new = dense_covariance(gp.kernel, x), torch.rand(9, 2, dtype=F64)
+    total, one = cov + NOISE * torch.eye(N, dtype=F64), torch.ones(N, dtype=F64)
+    level = one @ torch.linalg.solve(total, y) / (one @ torch.linalg.solve(total, one))  # generalized least squares
+    torch.testing.assert_close(gp.mean.value, level, rtol=1e-7, atol=0)
+
+    weights = torch.linalg.solve(total, y - level)
+    torch.testing.assert_close(gp.local.loc, cov @ weights, rtol=0, atol=1e-7)
+    cross, own = gp.kernel(new, x), gp.kernel(new, diag=True) * (1 + gp.jitter)
+    loc, var = gp(new)
+    torch.testing.assert_close(loc, level + cross @ weights, rtol=0, atol=2e-5)  # the nugget on cov, not on cross
+    torch.testing.assert_close(var, own - (cross * torch.linalg.solve(total, cross.mT).mT).sum(-1), rtol=1e-7, atol=0)
+    nearest = torch.cdist(x, x).argsort(-1)[:, : N - 1]  # of N points, with the point itself
+    want = moments_of_others(
+        cov, gp.kernel(x), gp.kernel(x, diag=True) * (1 + gp.jitter), torch.full_like(y, NOISE), nearest
+    )
+    torch.testing.assert_close(gp.local.variance, want, rtol=1e-7, atol=0)
+
+
+def test_the_loss_of_exact_sites_is_minus_the_log_evidence():
+    x, y = data()
+    gp = solved(x, y, Gaussian(NOISE))
+    loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
+    total = dense_covariance(gp.kernel, x) + gp.likelihood.variance * torch.eye(N, dtype=F64)
+    level = gp.mean.value.expand(N)
+    want = -torch.distributions.MultivariateNormal(level, total).log_prob(y)
+    torch.testing.assert_close(loss, want, rtol=1e-9, atol=0)
+    parameters = list(gp.parameters())
+    got, exact = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (loss, want))
+    for one, other in zip(got, exact, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def dense_sites(name, y, m, s):
+    """Sites at marginals N(m, s): in closed form for Poisson, by a fine grid and autograd for Bernoulli."""
+    if name == "Poisson":
+        rate = (m + s / 2).exp()
+        return m + (y - rate) / rate, rate
+    m, s = m.clone().requires_grad_(), s.clone().requires_grad_()
+    z = torch.linspace(-10, 10, 2001, dtype=F64)
+    weight = torch.exp(-(z**2) / 2) / torch.exp(-(z**2) / 2).sum()
+    with torch.enable_grad():
+        f = m[:, None] + s.sqrt()[:, None] * z
+        expected = (weight * torch.nn.functional.logsigmoid((2 * y[:, None] - 1) * f)).sum()
+        slope, curvature = torch.autograd.grad(expected, (m, s))
+    return m.detach() - slope / (2 * curvature), -2 * curvature
+
+
+@pytest.mark.parametrize(("name", "likelihood"), [("Poisson", Poisson), ("Bernoulli", lambda: Bernoulli("logit"))])
+def test_the_fixed_point_is_that_of_a_dense_computation(name, likelihood):
+    x, y = data(name)
+    gp = solved(x, y, likelihood(), calls=6)
+    with torch.no_grad():
+        level, cov = gp.mean.value, dense_covariance(gp.kernel, x)
+        m, s = torch.zeros(N, dtype=F64), cov.diagonal().clone()
+        for _ in range(300):  # undamped would do for few points; half steps are safe
+            target, precision = dense_sites(name, y, level + m, s)
+            gain = torch.linalg.solve(cov + torch.diag(1 / precision), cov).mT
+            m = (m + gain @ (target - level)) / 2
+            s = (s + (cov - gain @ cov).diagonal()) / 2
+        scale = s.sqrt().mean()
+        torch.testing.assert_close(gp.local.loc, m, rtol=0, atol=float(0.01 * scale))
+        torch.testing.assert_close(gp.local.variance, s, rtol=0.02, atol=0)
+        loss = IntegratedELBO().loss(gp.model, gp.guide)
+        f = level + m + s.sqrt() * torch.randn(20_000, N, dtype=F64)
+        draws = gp.likelihood.bind()(f).log_prob(y).sum(-1)
+        posterior = cov - gain @ cov
+        divergence = gaussian_kl(m, (posterior + posterior.mT) / 2, torch.cholesky_inverse(torch.linalg.cholesky(cov)))
+        error = 6 * float(draws.std()) / 20_000**0.5
+        assert loss == pytest.approx(float(divergence - draws.mean()), abs=error + 1e-3 * N)
+
+
+@torch.no_grad()
+def dense_posterior(seed=0):
+    """A SitePosterior over all points at all neighbors, with its dense mean, covariance and prior precision."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(N, 2, dtype=F64, generator=generator)
+    prior = NNGP(kernel().requires_grad_(False), NeighborGraph(x, N - 1))
+    target, precision = torch.randn(2, N, dtype=F64, generator=generator)
+    precision = precision.exp()
+    root = torch.linalg.cholesky(dense_covariance(kernel(), x))
+    inverse = torch.cholesky_inverse(root)
+    cov = torch.linalg.inv(inverse + torch.diag(precision))
+    mean = cov @ (precision * target)
+    return SitePosterior(prior, target, precision, mean, cov.diagonal()), prior, mean, cov, inverse
+
+
+@torch.no_grad()
+def test_divergence_is_the_dense_one():
+    q, prior, mean, cov, inverse = dense_posterior()
+    torch.testing.assert_close(kl_divergence(q, prior), gaussian_kl(mean, cov, inverse), rtol=1e-9, atol=0)
+
+
+@torch.no_grad()
+def test_density_and_draws_are_the_dense_ones():
+    q, _, mean, cov, _ = dense_posterior()
+    dense = torch.distributions.MultivariateNormal(mean, (cov + cov.mT) / 2)
+    values = dense.sample((5,))
+    got = torch.stack([q.log_prob(value) for value in values])
+    torch.testing.assert_close(got, dense.log_prob(values), rtol=1e-8, atol=0)
+    count = 1000
+    draws = q.sample((count,)) - mean
+    assert ((draws.mean(0) / (cov.diagonal() / count).sqrt()).abs() < 6).all()
+    error = ((cov**2 + cov.diagonal()[:, None] * cov.diagonal()) / count).sqrt()
+    assert ((draws.mT @ draws / count - cov).abs() < 6 * error).all()
+
+
+def test_draws_that_carry_gradients_are_of_the_marginals():
+    q, *_ = dense_posterior()
+    draws = q.rsample((2000,))
+    assert ((draws.mean(0) - q.mean).abs() < 6 * (q.variance / 2000).sqrt()).all()
+    assert ((draws.var(0) / q.variance - 1).abs() < 6 * (2 / 2000) ** 0.5).all()
+
+
+def test_wrong_sites_are_refused():
+    q, prior, *_ = dense_posterior()
+    with pytest.raises(ValueError, match=r"SitePosterior: expected target, precision, loc, variance of one shape"):
+        SitePosterior(prior, q.target, q.precision, q.loc[:-1], q.variance)
+    part = NNGP(kernel(), prior.graph, prior.graph.batch(torch.arange(4)))
+    with pytest.raises(ValueError, match=r"kl_divergence: expected q and p on the same rows"):
+        kl_divergence(q, NNGP(kernel(), NeighborGraph(torch.rand(9, 2, dtype=F64), 3)))
+    assert not part.is_whole
+
+
+@pytest.mark.parametrize(("name", "likelihood"), [("Gaussian", lambda: Gaussian(NOISE)), ("Poisson", Poisson)])
+def test_disjoint_batches_average_to_the_loss(name, likelihood):
+    x, y = data(name)
+    gp, elbo = solved(x, y, likelihood(), num_neighbors=6), IntegratedELBO()
+    whole = elbo.loss(gp.model, gp.guide)
+    parts = [elbo.loss(gp.model, gp.guide, idx) for idx in torch.randperm(N).split(8)]
+    assert sum(parts) / len(parts) == pytest.approx(whole, rel=1e-10)
+
+
+@pytest.mark.parametrize(("name", "likelihood"), [("Gaussian", lambda: Gaussian(NOISE)), ("Bernoulli", Bernoulli)])
+def test_a_state_dict_keeps_posterior_and_predictions(name, likelihood):
+    x, y = data(name)
+    gp, new = solved(x, y, likelihood(), num_neighbors=6), torch.rand(5, 2, dtype=F64)
+    fresh = VNNGP(x, y, kernel(0.9), likelihood(), num_neighbors=6, seed=1)
+    before = fresh(new)
+    fresh.load_state_dict(gp.state_dict())
+    assert bool(fresh.local.solved)
+    assert not torch.equal(fresh(new)[1], before[1])
+    for got, want in zip(fresh(new), gp(new), strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    elbo = IntegratedELBO()
+    assert elbo.loss(fresh.model, fresh.guide) == elbo.loss(gp.model, gp.guide)
+
+
+def test_several_outputs_equal_separate_models():
+    x, y = data()
+    both, new = torch.stack([y, -2 * y + 1], -1), torch.rand(5, 2, dtype=F64)
+    gp = solved(x, both, Gaussian(NOISE), num_neighbors=6)
+    for t in range(2):
+        single = solved(x, both[:, t], Gaussian(NOISE), num_neighbors=6)
+        for got, want in zip(gp(new), single(new), strict=True):
+            torch.testing.assert_close(got[t], want, rtol=1e-6, atol=1e-7)
+
+
+def test_training_before_solving_warns():
+    x, y = data("Poisson")
+    gp = VNNGP(x, y, kernel(), Poisson(), num_neighbors=6)
+    with pytest.warns(UserWarning, match=r"GaussianSites: q\(u\) is the prior, since solve\(\) has not been called"):
+        IntegratedELBO().loss_and_grads(gp.model, gp.guide)
+
+
+def test_too_few_steps_warn():
+    x, y = data("Poisson")
+    gp = VNNGP(x, 50 * y, kernel(), Poisson(), num_neighbors=6)
+    with pytest.warns(UserWarning, match=r"GaussianSites.solve: means still moved by .* Give solve\(\) more max_steps"):
+        gp.solve(max_steps=1)
+
+
+@pytest.mark.parametrize("name", ["Gaussian", "Poisson"])
+@torch.no_grad()
+def test_intervals_cover_the_function(name):
+    """95 % intervals at 600 points of eight functions drawn from the prior."""
+    n, functions = 600, 8
+    x, k = torch.rand(n, 2, dtype=F64), kernel(0.2)
+    f = torch.linalg.cholesky(dense_covariance(k, x)) @ torch.randn(n, functions, dtype=F64)
+    if name == "Gaussian":
+        y, likelihood = f + NOISE**0.5 * torch.randn_like(f), Gaussian(NOISE)
+    else:
+        y, likelihood = torch.poisson(f.exp()), Poisson()
+    train, test = slice(0, 500), slice(500, n)
+    gp = VNNGP(x[train], y[train], k, likelihood, num_neighbors=15)
+    gp.solve()
+    for rows in (train, test):
+        loc, var = gp(x[rows])
+        inside = ((f[rows].mT - loc).abs() < 1.96 * var.sqrt()).double().mean()
+        assert 0.92 < inside < 0.98
