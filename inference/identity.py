@@ -2,7 +2,8 @@
 
 Everything counts that a model, a guide or an ELBO holds or refers to: classes, settings, data, priors, functions with
 their code, closures and the globals they use. Values that training changes count by shape: parameters, and buffers that
-refreshing replaces. Large contents are described by their BLAKE2b digest. Cost: one pass over the data.
+refreshing or solving replaces (a module names its own as ``trained_buffers``). Large contents are described by their
+BLAKE2b digest. Cost: one pass over the data.
 """
 
 import functools
@@ -93,7 +94,8 @@ def _module(module: nn.Module) -> dict[str, Any]:
         own = {name: part for name, part in own.items() if name in _KEPT or not name.startswith("_")}
     else:
         own = _plain(module, own)
-    buffers = {name: f"{_shape(b)}" if name in _TRAINED and b is not None else b for name, b in module._buffers.items()}
+    trained = _TRAINED | getattr(type(module), "trained_buffers", frozenset())
+    buffers = {name: f"{_shape(b)}" if name in trained and b is not None else b for name, b in module._buffers.items()}
     return own | dict(module._parameters) | buffers | dict(module._modules)
 
 

@@ -42,6 +42,8 @@ class KernelMetric(nn.Module):
         values: the hyperparameters, as a buffer: a loaded state searches as the saved one did.
     """
 
+    trained_buffers = frozenset({"values"})  # do not identify a run
+
     values: Tensor
     spread: Tensor
 

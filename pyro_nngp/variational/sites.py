@@ -74,6 +74,8 @@ class GaussianSites(GPModule):
         solved: whether they come from :meth:`solve`.
     """
 
+    trained_buffers = frozenset({"target", "precision", "loc", "variance", "solved"})  # do not identify a run
+
     y: Tensor
     target: Tensor
     precision: Tensor

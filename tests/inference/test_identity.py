@@ -40,6 +40,8 @@ def of(gp):
 METHODS = {
     "vnngp": vnngp,
     "bernoulli": lambda: vnngp(y=LABELS, likelihood=Bernoulli),
+    "mean-field": lambda: vnngp(posterior="mean-field"),
+    "sum": lambda: VNNGP(X, Y, Matern52(2) + Matern52(2), Gaussian(0.1), num_neighbors=4),
     "prior": lambda: vnngp(kernel=prior(1.0)),
     "vecchia": lambda: Vecchia(X, Y, Matern52(2), Gaussian(0.1), num_neighbors=4),
     "loo": lambda: LOO(X, LABELS, Matern52(2), Bernoulli(), num_neighbors=4),

@@ -515,20 +515,26 @@ def test_parameters_that_no_loss_can_take_are_named():
         fit(method, 2, solve_every=0, callback=spoil, progress=False)
 
 
+def unit_kernel():
+    return Matern52(2, variance=torch.tensor(1.0), lengthscale=torch.tensor(1.0))
+
+
 class Deep(nn.Module):
     """A user's own module around a kernel of the package."""
 
     def __init__(self):
         super().__init__()
-        self.kernel = Matern52(2)
+        self.kernel = unit_kernel()
 
     def forward(self, x, z):
         return self.kernel(x, z)
 
 
 def test_a_kernel_inside_a_users_module_moves_once_per_step():
-    plain = gp()
-    inner = VNNGP(plain.x, plain.y, Deep(), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+    x, y = gp().x, gp().y
+    plain, inner = (
+        VNNGP(x, y, kernel, Gaussian(0.1), num_neighbors=6, guide_neighbors=3) for kernel in (unit_kernel(), Deep())
+    )
     for model in (plain, inner):
         fit(model, 1, lr=0.02, progress=False)
     moved = inner.kernel.kernel.lengthscale_unconstrained
