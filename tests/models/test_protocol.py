@@ -20,7 +20,19 @@ from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
 
 VOCABULARY = {
     *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
-    *("divergence", "mean_field", "guide", "guide_neighbors", "encoder", "coupling", "loc", "scale", "jitter", "seed"),
+    *(
+        "divergence",
+        "mean_field",
+        "guide",
+        "posterior",
+        "guide_neighbors",
+        "encoder",
+        "coupling",
+        "loc",
+        "scale",
+        "jitter",
+        "seed",
+    ),
 }
 
 

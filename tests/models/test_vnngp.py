@@ -21,11 +21,17 @@ from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import VNNGP as Method
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 F64 = torch.float64
 N = 48
+
+
+def VNNGP(*args, **settings):
+    """The paper's families: mean-field, or a sparse factor. The default is tested in tests/variational/test_sites.py."""
+    family = "factor" if settings.get("guide_neighbors") else "mean-field"
+    return Method(*args, **{"posterior": family} | settings)
 
 
 def data(n=N, dtype=F64):
