@@ -20,7 +20,7 @@ Cost per step: O(|I| K^3); an encoder runs at the neighbors of the batch too, at
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class NPVI(VNNGP):
             time,
             :class:`~pyro_nngp.variational.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all
             of them.
+        posterior: "factor" is the paper's sparse factor, whose variances are too small where the posterior reaches
+            farther than K points. "sites" is that of :class:`~pyro_nngp.models.VNNGP`, on this graph.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
@@ -88,6 +90,7 @@ class NPVI(VNNGP):
         *,
         num_neighbors: int = 20,
         encoder: nn.Module | None = None,
+        posterior: Literal["factor", "sites"] = "factor",
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         loc: Float[Tensor, "N *L"] | None = None,
@@ -103,7 +106,8 @@ class NPVI(VNNGP):
             kernel,
             likelihood,
             num_neighbors=num_neighbors,
-            guide_neighbors=num_neighbors,
+            guide_neighbors=0 if posterior == "sites" else num_neighbors,
+            posterior=posterior,
             encoder=encoder,
             mean=mean,
             ordering=ordering,

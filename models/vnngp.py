@@ -71,10 +71,11 @@ class VNNGP(PredictiveMethod):
         num_neighbors: K, for the prior and for the data.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
-        posterior: the family of q(u): "sites" is the optimal Gaussian, of a Gaussian pseudo-observation at each point
-            (:mod:`pyro_nngp.variational.sites`), which :meth:`solve` finds; "mean-field" has independent values;
-            "factor" has a sparse Cholesky factor. None is "sites" with a likelihood, inducing points at the data and
-            none of the arguments of the other families: `guide_neighbors`, `encoder`, `loc`, `scale`.
+        posterior: family of q(u). "sites" is the Gaussian posterior of the pseudo-observations that :meth:`solve` finds
+            (:mod:`pyro_nngp.variational.sites`), whose intervals cover f. "mean-field" is the paper's; its variances
+            are those of each value given all others, so that 95 % intervals of f cover a few per cent of a smooth f.
+            "factor" takes `guide_neighbors`. None is "sites" where it applies (a likelihood, inducing points at the
+            data, none of `guide_neighbors`, `encoder`, `loc`, `scale`).
         guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is one of the other families.
         encoder: a network of :mod:`pyro_nngp.variational.encoders` that computes q(u) from the data around each point,
             in place of one set of parameters per point; needs a likelihood and inducing points at the data, and no
@@ -151,6 +152,8 @@ class VNNGP(PredictiveMethod):
         if encoder is None and (posterior == "factor") != (guide_neighbors > 0):
             cure = "Give guide_neighbors >= 1 for a factor, and none for a mean-field family."
             fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
+        if scale <= 0:
+            fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
         if posterior == "sites":
             self.local = GaussianSites(
                 cast(Tensor, self.y),

@@ -1,0 +1,195 @@
+"""The posterior of Gaussian sites: dense oracles, batches, coverage, saving."""
+
+import copy
+import math
+
+import pytest
+import torch
+from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
+from pyro.optim import Adam
+from torch.distributions import kl_divergence
+
+from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
+from pyro_nngp.models import NPVI, VNNGP, Vecchia
+from pyro_nngp.variational import GaussianSites
+from pyro_nngp.variational.pooling import PooledObservations
+
+F64 = torch.float64
+N = 40
+LIKELIHOODS = {
+    "gaussian": lambda: Gaussian(0.09),
+    "bernoulli": Bernoulli,
+    "poisson": Poisson,
+    "negative binomial": lambda: NegativeBinomial(3.0),
+}
+
+
+def field(n, num_new, likelihood, lengthscale=0.2, seed=0):
+    """A draw of the process, data at its first n points, and a kernel with the true hyperparameters."""
+    torch.manual_seed(seed)
+    x, kernel = torch.rand(n + num_new, 2, dtype=F64), Matern32(2, lengthscale=lengthscale).double()
+    cov = kernel(x, x).detach() + 1e-8 * torch.eye(len(x), dtype=F64)
+    f = torch.linalg.cholesky(cov) @ torch.randn(len(x), dtype=F64)
+    with torch.no_grad():
+        y = likelihood.double()(f[:n]).sample()
+    return x[:n], y, f[:n], x[n:], f[n:], kernel
+
+
+def small(likelihood="poisson", n=N, **settings):
+    made = LIKELIHOODS[likelihood]()
+    x, y, _, x_new, _, kernel = field(n, 7, made)
+    return VNNGP(x, y, kernel, made, **{"num_neighbors": n - 1, "jitter": 1e-8} | settings), x_new
+
+
+@torch.no_grad()
+def dense(gp):
+    """Covariance of the prior, and mean and covariance of u given the sites."""
+    target, precision = gp.local.observations()
+    prior = gp.kernel(gp.x, gp.x) + 1e-8 * torch.eye(len(gp.x), dtype=F64)
+    root = torch.linalg.cholesky(prior + torch.diag(1 / precision))
+    half = torch.linalg.solve_triangular(root, prior, upper=False)
+    loc = half.mT @ torch.linalg.solve_triangular(root, target[:, None], upper=False)[:, 0]
+    return prior, loc, prior - half.mT @ half
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "poisson"])
+def test_sites_are_those_of_the_optimal_gaussian_posterior(likelihood):
+    """Gradient and curvature of the expected log likelihood at the marginals are those of the sites."""
+    gp, _ = small(likelihood)
+    gp.solve(max_steps=200, tolerance=1e-6)
+    loc = (gp.mean.value + gp.local.loc).detach().requires_grad_()
+    var = gp.local.variance.clone().requires_grad_()
+    value = gp.likelihood.expected_log_prob(gp.y, loc, var).sum()
+    gradient, curvature = torch.autograd.grad(value, (loc, var))
+    torch.testing.assert_close(gp.local.precision, -2 * curvature, rtol=0.05, atol=1e-4)
+    torch.testing.assert_close(gp.local.precision * (gp.local.target - gp.local.loc), gradient, rtol=0.02, atol=0.02)
+    prior, *_ = dense(gp)
+    assert abs(torch.linalg.solve(prior, gp.local.loc).sum()) < 0.05  # the level is the best one for the sites
+
+
+def test_a_gaussian_likelihood_is_trained_as_the_response_model():
+    x, y, *_, kernel = field(60, 1, Gaussian(0.09).double())
+    elbo, made = IntegratedELBO(), []
+    for method in (VNNGP, Vecchia):
+        gp = method(x, y, copy.deepcopy(kernel), Gaussian(0.09), num_neighbors=9)
+        loss = elbo.differentiable_loss(gp.model, gp.guide)
+        loss.backward()
+        made.append((loss.detach(), [gp.kernel.lengthscale_unconstrained.grad, gp.mean.value.grad]))
+    torch.testing.assert_close(made[0], made[1], rtol=1e-8, atol=1e-8)
+
+
+def test_the_objective_is_the_derivative_of_the_evidence():
+    """With all neighbors and optimal sites: central differences of the best bound, sites solved for at each end."""
+    gp, _ = small("poisson")
+    gp.mean.value.requires_grad_(False)
+    gp.solve(max_steps=300, tolerance=1e-7)
+    loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
+    (slope,) = torch.autograd.grad(loss, [gp.kernel.variance_unconstrained])
+    ends = []
+    for step in (-0.05, 0.05):
+        other = copy.deepcopy(gp)
+        other.kernel.variance_unconstrained.data += step
+        other.solve(max_steps=300, tolerance=1e-7)
+        ends.append(IntegratedELBO().loss(other.model, other.guide))
+    assert float(slope) == pytest.approx((ends[1] - ends[0]) / 0.1, rel=0.03, abs=0.01)
+
+
+def test_joint_draws_have_the_moments_of_predictions_and_of_the_dense_posterior():
+    gp, _ = small("poisson")
+    gp.solve(max_steps=200, tolerance=1e-6)
+    _, loc, cov = dense(gp)
+    with torch.no_grad():
+        draws = gp.sample(gp.x[:3], 20_000, num_neighbors=N, seed=0) - gp.mean.value
+        through_guide = torch.stack([gp.guide() for _ in range(400)])[:, :3] - gp.mean.value
+    for got, count in ((draws, 20_000), (through_guide, 2000)):
+        torch.testing.assert_close(
+            got.mean(0), loc[:3], rtol=0, atol=6 * float(cov.diagonal().max().sqrt()) / count**0.5
+        )
+        torch.testing.assert_close(got.mT.cov(), cov[:3, :3], rtol=0, atol=9 * float(cov.diagonal().max()) / count**0.5)
+
+
+def test_pooling_comes_close_to_all_observations_where_noise_is_large():
+    torch.manual_seed(0)
+    x, new, kernel = torch.rand(2000, 2, dtype=F64), torch.rand(50, 2, dtype=F64), Matern32(2, lengthscale=0.2).double()
+    table, noise = VNNGP(x, None, kernel, num_neighbors=8).graph, torch.full((2000,), 25.0, dtype=F64)
+    with torch.no_grad():
+        root = torch.linalg.cholesky(kernel(x, x) + 25 * torch.eye(2000, dtype=F64))
+        half = torch.linalg.solve_triangular(root, kernel(x, new), upper=False)
+        exact, near = 1 - half.square().sum(0), table.query(new, 64)
+        pooled = PooledObservations(kernel, table, noise, 64)
+        got = pooled.variance(kernel, new, near, noise)
+        single = PooledObservations(kernel, table, noise, 2000).variance(kernel, new, near, noise)
+    assert (single / exact).mean() > 1.3
+    assert 0.98 < (got / exact).mean() < 1.1
+    assert (got / exact).min() > 0.95
+
+
+def test_points_at_one_place_pool():
+    x = torch.rand(20, 2, dtype=F64).repeat(40, 1)
+    gp = VNNGP(x, torch.randn(800, dtype=F64), Matern32(2, lengthscale=0.3), Gaussian(1.0), num_neighbors=5)
+    gp.solve()
+    assert all(part.isfinite().all() for part in gp(x[:5]))
+
+
+def test_training_predictions_and_export_go_through_the_sites():
+    gp, x_new = small("poisson", n=60, num_neighbors=8)
+    fit(gp, 10, batch_size=20, progress=False)
+    assert bool(gp.local.solved)
+    idata = to_arviz(gp, num_samples=3)
+    assert idata.posterior["u"].shape == (1, 3, 60)
+    assert Predictive(gp.model, guide=gp.guide, num_samples=2)()["y"].shape == (2, 60)
+    gp.refresh_neighbors()
+    assert gp.predict(x_new).batch_shape == (7,)
+
+
+def test_plain_svi_trains_between_solutions():
+    gp, _ = small("poisson", n=60, num_neighbors=8)
+    svi, losses = SVI(gp.model, gp.guide, Adam({"lr": 0.03}), TraceMeanField_ELBO()), []
+    for step in range(60):
+        if step % 10 == 0:
+            gp.solve()
+        losses.append(svi.step())
+    assert all(map(math.isfinite, losses))
+
+
+def test_classes_and_symmetric_graphs():
+    x = torch.rand(80, 2, dtype=F64)
+    y = torch.bucketize(torch.sin(5 * x.sum(-1)), torch.tensor([-0.4, 0.4], dtype=F64))
+    gp = VNNGP(x, y, Matern32(2, lengthscale=0.3), Categorical(3), num_neighbors=8)
+    gp.solve()
+    assert gp(x[:4])[1].shape == (3, 4)
+    assert gp.sample(x[:4], 5).shape == (5, 3, 4)
+    npvi = NPVI(x, (y > 0).double(), Matern32(2, lengthscale=0.3), Bernoulli(), num_neighbors=8, posterior="sites")
+    npvi.solve()
+    assert isinstance(npvi.local, GaussianSites)
+    assert (npvi(x[:4])[1] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"posterior": "exact"}, r"expected posterior to be 'sites' or 'mean-field' or 'factor', got 'exact'"),
+        (
+            {"posterior": "sites", "inducing": 9},
+            r"expected posterior=.sites. without guide_neighbors, encoder and `loc`",
+        ),
+        ({"posterior": "mean-field", "guide_neighbors": 3}, r"expected posterior 'factor' with guide_neighbors alone"),
+    ],
+)
+def test_wrong_input(change, message):
+    x, y, *_, kernel = field(N, 1, Gaussian().double())
+    with pytest.raises(ValueError, match=message):
+        VNNGP(x, y, kernel, Gaussian(), num_neighbors=5, **change)
+
+
+def test_site_posteriors_of_other_shapes_and_rows_are_errors():
+    gp, _ = small(num_neighbors=5)
+    prior, part = NNGP(gp.kernel, gp.graph), NNGP(gp.kernel, gp.graph, gp.graph.batch(torch.arange(5)))
+    zero, one = torch.zeros(N, dtype=F64), torch.ones(N, dtype=F64)
+    with pytest.raises(ValueError, match=r"expected target, precision, loc, variance of one shape \(\.\.\., 40\)"):
+        SitePosterior(prior, zero, one, zero[:3], one)
+    with pytest.raises(ValueError, match=r"expected q and p on the same rows"):
+        kl_divergence(SitePosterior(prior, zero, one, zero, one), part)
