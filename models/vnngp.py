@@ -152,7 +152,7 @@ class VNNGP(PredictiveMethod):
         if encoder is None and (posterior == "factor") != (guide_neighbors > 0):
             cure = "Give guide_neighbors >= 1 for a factor, and none for a mean-field family."
             fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
-        if scale <= 0:
+        if scale is not None and scale <= 0:
             fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
         if posterior == "sites":
             self.local = GaussianSites(
