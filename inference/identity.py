@@ -1,11 +1,12 @@
 """What decides the bits of a run, as short descriptions by name: two runs with the same ones may continue each other.
 
-Everything counts that a model, a guide or an ELBO holds or refers to: classes, settings, data, priors, functions with
-their code, closures and the globals they use. Values that training changes count by shape: parameters, and buffers that
-refreshing or solving replaces (a module names its own as ``trained_buffers``). Large contents are described by their
-BLAKE2b digest. Cost: one pass over the data.
+Everything counts that a model, a guide, an ELBO or a sampler holds or refers to: classes, settings, data, priors,
+functions with their code, closures and the globals they use. Values that training changes count by shape: parameters,
+and buffers that refreshing or solving replaces (a module names its own as ``trained_buffers``). Large contents are
+described by their BLAKE2b digest. Cost: one pass over the data.
 """
 
+import dataclasses
 import functools
 import hashlib
 import types
@@ -27,7 +28,7 @@ _SHOWN = 4  # differences that a message names
 def identity(**parts: Any) -> dict[str, str]:
     """Descriptions of all that parts of a run consist of, by path, such as ``{"model.kernel": "...Matern52"}``."""
     leaves: dict[str, str] = {}
-    seen: dict[int, str] = {}
+    seen: dict[int, tuple[str, Any]] = {}
     for name, part in parts.items():
         _describe(part, name, leaves, seen)
     return leaves
@@ -41,7 +42,7 @@ def differences(one: dict[str, str], other: dict[str, str]) -> str:
     return ", ".join(found + rest)
 
 
-def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, str]) -> None:
+def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tuple[str, Any]]) -> None:
     """Enter the descriptions of a value and of what it refers to."""
     if isinstance(value, _PLAIN):
         leaves[path] = repr(value)
@@ -50,9 +51,9 @@ def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, str
         leaves[f"{path}()"] = value.__func__.__qualname__
         value = value.__self__
     if id(value) in seen:
-        leaves[path] = f"the same as {seen[id(value)]}"
+        leaves[path] = f"the same as {seen[id(value)][0]}"
         return
-    seen[id(value)] = path
+    seen[id(value)] = path, value  # a reference, so that no later object gets its id
     if isinstance(value, Tensor):
         leaves[path] = _tensor(value)
         return
@@ -100,11 +101,16 @@ def _module(module: nn.Module) -> dict[str, Any]:
 
 
 def _plain(value: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of an object: of a library's class the public numbers and strings, of a user's all."""
+    """Attributes of an object: of a user's class all, of a library's the public numbers, strings and settings."""
     if not _of_library(type(value)):
         return attributes
     kept = (*_PLAIN, Tensor, Transform, list) if isinstance(value, Transform) else _PLAIN
-    return {name: part for name, part in attributes.items() if isinstance(part, kept) and not name.startswith("_")}
+    public = {name: part for name, part in attributes.items() if not name.startswith("_")}
+    return {name: part for name, part in public.items() if isinstance(part, kept) or _is_setting(part)}
+
+
+def _is_setting(value: Any) -> bool:
+    return isinstance(value, types.FunctionType) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:

@@ -23,8 +23,14 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from pyro_nngp.inference.mcmc.identity import digest
+from pyro_nngp.inference.checkpoint import (
+    CheckpointError,
+    check_schema,
+    exclusive_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from pyro_nngp.inference.identity import differences, identity
 from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKernel
 
 
@@ -92,7 +98,7 @@ class SGMCMC(MCMC):
             DivergenceError: if a potential is not finite.
         """
         self._args, self._kwargs = args, kwargs
-        with pyro.validation_enabled(False):
+        with pyro.validation_enabled(False), exclusive_checkpoint("SGMCMC", self.checkpoint):
             done, draws = self._begin(args, kwargs)
             self._samples = None  # of an earlier run
             try:
@@ -131,10 +137,12 @@ class SGMCMC(MCMC):
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
         """Set the kernel up; returns how many of its calls are done and the draws they gave."""
         if self.checkpoint:
-            self._identity = self._identify(args, kwargs)
+            parts = {"model": self.kernel.model, "args": args, "kwargs": kwargs}
+            settings = {"num_chains": self.num_chains, "warmup_steps": self.warmup_steps, "vectorize": self.vectorize}
+            self._identity = identity(**parts, kernel=type(self.kernel), **settings, **self.kernel.settings())
         saved = load_checkpoint(self.checkpoint) if self.checkpoint and os.path.exists(self.checkpoint) else None
         if saved:
-            self._check_identity(saved.get("identity"))
+            self._check_identity(saved)
             self.kernel.load_state_dict(saved["kernel"])
         elif self._start is not None:
             self.kernel.initial_params = self._start
@@ -143,22 +151,12 @@ class SGMCMC(MCMC):
         self.kernel.setup_chains((self.num_chains,), self.vectorize, left, args, kwargs)
         return done, list(saved["draws"].to(self.kernel.potential.device)) if saved else []
 
-    def _identify(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All that decides the draws, but for the state: a digest of it, and what a person can read of it."""
-        settings = {"kernel": type(self.kernel).__name__, "num_chains": self.num_chains}
-        settings |= {"warmup_steps": self.warmup_steps, "vectorize": self.vectorize, **self.kernel.settings()}
-        parts = {name: value if isinstance(value, str) else repr(value) for name, value in settings.items()}
-        parts["data"] = digest(self.kernel.model, args, kwargs)
-        return {"digest": digest(parts), "parts": parts}
-
-    def _check_identity(self, saved: Any) -> None:
-        if not isinstance(saved, dict) or saved.get("digest") != self._identity["digest"]:
-            here, there = self._identity["parts"], saved.get("parts", {}) if isinstance(saved, dict) else {}
-            other = sorted(name for name in here if there.get(name) != here[name])
-            raise CheckpointError(
-                f"SGMCMC: expected {self.checkpoint} to be of this run, got one with other {', '.join(other)}. "
-                "Delete it, or name another file."
-            )
+    def _check_identity(self, saved: dict[str, Any]) -> None:
+        check_schema("SGMCMC", saved, {"identity": {}, "kernel": {}, "done": 0, "draws": None})
+        other = differences(saved["identity"], self._identity)
+        if other:
+            cure = "Delete it, or name another file."
+            fail("SGMCMC", str(self.checkpoint), "to be of this run", f"one with {other}", cure, CheckpointError)
 
     def _loop(self, done: int, draws: list[Tensor]) -> None:
         total = self.warmup_steps + self.num_samples

@@ -155,11 +155,9 @@ class StochasticGradientKernel(MCMCKernel):
         return fine
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that decide the draws, beside model and start; of a function its name."""
+        """The arguments that decide the draws, beside model and start."""
         names = ("step_size", "num_steps", "temperature", "gradient_noise", "adapt", "friction", "diffusion")
-        values = {name: getattr(self, name) for name in names if hasattr(self, name)}
-        values["optim"] = self._optim
-        return {name: getattr(value, "__qualname__", value) for name, value in values.items()}
+        return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"optim": self._optim}
 
     # The interface that pyro.infer.MCMC uses.
 

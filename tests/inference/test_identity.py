@@ -15,6 +15,7 @@ from torch import nn
 
 from pyro_nngp.inference import CheckpointError, Schedule, fit
 from pyro_nngp.inference.identity import differences, identity
+from pyro_nngp.inference.mcmc.schedules import PolynomialDecay, Refined
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
@@ -177,6 +178,26 @@ def test_objects_count_with_what_they_hold():
     loop = []
     loop.append(loop)
     assert identity(loop=loop)["loop.0"] == "the same as loop"
+
+
+class Fresh(dist.Normal):
+    """A distribution whose argument is a new tensor at each look."""
+
+    arg_constraints = {"fresh": dist.constraints.real}
+
+    @property
+    def fresh(self):
+        return self.loc.clone()
+
+
+def test_objects_made_on_the_way_are_not_taken_for_each_other():
+    found = identity(priors=[Fresh(torch.tensor(float(i)), 1.0) for i in range(20)])
+    assert not [value for value in found.values() if "the same" in value]
+
+
+def test_a_schedule_counts_with_the_one_that_it_refines():
+    one, other = (Refined(PolynomialDecay(rate, 10.0), 0.5) for rate in (0.1, 0.2))
+    assert differences(identity(step=one), identity(step=other)) == "step.schedule.initial = 0.1 and not 0.2"
 
 
 def test_differences_name_at_most_four():

@@ -28,7 +28,7 @@ from pyro_nngp.inference import (
     step_size_refinement,
 )
 from pyro_nngp.inference._interrupt import deferred_interrupt
-from pyro_nngp.inference.checkpoint import save_checkpoint
+from pyro_nngp.inference.checkpoint import exclusive_checkpoint, save_checkpoint
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.neighbors.graph import NeighborGraph
 
@@ -135,6 +135,18 @@ def whole():
     return mcmc.get_samples(group_by_chain=True)
 
 
+def interrupted(call):
+    """The model, with Ctrl-C at one of its calls."""
+    presses = iter([False] * (call - 1) + [True])  # an iterator, which is no part of a run's identity
+
+    def interrupting(idx):
+        if next(presses, False):
+            os.kill(os.getpid(), signal.SIGINT)
+        return model(idx)
+
+    return interrupting
+
+
 def assert_equal(samples, others):
     assert samples.keys() == others.keys()
     assert all(torch.equal(samples[name], others[name]) for name in samples)
@@ -142,16 +154,8 @@ def assert_equal(samples, others):
 
 @pytest.mark.parametrize("stop", [6, 14], ids=["in burn-in", "in sampling"])
 def test_ctrl_c_keeps_the_draws_and_the_next_run_goes_on(stop, whole, tmp_path):
-    calls = []
-
-    def interrupted(idx):
-        calls.append(1)
-        if len(calls) == stop * 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return model(idx)
-
     path = tmp_path / "run.pt"
-    mcmc = chains(SGHMC(interrupted, 0.01, friction=0.5), checkpoint=path, checkpoint_every=1000)
+    mcmc = chains(SGHMC(interrupted(stop * 2), 0.01, friction=0.5), checkpoint=path, checkpoint_every=1000)
     before = signal.getsignal(signal.SIGINT)
     mcmc.run(Minibatch(30, 10))
     assert signal.getsignal(signal.SIGINT) is before
@@ -166,7 +170,7 @@ def test_ctrl_c_keeps_the_draws_and_the_next_run_goes_on(stop, whole, tmp_path):
     else:
         partial = mcmc.get_samples(group_by_chain=True)
         assert_equal(partial, {name: value[:, : done - 10] for name, value in whole.items()})
-    again = chains(SGHMC(interrupted, 0.01, friction=0.5), checkpoint=path, seed=99)
+    again = chains(SGHMC(interrupted(1_000), 0.01, friction=0.5), checkpoint=path, seed=99)
     again.run(Minibatch(30, 10))
     assert_equal(again.get_samples(group_by_chain=True), whole)
 
@@ -239,11 +243,23 @@ def test_a_killed_process_goes_on_with_the_same_bits_in_another(tmp_path):
 def test_checkpoints_of_other_runs_are_refused(tmp_path):
     path = tmp_path / "run.pt"
     chains(SGLD(model, 1e-3), checkpoint=path).run()
-    with pytest.raises(CheckpointError, match=r"SGMCMC: expected .*run.pt to be of this run, .* other num_chains\."):
+    with pytest.raises(
+        CheckpointError, match=r"SGMCMC: expected .*run.pt to be of this run, got one with num_chains = 3 and not 2\."
+    ):
         chains(SGLD(model, 1e-3), num_chains=2, checkpoint=path).run()
     save_checkpoint(path, {"something": 1})
-    with pytest.raises(CheckpointError, match=r"got one with other adapt, data, .*Delete it, or name another file"):
+    with pytest.raises(
+        CheckpointError, match=r"SGMCMC: expected checkpoint to be a dict with keys \['done', 'draws', .* got"
+    ):
         chains(SGLD(model, 1e-3), checkpoint=path).run()
+
+
+def test_one_run_at_a_time_writes_a_checkpoint(tmp_path):
+    with (
+        exclusive_checkpoint("fit", tmp_path / "run.pt"),
+        pytest.raises(CheckpointError, match=r"SGMCMC: expected checkpoint .*run.pt to be written by this run alone"),
+    ):
+        chains(SGLD(model, 1e-3), checkpoint=tmp_path / "run.pt").run()
 
 
 def on_data(y):
@@ -258,36 +274,30 @@ def on_data(y):
 @pytest.mark.parametrize(
     ("other", "rows", "named"),
     [
-        (lambda: SGHMC(on_data(Y + 1e-9), 0.01, num_steps=2), (30, 10), "data"),
-        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (30, 11), "data"),
-        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (29, 10), "data"),
+        (lambda: SGHMC(on_data(Y + 1e-9), 0.01, num_steps=2), (30, 10), r"model\.y"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (30, 11), r"args\.0\.batch_size"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2), (29, 10), r"args\.0\.size"),
         (lambda: SGHMC(on_data(Y), 0.02, num_steps=2), (30, 10), "step_size"),
         (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, friction=0.1), (30, 10), "friction"),
         (lambda: SGHMC(on_data(Y), 0.01, num_steps=3), (30, 10), "num_steps"),
         (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, temperature=0.5), (30, 10), "temperature"),
         (lambda: SGHMC(on_data(Y), num_steps=2), (30, 10), "step_size"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2).refined(), (30, 10), "friction"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, optim={"lr": 0.1}), (30, 10), "optim"),
     ],
 )
 def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows, named, tmp_path):
     path = tmp_path / "run.pt"
     chains(SGHMC(on_data(Y), 0.01, num_steps=2), 2, 2, 1, checkpoint=path).run(Minibatch(30, 10))
     chains(SGHMC(on_data(Y.clone()), 0.01, num_steps=2), 3, 2, 1, checkpoint=path).run(Minibatch(30, 10))
-    with pytest.raises(CheckpointError, match=f"got one with other {named}\\."):
+    with pytest.raises(CheckpointError, match=f"got one with {named}.* and not "):
         chains(other(), 3, 2, 1, checkpoint=path).run(Minibatch(*rows))
 
 
 @pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
 def test_a_run_that_finds_its_step_size_resumes_bit_for_bit(sampler, tmp_path):
-    def draws(path, seed, stop=None):
-        calls = []
-
-        def stopping(idx):
-            calls.append(1)
-            if stop and len(calls) == stop:
-                os.kill(os.getpid(), signal.SIGINT)
-            return model(idx)
-
-        mcmc = chains(sampler(stopping), 3, 80, 2, seed=seed, checkpoint=tmp_path / path)
+    def draws(path, seed, stop=10_000):
+        mcmc = chains(sampler(interrupted(stop)), 3, 80, 2, seed=seed, checkpoint=tmp_path / path)
         mcmc.run(Minibatch(30, 10))
         return mcmc
 
