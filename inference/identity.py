@@ -2,7 +2,8 @@
 
 Everything counts that a model, a guide, an ELBO or a sampler holds or refers to: classes, settings, data, priors,
 functions with their code, closures and the globals they use. Values that training changes count by shape: parameters,
-and buffers that refreshing replaces. Large contents are described by their BLAKE2b digest. Cost: one pass over the data.
+and buffers that refreshing replaces. Large contents are described by their BLAKE2b
+digest. Cost: one pass over the data.
 """
 
 import dataclasses
