@@ -442,7 +442,7 @@ def test_what_is_sampled_and_what_is_optimized():
     assert set(mcmc.get_samples()) == {"layers.0.nu"}
     moved = {name for name, value in gp.named_parameters() if not torch.equal(value, before[name])}
     lengthscales = {f"layers.0.kernel.{name}_unconstrained" for name in ("lengthscale", "variance")}
-    assert moved == {"layers.0.z", "likelihood.variance_unconstrained", "mean.value"} | lengthscales
+    assert moved == {"layers.0.z", "likelihood.variance_unconstrained", "mean.value_unconstrained"} | lengthscales
 
 
 @pytest.mark.parametrize("prior", ["normal", "uniform", "determinantal", "strauss"])

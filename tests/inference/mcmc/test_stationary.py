@@ -146,7 +146,7 @@ def test_thermostat_finds_the_friction_that_unknown_noise_needs():
     # As the step tends to 0 the mean friction tends to A + epsilon sigma^2 / (2 T), and positions to the posterior.
     step, diffusion = 0.02, 1.0
     kernel = SGNHT(linear_gaussian, step, diffusion=diffusion, num_steps=10)
-    start(kernel, 500, 500, 1)
+    start(kernel, 200, 500, 1)
     advance(kernel, 500)
     draws, frictions = [], []
     for _ in range(40):
@@ -155,9 +155,9 @@ def test_thermostat_finds_the_friction_that_unknown_noise_needs():
     needed = step * gradient_covariance(1).diag().mean() / 2
     assert needed > diffusion
     friction = torch.stack(frictions).mean(0)
-    assert abs(friction.mean() - diffusion - needed) < 6 * friction.std() / math.sqrt(500) + 0.05 * needed
+    assert abs(friction.mean() - diffusion - needed) < 6 * friction.std() / math.sqrt(200) + 0.05 * needed
     kinetic = torch.tensor(kernel.diagnostics()["kinetic temperature"], dtype=F64)
-    assert abs(kinetic.mean() - 1) < 6 * kinetic.std() / math.sqrt(500)
+    assert abs(kinetic.mean() - 1) < 6 * kinetic.std() / math.sqrt(200)
     mean = len(DATA) / NOISE_VAR * HESSIAN.inverse() @ MIX @ DATA.mean(0)
     assert_moments(torch.stack(draws), mean, HESSIAN.inverse().diag(), allowance=0.1)
 
@@ -240,7 +240,7 @@ SAMPLERS = {
     "SGLD": lambda model: SGLD(model, 0.02, adapt=True, num_steps=10),
     "SGNHT": lambda model: SGNHT(model, 0.1, adapt=True, num_steps=10),
 }
-QUICK = {("correlated", "SGLD"), ("hierarchical", "SGHMC"), ("logistic", "SGNHT")}
+QUICK = {("correlated", "SGLD"), ("correlated", "SGNHT")}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +262,7 @@ def test_full_batches_with_small_steps_give_the_posterior(case, sampler):
 
 def test_minibatches_give_the_posterior_of_full_batches():
     kernel = SGHMC(logistic, 0.05, num_steps=10)
-    start(kernel, 200, 600, 10)
+    start(kernel, 100, 600, 10)
     advance(kernel, 600)
     draws = torch.stack([advance(kernel, 1)["w"] for _ in range(20)])
     assert_moments(draws, *logistic_moments())
