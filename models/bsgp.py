@@ -131,6 +131,7 @@ class BSGP(LeaveOneOutMethod):
 
     likelihood: Likelihood
     has_own_kernels = True
+    latents = ("nu", "z")
 
     def __init__(
         self,

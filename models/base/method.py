@@ -88,6 +88,7 @@ class GPMethod(GPModule):
     y: Tensor | None
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
+    latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
 
     def __init__(
         self,
@@ -132,7 +133,7 @@ class GPMethod(GPModule):
 
     def begin(self) -> None:
         """Start from the data what was left unset; a method with kernels of its own calls it when they are there."""
-        self.hyper_guide = HyperparameterGuide(self)
+        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
         found = self.start_hyperparameters()
         self.unit = found.unit
         if isinstance(self.mean, BasisMean):
@@ -158,7 +159,7 @@ class GPMethod(GPModule):
 
     def finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""
-        self.hyper_guide = HyperparameterGuide(self)
+        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
         for origin in self._origin:
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []

@@ -1,6 +1,6 @@
 """Hyperparameters with priors: their guide, and values from posterior draws put in their place."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -23,11 +23,12 @@ class HyperparameterGuide(PyroModule):
     Args:
         owner: the module whose sub-modules hold the priors. Assign priors before the model is built.
         init_scale: initial standard deviation in unconstrained space.
+        latents: names of attributes that are latent variables of the owner, which get no distribution here.
     """
 
-    def __init__(self, owner: nn.Module, init_scale: float = 0.1) -> None:
+    def __init__(self, owner: nn.Module, init_scale: float = 0.1, latents: Collection[str] = ()) -> None:
         super().__init__()
-        self._sites = list(_sampled_attributes(owner))
+        self._sites = [site for site in _sampled_attributes(owner) if site[1] not in latents]
         like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
         for i, (module, attribute) in enumerate(self._sites):
             with seeded(0, like):
