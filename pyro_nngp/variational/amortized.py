@@ -123,7 +123,7 @@ class AmortizedGaussian(GPModule):
         return self.encoder(
             Neighborhood(
                 response[..., places],
-                mean(graph.x[touched])[places],
+                mean(graph.x[touched])[..., places],
                 graph.x[nodes],
                 mask,
                 covariance,

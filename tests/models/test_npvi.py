@@ -25,6 +25,7 @@ from pyro_nngp.likelihoods import (
     NegativeBinomial,
     Poisson,
 )
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
@@ -135,7 +136,7 @@ def test_more_pairs_of_near_points_are_joined_than_by_predecessors_alone():
 
 def test_full_pattern_and_gaussian_noise_give_the_exact_posterior():
     x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, mean=ConstantMean(0.0))
     gp.solve()
     cov = dense_covariance(gp.kernel, x).detach()
     tril = torch.linalg.cholesky(cov + gp.likelihood.variance.detach() * torch.eye(N, dtype=F64))
@@ -229,7 +230,12 @@ def test_recipe_of_the_paper():
     """AdaGrad with minibatches of 50, in plain Pyro, comes near the optimum that solve() finds."""
     x, f = data(100)
     gp = NPVI(
-        x, (1 + f).exp().round(), Matern32(2, lengthscale=torch.tensor(0.2)), Poisson("softplus"), num_neighbors=6
+        x,
+        (1 + f).exp().round(),
+        Matern32(2, lengthscale=torch.tensor(0.2)),
+        Poisson("softplus"),
+        num_neighbors=6,
+        scale=0.1,
     )
     gp.kernel.requires_grad_(False)
     gp.mean.requires_grad_(False)
@@ -292,7 +298,7 @@ def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
     """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
     x, y = data()
     encoder = SiteEncoder(2, num_context=N - 1)
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=ConstantMean(0.0))
     variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
     encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
     q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
@@ -375,7 +381,8 @@ def test_some_rows_in_chunks_are_those_of_all(make):
 @pytest.mark.parametrize("make", ENCODERS)
 def test_predictions_use_the_covariance_between_neighbors(make):
     x, y = data()
-    gp, (new, _) = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make())), data(5)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), mean=ConstantMean(0.0))
+    new, _ = data(5)
     loc, var = gp(new, num_neighbors=N)
     q, root, cov = gp.local.distribution(), dense(gp), dense_covariance(gp.kernel, x).detach()
     cross = gp.kernel(x, new).detach()
@@ -511,7 +518,9 @@ def test_several_latent_functions_are_encoded_side_by_side():
     x, f = data()
     y = torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=F64))
     gp = NPVI(x, y, kernel(), Categorical(3), num_neighbors=5, encoder=shaken(SiteEncoder(2)))
-    single = NPVI(x, (y == 1).double(), kernel(), Bernoulli(), num_neighbors=5, encoder=copy.deepcopy(gp.local.encoder))
+    assert len(set(gp.mean.value.tolist())) > 1
+    encoder, mean = copy.deepcopy(gp.local.encoder), ConstantMean(gp.mean.value[1].item())
+    single = NPVI(x, (y == 1).double(), kernel(), Bernoulli(), num_neighbors=5, encoder=encoder, mean=mean)
     both, one = gp.local.distribution(), single.local.distribution()
     assert both.batch_shape == (3,)
     torch.testing.assert_close(both.loc[1], one.loc)

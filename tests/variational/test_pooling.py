@@ -1,4 +1,4 @@
-"""The posterior of Gaussian sites: dense oracles, batches, coverage, saving."""
+"""Pooled observations, joint draws and training through Gaussian sites."""
 
 import copy
 import math
@@ -77,14 +77,14 @@ def test_a_gaussian_likelihood_is_trained_as_the_response_model():
         gp = method(x, y, copy.deepcopy(kernel), Gaussian(0.09), num_neighbors=9)
         loss = elbo.differentiable_loss(gp.model, gp.guide)
         loss.backward()
-        made.append((loss.detach(), [gp.kernel.lengthscale_unconstrained.grad, gp.mean.value.grad]))
+        made.append((loss.detach(), [gp.kernel.lengthscale_unconstrained.grad, gp.mean.value_unconstrained.grad]))
     torch.testing.assert_close(made[0], made[1], rtol=1e-8, atol=1e-8)
 
 
 def test_the_objective_is_the_derivative_of_the_evidence():
     """With all neighbors and optimal sites: central differences of the best bound, sites solved for at each end."""
     gp, _ = small("poisson")
-    gp.mean.value.requires_grad_(False)
+    gp.mean.requires_grad_(False)
     gp.solve(max_steps=300, tolerance=1e-7)
     loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
     (slope,) = torch.autograd.grad(loss, [gp.kernel.variance_unconstrained])
@@ -174,7 +174,7 @@ def test_classes_and_symmetric_graphs():
         ({"posterior": "exact"}, r"expected posterior to be 'sites' or 'mean-field' or 'factor', got 'exact'"),
         (
             {"posterior": "sites", "inducing": 9},
-            r"expected posterior=.sites. without guide_neighbors, encoder and `loc`",
+            r"expected posterior=.sites. without guide_neighbors, encoder, `loc` and `scale`",
         ),
         ({"posterior": "mean-field", "guide_neighbors": 3}, r"expected posterior 'factor' with guide_neighbors alone"),
     ],

@@ -27,7 +27,7 @@ class Neighborhood:
 
     Attributes:
         response: what ``encoder.response`` made of y, (L, U, n) or (U, n).
-        mean: mean function, (U, n).
+        mean: mean function, (U, n), or (*L, U, n) with one for each latent function.
         x: inputs, (U, n, D).
         mask: which nodes exist.
         covariance: the kernel.
@@ -41,7 +41,7 @@ class Neighborhood:
     """
 
     response: Float[Tensor, "*L U n"]
-    mean: Float[Tensor, "U n"]
+    mean: Float[Tensor, "*#L U n"]
     x: Float[Tensor, "U n D"]
     mask: Bool[Tensor, "U n"]
     covariance: Covariance
