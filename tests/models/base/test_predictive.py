@@ -27,7 +27,8 @@ def prior():
 
 def build(method, y=Y, likelihood=None, **settings):
     likelihood = Gaussian(torch.tensor(0.1, dtype=F64)) if likelihood is None else likelihood
-    return method(X, y, Matern32(2, lengthscale=prior()), likelihood, mean=lambda x: 0.5 + x[:, 0], **settings)
+    kernel = Matern32(2, variance=torch.tensor(1.0, dtype=F64), lengthscale=prior())
+    return method(X, y, kernel, likelihood, mean=lambda x: 0.5 + x[:, 0], **settings)
 
 
 def exact(u, lengthscale):
@@ -86,7 +87,7 @@ def test_joint_draws_are_those_of_the_process_given_each_draw(site):
 @pytest.mark.parametrize(
     ("method", "site", "likelihood", "settings"),
     [
-        (VNNGP, "u", lambda: Categorical(3), {"num_neighbors": 5}),
+        (VNNGP, "u", lambda: Categorical(3), {"num_neighbors": 5, "posterior": "mean-field"}),
         (VNNGP, "u", Bernoulli, {"num_neighbors": 5, "inducing": 8}),
         (SVGP, "nu", lambda: Categorical(3), {"inducing": 8}),
         (LOO, "omega", Bernoulli, {"num_neighbors": 5}),
