@@ -447,7 +447,8 @@ def test_hyperparameters_with_priors_reach_encoder_and_amortized_model():
     x, y = data()
     k = kernel()
     k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
-    gp = NPVI(x, y, k, Gaussian(0.1), num_neighbors=5, encoder=shaken(SiteEncoder(2)))
+    metric = torch.ones(2, dtype=F64)  # one graph, whatever the lengthscale
+    gp = NPVI(x, y, k, Gaussian(0.1), num_neighbors=5, encoder=shaken(SiteEncoder(2)), metric=metric)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     for _ in range(5):
         svi.step()
@@ -463,6 +464,7 @@ def test_hyperparameters_with_priors_reach_encoder_and_amortized_model():
         num_neighbors=5,
         encoder=copy.deepcopy(gp.local.encoder),
         mean=copy.deepcopy(gp.mean),
+        metric=metric,
     )
     torch.testing.assert_close(same.local.distribution().loc.detach(), value)
     other = gp.amortize(x, y)
