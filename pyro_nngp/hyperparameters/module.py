@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters.positive import Unset
+from pyro_nngp.hyperparameters.scaled import Scaled
 from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
@@ -76,6 +77,22 @@ class GPModule(PyroModule):
         release(self)  # no store but the module's own, emptied after each use, knows the old names
         self._pyro_set_supermodule(name, self._pyro_context)
         return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, (constraint, _) in self._pyro_params.items():
+            if isinstance(constraint, Scaled):  # the parameter is in multiples of it
+                destination[f"{prefix}{name}_unit"] = constraint.unit.clone()
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *settings: Any) -> None:
+        units = {}
+        for name, (constraint, event_dim) in self._pyro_params.items():
+            if isinstance(constraint, Scaled) and f"{prefix}{name}_unit" in state_dict:
+                units[f"{prefix}{name}_unit"] = name, (Scaled(state_dict[f"{prefix}{name}_unit"]), event_dim)
+        self._pyro_params.update(units.values())
+        super()._load_from_state_dict(state_dict, prefix, *settings)
+        unexpected = settings[3]
+        unexpected[:] = [key for key in unexpected if key not in units]
 
     def __copy__(self) -> "GPModule":
         new = type(self).__new__(type(self))  # not by __getstate__: a program that runs still needs the references
