@@ -241,7 +241,7 @@ def test_recipe_of_the_paper():
     gp.mean.requires_grad_(False)
     start, optimizer = loss(gp), Adagrad({"lr": 0.2})
     svi = SVI(gp.model, gp.guide, optimizer, TraceMeanField_ELBO())
-    for _ in range(60):
+    for _ in range(100):
         svi.step(torch.randperm(100)[:50])
     found = loss(gp)
     gp.solve()
