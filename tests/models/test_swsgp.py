@@ -198,8 +198,8 @@ def test_refresh_takes_the_learned_lengthscales(learn_inducing):
     x, y = data()
     gp = build(x, y, learn_inducing=learn_inducing)
     before = gp._neighbors(None).clone()
+    gp.kernel.lengthscale = scale = torch.tensor([3.0, 0.1])
     gp.refresh_neighbors()
-    scale = gp.kernel.lengthscale.detach()
     after = torch.cdist(x / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
     assert torch.equal(gp._neighbors(None), after)
     assert not torch.equal(before, after)
@@ -222,7 +222,8 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
     x, y = data()
     gp, new = build(x, y, mean_field=mean_field), data(6)[0]
     gp.mean.value = torch.full_like(gp.mean.value, 0.5)
-    near = torch.cdist(new, gp.z.detach()).argsort(-1)[:, :H]
+    scale = gp.kernel.lengthscale.detach()
+    near = torch.cdist(new / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
     w, var = nn_conditional(gp.kernel, new, gp.z.detach()[near])
     weights = torch.zeros(6, M, dtype=F64).scatter_(1, near, w.detach())
     want = weights @ covariance(gp).detach() @ weights.mT + torch.diag(var.detach())
@@ -262,7 +263,7 @@ def test_other_likelihoods_and_sums_of_kernels(likelihood, make, mean_field):
 def test_several_outputs_equal_separate_models(mean_field):
     x, y = data()
     both = torch.stack([y, -2 * y + 1], -1)
-    settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field}
+    settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field, "scale": 0.5}
     gp = SWSGP(x, both, kernel(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
     singles = [
         SWSGP(x, both[:, t], kernel(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t] * gp.unit, **settings)
@@ -298,7 +299,7 @@ def test_model_is_the_stated_density():
         prior = dense_covariance(gp.kernel, gp.z[near])
         w, var = nn_conditional(gp.kernel, x[i : i + 1], gp.z[near][None])
         want = want + MultivariateNormal(torch.zeros(H, dtype=F64), prior).log_prob(u[i]) / N
-        want = want + dist.Normal(w[0] @ u[i], var[0].sqrt()).log_prob(f[i])
+        want = want + dist.Normal(gp.mean.value + w[0] @ u[i], var[0].sqrt()).log_prob(f[i])
         want = want + dist.Normal(f[i], gp.likelihood.variance.sqrt()).log_prob(y[i])
     assert float(trace.log_prob_sum().detach()) == pytest.approx(float(want.detach()), rel=1e-9)
 
