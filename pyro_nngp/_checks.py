@@ -24,7 +24,7 @@ def check_tensor(where: str, arg: str, value: Any) -> None:
         fail(where, arg, "to be a torch.Tensor", type(value).__name__, "Convert it with torch.as_tensor.", TypeError)
     if value.layout != torch.strided:
         fail(where, arg, "to be a dense tensor", value.layout, "Call .to_dense() on it.", TypeError)
-    if value.is_meta:
+    if value.is_meta and type(value) is Tensor:
         fail(where, arg, "to have values", "a meta tensor", "Move it with .to_empty() and fill it.", TypeError)
     if value.is_complex() or value.dtype in (torch.float16, torch.bfloat16):
         cure = "Call .float() or .double() on it."
@@ -59,7 +59,7 @@ def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> Non
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:
     """Raise `ValueError` if a floating-point tensor holds NaN or infinity."""
-    if value.is_meta:
+    if value.is_meta and type(value) is Tensor:
         fail(where, arg, "to hold values", "a meta tensor", "Put it on a device that has memory.")
     bad = int((~torch.isfinite(value)).sum())
     if bad:

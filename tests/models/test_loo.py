@@ -19,6 +19,7 @@ from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import LOO
 from pyro_nngp.neighbors.leave_one_out import NearestOthers
 
@@ -431,7 +432,7 @@ def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
 @augmented
 def test_training_improves_every_likelihood(likelihood, make):
     x, f = data(dtype=torch.float32)
-    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=6)
+    gp = LOO(x, make(f), kernel(), likelihood(), num_neighbors=6, mean=ConstantMean(0.0))
     before = gp.predict(x).log_prob(gp.y)
     fit(gp, 24, batch_size=20, lr=0.1, refresh_every=10, progress=False)
     after = gp.predict(x).log_prob(gp.y)
