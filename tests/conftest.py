@@ -6,16 +6,18 @@ The import hook has to be installed before the package is first imported, so thi
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import FunctionType
+from typing import Any, get_args
 
 # Tests are small and run side by side: threads would wait for each other. Read when NumPy, torch and FAISS are loaded.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
+import jaxtyping
 import pyro
 import pytest
+import torch
 from beartype import BeartypeConf, beartype
-from jaxtyping import install_import_hook
 
 
 def checked_after_return(signature: Callable) -> Callable:
@@ -32,7 +34,32 @@ def checked_after_return(signature: Callable) -> Callable:
         return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
 
 
-install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
+def has_shapes(annotation: Any) -> bool:
+    """Whether an annotation contains an array type of jaxtyping."""
+    array = isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)
+    return array or any(has_shapes(part) for part in get_args(annotation))
+
+
+def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
+    """Stand in for `jaxtyping.jaxtyped` and leave functions without shapes as they are.
+
+    They are 96 % of the calls, mypy checks their types, and the wrapper made the suite three times as slow.
+    """
+    check = jaxtyped(typechecker=typechecker)
+
+    def decorate(decorated: Any) -> Any:
+        annotations = getattr(decorated, "__annotations__", {}).values()
+        plain = isinstance(decorated, FunctionType) and not any(has_shapes(each) for each in annotations)
+        return decorated if plain else check(decorated)
+
+    return decorate
+
+
+jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped_where_shapes_are
+jaxtyping.install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
+
+
+torch.set_warn_always(True)  # else a warning fails only the first test of a process that meets it
 
 
 def pytest_collection() -> None:
