@@ -21,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays
@@ -114,9 +114,13 @@ def to_arviz(
     that of ``gp.loo`` per draw of the hyperparameters. `log_density` and `log_prior` add the densities of the latent
     sites: O(N K^3) for a nearest-neighbor prior.
     """
-    for arg, number in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if number is not None and number < 1:
-            fail(_WHERE, arg, ">= 1, or None", number, "Ask for at least one.")
+    counts = {"num_samples": (num_samples, 1), "batch_size": (batch_size, 1), "num_data": (num_data, 1)}
+    for arg, (number, least) in (counts | {"num_prior_samples": (num_prior_samples, 0)}).items():
+        if number is not None:
+            check_int(_WHERE, arg, number, least, "Leave it out for the default.")
+    _check_mappings(model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
+    if var_names is not None and (isinstance(var_names, str | bytes) or not isinstance(var_names, Collection)):
+        fail(_WHERE, "var_names", "to be a list of names", f"{var_names!r:.40}", "List them.", TypeError)
     if log_prior and batch_size is not None:
         fail(_WHERE, "log_prior", "to be False with batch_size", True, "Run the model on all rows for it.")
     draws, kwargs = draws_of(_WHERE, source, num_samples), dict(model_kwargs or {})
@@ -182,6 +186,12 @@ def _method(model: Any) -> Any:
     """The method that a model belongs to; None for other programs."""
     owner = getattr(model, "__self__", None)
     return owner if hasattr(owner, "loo_by_draw") else None
+
+
+def _check_mappings(**arguments: Any) -> None:
+    for arg, value in arguments.items():
+        if value is not None and not isinstance(value, Mapping):
+            fail(_WHERE, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
 
 
 def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import (
     check_batch,
+    check_callable,
     check_finite,
     check_inputs,
+    check_memory,
     check_new_inputs,
     check_number,
     check_same_kind,
@@ -113,9 +115,8 @@ class GPMethod(GPModule):
             kernel = Matern52(x.shape[1])
         if kernel is not None:
             check_covariance(where, kernel, x)
-        if mean is not None and not callable(mean):
-            cure = "Pass a function (B, D) -> (B,) or a module."
-            fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
+        if mean is not None:
+            check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
         if jitter is not None:
             check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
@@ -127,6 +128,7 @@ class GPMethod(GPModule):
         self.register_buffer("x", x.clone())
         self.register_buffer("y", None if y is None else y.clone())
         self._try_mean(x[:2])
+        self._try_likelihood()
         self.metric, self._origin = metric, [] if start is None else [start]
         if not self.has_own_kernels:
             self.begin()
@@ -236,6 +238,21 @@ class GPMethod(GPModule):
                 cure = "It is called with rows of x, (B, D)."
                 fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
 
+    def _try_likelihood(self) -> None:
+        """Raise if hyperparameters of the likelihood do not broadcast against the data."""
+        if self.likelihood is None:
+            return
+        f = self.x.new_zeros(*self.latent_shape, len(self.x))
+        want = f.shape if self.likelihood.num_latents is None else f.shape[1:]
+        with poutine.block(), seeded(0, f), torch.no_grad():
+            try:
+                found: Any = self.likelihood(f).batch_shape
+            except (RuntimeError, ValueError, IndexError) as error:
+                found = f"{type(error).__name__} ({error!s:.120})"
+        if found != want:
+            where, cure = type(self).__name__, "Give scalars; or (T, 1), one value for each of T outputs."
+            fail(where, "likelihood", f"with hyperparameters that broadcast to {tuple(want)}", found, cure)
+
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
@@ -302,6 +319,7 @@ def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tu
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
     likelihood.check(y)
+    check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
     if likelihood.num_latents is None:
         return outputs

@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_number, check_same_kind, check_tensor, fail
 
 
 def rmse(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
@@ -54,6 +54,8 @@ def nll(y: Shaped[Tensor, "*N"], predictive: Distribution) -> Float[Tensor, ""]:
     shape = predictive.batch_shape + predictive.event_shape
     if y.shape != shape:
         fail("nll", "y", f"of the shape of one draw {tuple(shape)}", tuple(y.shape), "Reshape one of them.")
+    if y.dtype == torch.bool:
+        fail("nll", "y", "of a numeric dtype", y.dtype, "Call .float() on it.", TypeError)
     return -predictive.log_prob(y).mean()
 
 
@@ -255,5 +257,6 @@ def _check_binary(where: str, y: Tensor) -> None:
 
 
 def _check_alpha(where: str, alpha: float) -> None:
+    check_number(where, "alpha", alpha, cure="Use 0.05 for 95 % intervals.")
     if not 0 < alpha < 1:
         fail(where, "alpha", "in (0, 1)", alpha, "Use 0.05 for 95 % intervals.")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import (
     check_batch,
+    check_callable,
     check_finite,
     check_inputs,
     check_new_inputs,
@@ -97,9 +98,8 @@ class NeighborTable(torch.nn.Module):
         where = type(self).__name__
         check_inputs(where, "x", x)
         check_num_neighbors(where, num_neighbors, len(x) - 1)
-        if metric is not None and not isinstance(metric, Tensor) and not callable(metric):
-            cure = "Pass lengthscales, or a function (n, D), (m, D) -> (n, m)."
-            fail(where, "metric", "to be callable", type(metric).__name__, cure, TypeError)
+        if metric is not None and not isinstance(metric, Tensor):
+            check_callable(where, "metric", metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
