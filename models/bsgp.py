@@ -164,7 +164,7 @@ class BSGP(LeaveOneOutMethod):
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
             check_int("BSGP", arg, count, 1)
-        check_memory("BSGP", "hidden layers", (num_layers - 1) * num_draws * hidden_dim * len(x), x.dtype)
+        check_memory("BSGP", "hidden layers", num_layers * num_draws * hidden_dim * len(x), x.dtype)
         kernel = Matern52(x.shape[1]) if kernel is None else kernel
         kernels = [kernel, *(copy.deepcopy(kernel) for _ in range(num_layers - 1))]
         if isinstance(kernel, Sequence):

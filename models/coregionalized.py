@@ -22,7 +22,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_inputs, fail
+from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
 from pyro_nngp.kernels import (
     Covariance,
@@ -116,7 +116,10 @@ class CoregionalizedLOO(PredictiveMethod):
         if not isinstance(likelihood, Gaussian):
             cure = "Fit one LOO model per output."
             fail(where, "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
-        if isinstance(mixing, Tensor) and mixing.shape != (t, q):
+        if not isinstance(mixing, PyroParam | PyroSample | None):
+            check_tensor(where, "mixing", mixing)
+            check_same_kind(where, x=x, mixing=mixing)
+        if isinstance(mixing, Tensor) and (mixing.shape != (t, q) or not bool(mixing.isfinite().all())):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         for each in kernels:
             release(each)

@@ -242,10 +242,10 @@ ENTRANCES = {
     ),
     "PolyaGammaGibbs": call(sample_exactly, "latent", "init_strategy", model=latent_model),
     "to_arviz": call(
-        lambda **o: to_arviz(**({"progress": False} | o)),
+        lambda **o: to_arviz(**({"progress": False, "posterior_predictive": False} | o)),
         *("model_kwargs", "var_names", "num_prior_samples", "predictions", "batch_size", "num_data", "losses"),
         *("constant_data", "coords", "dims"),
-        **{"source": VNNGP, "num_samples": 2},
+        **{"source": VNNGP, "num_samples": 1},
     ),
     "elpd": call(lambda **o: elpd(**o), log_densities=-Y.abs()),
     "psis_khat": call(lambda **o: psis_khat(progress=False, **o), model=level_model, guide=level_guide, num_samples=25),
@@ -273,7 +273,9 @@ ENTRANCES = {
     "random_split": call(preprocessing.random_split, num_points=12, fractions=[0.5, 0.5], seed=0),
     "block_split": call(preprocessing.block_split, x=X, cell_size=0.3, fraction=0.3, seed=0),
 }
+SLOW = {("SGMCMC", "warmup_steps", "10**12"), ("to_arviz", "num_samples", "None")}  # they do what was asked for
 CASES = [(entrance, arg, name) for entrance, (_, args) in ENTRANCES.items() for arg in args for name in MALFORMED]
+CASES = [case for case in CASES if case not in SLOW]
 OURS = re.compile(r"[\w.\[\]() ]+: expected .+, got .+", re.DOTALL)
 PROPAGATE = {"kernel()", "NNGP.log_prob", "nll", "rmse", "crps_sample", "interval_score"}  # NaN for NaN
 SECONDS, BYTES = 20, 2**32

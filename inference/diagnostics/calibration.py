@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_callable, check_int, check_tensor, fail
+from pyro_nngp._checks import check_callable, check_int, check_memory, check_tensor, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, latent_values, run_at, total_log_prob
 
@@ -63,6 +63,7 @@ def psis_khat(
     check_callable("psis_khat", "model", model, "Pass a Pyro model.")
     check_callable("psis_khat", "guide", guide, "Pass its guide.")
     check_int("psis_khat", "num_samples", num_samples)
+    check_memory("psis_khat", "draws", num_samples, torch.float64)
     if num_samples < 25:
         fail("psis_khat", "num_samples", ">= 25", num_samples, "A tail of five weights needs as many draws.")
     weights = []
@@ -105,6 +106,7 @@ def sbc_ranks(
     check_callable("sbc_ranks", "simulate", simulate, "It returns ({site: value}, data).")
     check_callable("sbc_ranks", "infer", infer, "It returns {site: draws}.")
     check_int("sbc_ranks", "num_simulations", num_simulations, 1)
+    check_memory("sbc_ranks", "ranks", num_simulations, torch.get_default_dtype())
     ranks: dict[str, list[Tensor]] = {}
     with deferred_interrupt() as pressed:
         for _ in tqdm(range(num_simulations), disable=not progress, desc="sbc", unit="fit"):
@@ -149,6 +151,10 @@ def pit(
     check_tensor("pit", "y", y)
     check_int("pit", "num_draws", num_draws, 1)
     if isinstance(predictive, Distribution):
+        shape = predictive.batch_shape + predictive.event_shape
+        if y.shape != shape or y.dtype == torch.bool:
+            actual = f"{y.dtype} of shape {tuple(y.shape)}"
+            fail("pit", "y", f"to be numbers of the shape of one draw {tuple(shape)}", actual, "Reshape one of them.")
         if not getattr(predictive.support, "is_discrete", False):
             try:
                 return predictive.cdf(y)
@@ -244,6 +250,7 @@ def reliability(
         ValueError: if shapes differ, a probability is outside [0, 1], or a label outside its range.
     """
     check_int("reliability", "num_bins", num_bins, 1)
+    check_memory("reliability", "bins", 3 * num_bins, torch.get_default_dtype())
     check_tensor("reliability", "prob", prob)
     check_tensor("reliability", "y", y)
     if prob.dim() not in (1, 2) or not prob.is_floating_point() or y.shape != prob.shape[:1] or not len(y):

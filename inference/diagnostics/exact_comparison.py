@@ -92,7 +92,7 @@ def compare_to_exact(
     check_number(where, "noise_var", noise_var, cure="It is a variance.")
     if not noise_var > 0:
         fail(where, "noise_var", "to be a variance > 0", noise_var, "Predictions of y need noise.")
-    if not isinstance(num_neighbors, Iterable) or isinstance(num_neighbors, str | bytes):
+    if not isinstance(num_neighbors, Iterable) or isinstance(num_neighbors, str | bytes | Tensor):
         fail(where, "num_neighbors", "to be a list of ints", f"{num_neighbors!r:.40}", "List them.", TypeError)
     ks = list(num_neighbors)
     if not ks:

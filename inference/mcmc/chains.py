@@ -21,7 +21,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_int, check_path, fail
+from pyro_nngp._checks import check_int, check_memory, check_path, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
     CheckpointError,
@@ -85,6 +85,10 @@ class SGMCMC(MCMC):
             check_int("SGMCMC", "warmup_steps", warmup_steps, 0, "It counts updates of burn-in.")
         if checkpoint is not None:
             check_path("SGMCMC", "checkpoint", checkpoint)
+        check_memory("SGMCMC", "draws", num_samples * num_chains, torch.get_default_dtype())
+        if not isinstance(vectorize, bool):
+            cure = "True moves all chains at once."
+            fail("SGMCMC", "vectorize", "to be True or False", f"{vectorize!r:.40}", cure, TypeError)
         if initial_params is not None and not isinstance(initial_params, dict):
             cure = "Pass {site: unconstrained values (C, ...)}."
             fail("SGMCMC", "initial_params", "to be a dict", type(initial_params).__name__, cure, TypeError)

@@ -11,7 +11,16 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_finite, check_inputs, check_int, check_number, check_seed, check_tensor, fail
+from pyro_nngp._checks import (
+    check_finite,
+    check_inputs,
+    check_int,
+    check_memory,
+    check_number,
+    check_seed,
+    check_tensor,
+    fail,
+)
 
 
 def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tuple[Int[Tensor, " _"], ...]:
@@ -29,6 +38,7 @@ def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tupl
         ValueError: if a share is not positive, they do not add to one, or a part would be empty.
     """
     check_int("random_split", "num_points", num_points, 1)
+    check_memory("random_split", "row numbers", num_points, torch.int64)
     check_seed("random_split", seed)
     if not isinstance(fractions, Sequence) or isinstance(fractions, str | bytes) or not fractions:
         cure = "List the shares."

@@ -85,6 +85,7 @@ class NNGP(TorchDistribution):
             fail("NNGP", "batch", "to be a Batch", type(batch).__name__, cure, TypeError)
         if points is not None:
             check_tensor("NNGP", "points", points)
+            check_same_kind("NNGP", x=graph.x, points=points)
             if points.shape != graph.x.shape:
                 expectation, cure = f"of shape {tuple(graph.x.shape)}", "One in place of each of x."
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
