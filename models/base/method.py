@@ -105,6 +105,9 @@ class GPMethod(GPModule):
     ) -> None:
         super().__init__()
         where = type(self).__name__
+        if torch.is_inference_mode_enabled():
+            cure = "Its tensors could not be trained: build it outside, and predict inside."
+            fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
         if start is not None:
             kernel, likelihood, mean = _copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
