@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 # From the bottom up; a package imports only what stands before it.
 LAYERS = (
     "pyro_nngp._checks",
+    "pyro_nngp._files",
     "pyro_nngp._memory",
     "pyro_nngp._random",
     "pyro_nngp.native",
@@ -31,6 +32,7 @@ LAYERS = (
     "pyro_nngp.inducing",
     "pyro_nngp.variational",
     "pyro_nngp.data",
+    "pyro_nngp.storage",
 )
 
 

@@ -4,6 +4,7 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 """
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -45,6 +46,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.storage import save
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -191,6 +193,17 @@ class GPMethod(GPModule):
             ValueError, TypeError: unless `probability` is a number in (0, 1).
         """
         return summarize(self, self.hyper_guide, probability)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the method with its data, neighbors and parameters to a file that ``pyro_nngp.load`` reads.
+
+        Args:
+            path: the file, in the safetensors format; its folder must exist.
+
+        Raises:
+            ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
+        """
+        save(self, path)
 
     @property
     def num_data(self) -> int:

@@ -29,7 +29,7 @@ def summarize(method: PyroModule, guide: HyperparameterGuide, probability: float
         fail(where, "probability", "in (0, 1)", probability, cure)
     tail = (1 - probability) / 2
     quantiles = [guide.quantiles(level) for level in (0.5, tail, 1 - tail)]
-    rows = {}
+    rows: dict[str, list[Any]] = {}
     for path, part in method.named_modules():
         if part is method or not isinstance(part, PyroModule):
             continue
