@@ -174,7 +174,7 @@ class _Writer:
         return {"tensor": key, "parameter": isinstance(value, nn.Parameter), "grad": value.requires_grad}
 
     def _name(self, value: Any, path: str) -> list[str]:
-        module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", "")
+        module, name = str(getattr(value, "__module__", "")), getattr(value, "__qualname__", "")
         if _found(module, name) is not value:
             self._refuse(path, name or repr(value))
         return [module, name]
@@ -282,10 +282,10 @@ class _Reader:
         )
 
 
-def _found(module: str | None, qualname: str) -> Any:
+def _found(module: str, qualname: str) -> Any:
     """The class or function of that name that is at home in that module; None if there is none."""
     try:
-        value: Any = importlib.import_module(module or "")
+        value: Any = importlib.import_module(module)
         for part in qualname.split("."):
             value = getattr(value, part)
     except (ImportError, AttributeError, ValueError):
@@ -302,7 +302,7 @@ def digest(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     for key in sorted(tensors):
         value = tensors[key]
         found.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy())
+        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 

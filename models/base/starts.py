@@ -263,11 +263,11 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             kernel.__dict__["variance"] = x.new_tensor(target / _mean_variance(kernel, x))
     elif isinstance(kernel, nn.Module):
         inner = [part for part in kernel.modules() if (id(part), "variance") in free]  # on other columns than x has
-        for part in inner:
-            part.__dict__["variance"] = x.new_ones(())
+        for each in inner:
+            each.__dict__["variance"] = x.new_ones(())
         variance = x.new_tensor(target / _mean_variance(kernel, x))
-        for part in inner:
-            part.__dict__["variance"] = variance
+        for each in inner:
+            each.__dict__["variance"] = variance
 
 
 def _mean_variance(kernel: Any, x: Tensor) -> float:
