@@ -4,9 +4,10 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 """
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
@@ -40,11 +41,17 @@ from pyro_nngp.hyperparameters import (
     release,
     scaled,
 )
+from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
 from pyro_nngp.models.base.starts import Start, start_from_data
+from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.storage import save
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -169,6 +176,39 @@ class GPMethod(GPModule):
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []
         release(self)  # what was tried in the constructors
+
+    def extra_repr(self) -> str:
+        """Sizes, dtype and device, then the method's own parameters, as ``print`` shows them."""
+        outputs = f", L={self.num_latents}" if self.latent_shape else ""
+        sizes = f"N={self.num_data}, D={self.x.shape[1]}{outputs}, {show_kind(self.x)}"
+        return ", ".join(part for part in (sizes, super().extra_repr()) if part)
+
+    def summary(self, probability: float = 0.95) -> "DataFrame":
+        """Table of the hyperparameters of kernel, likelihood and mean function.
+
+        Args:
+            probability: of the intervals.
+
+        Returns:
+            A pandas DataFrame with one row for each number, such as ``kernel.lengthscale[0]``, and the columns
+            ``estimate`` (the value, or the median of the guide where there is a prior), ``lower`` and ``upper`` (ends
+            of the guide's central interval; NaN for a point estimate) and ``prior`` (its class; empty without one).
+
+        Raises:
+            ValueError, TypeError: unless `probability` is a number in (0, 1).
+        """
+        return summarize(self, self.hyper_guide, probability)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the method with its data, neighbors and parameters to a file that ``pyro_nngp.load`` reads.
+
+        Args:
+            path: the file, in the safetensors format; its folder must exist.
+
+        Raises:
+            ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
+        """
+        save(self, path)
 
     @property
     def num_data(self) -> int:

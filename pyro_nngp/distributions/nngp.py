@@ -123,6 +123,11 @@ class NNGP(TorchDistribution):
         """
         return self._conditionals.given(self.batch, noise)
 
+    def __repr__(self) -> str:
+        points = "" if self.is_whole else f"{len(self.batch.targets)} rows of "
+        copies = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"NNGP({self._conditionals.original!r}, {points}{self.graph!r}{copies})"
+
     @property
     def is_whole(self) -> bool:
         """Whether the distribution is over all points of the graph."""
@@ -295,7 +300,7 @@ class _Conditionals:
     """Kernel, points and nugget, and the conditionals computed from them once per batch; shared by expanded copies."""
 
     def __init__(self, kernel: Any, points: Tensor, jitter: float | None) -> None:
-        self.kernel, self.points, self.jitter = bind(kernel), points, jitter
+        self.original, self.kernel, self.points, self.jitter = kernel, bind(kernel), points, jitter
         self._batch: Batch | None = None
         self._result: tuple[Tensor, Tensor] | None = None
 
