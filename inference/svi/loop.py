@@ -7,6 +7,8 @@ converged, in one of two ways:
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
   ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to some 20,000;
   neighbors are found again after each round under the lengthscales found so far. Some 30 evaluations in all.
+  With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps take turns with
+  solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, a third of that after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows does
   not improve, and the end after three of these.
