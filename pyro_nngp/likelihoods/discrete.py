@@ -22,9 +22,9 @@ from torch.special import log_ndtr
 from pyro_nngp._checks import check_choice, check_int, check_tensor, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
-from pyro_nngp.likelihoods.quadrature import Focus, gauss_hermite
+from pyro_nngp.likelihoods.gumbel_max import expected_logsumexp, softmax_log_probs
+from pyro_nngp.likelihoods.quadrature import Focus
 
-_GUMBEL_GRID, _GUMBEL_NODES, _GUMBEL_RANGE = 64, 16, 6.0
 _BRANCH = 2.7  # distance of the singularities of log Phi from the real axis; pi for the logarithm of the sigmoid
 _INFINITY = 1e4  # used for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
@@ -145,17 +145,17 @@ class NegativeBinomial(Likelihood):
 class Categorical(Likelihood):
     r"""Classes 0..C-1 with softmax probabilities, :math:`p(y = c) \propto e^{f_c}`; f has the shape (C, \*batch).
 
-    Integrals are averages over fixed quasi-random nodes.
+    Integrals are one-dimensional for any number of classes: :mod:`pyro_nngp.likelihoods.gumbel_max`.
 
     Args:
         num_classes: C.
-        num_quadrature: number Q of nodes.
+        num_quadrature: number of nodes of the expected log-density.
 
     Raises:
         ValueError, TypeError: if ``num_classes`` is no integer >= 2.
     """
 
-    def __init__(self, num_classes: int, num_quadrature: int = 128) -> None:
+    def __init__(self, num_classes: int, num_quadrature: int = 32) -> None:
         super().__init__(num_quadrature)
         check_int("Categorical", "num_classes", num_classes, 2, "Count the distinct labels.")
         self.num_latents = num_classes
@@ -169,37 +169,12 @@ class Categorical(Likelihood):
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."]
     ) -> Float[Tensor, "..."]:
-        nodes, _ = self._nodes(loc)
-        log_normalizer = self._latent(loc, var, nodes).logsumexp(0).mean(0)
-        return loc.gather(0, y.long()[None]).squeeze(0) - log_normalizer
+        loc, var = torch.broadcast_tensors(loc, var)
+        log_normalizer = expected_logsumexp(loc, var, self.num_quadrature)
+        return loc.gather(0, y.long().expand(loc.shape[1:])[None]).squeeze(0) - log_normalizer
 
     def marginal(self, loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."]) -> Distribution:
-        r"""Probabilities by the Gumbel-max identity, which is one integral instead of C.
-
-        With independent standard Gumbel noise g the class is the one of largest :math:`f_c + g_c`, so
-
-        .. math:: p(y = c) = \int F_c'(x) \prod_{j \ne c} F_j(x)\, dx, \qquad F_j(x) = E \exp(-e^{f_j - x}),
-
-        by the trapezoidal rule in x and Gauss-Hermite quadrature in each f. Quasi-random nodes miss the draws of f on
-        which the probability of a rare class rests. Cost: O(C) exponentials on a grid of 64 x 16.
-        """
-        nodes, weights = gauss_hermite(_GUMBEL_NODES, loc.dtype, loc.device)
-        with torch.no_grad():
-            scale = var.sqrt()
-            low, high = (loc - _GUMBEL_RANGE * scale).amax(0) - 4, (loc + _GUMBEL_RANGE * scale).amax(0) + 16
-            unit = torch.linspace(0, 1, _GUMBEL_GRID, dtype=loc.dtype, device=loc.device)
-            x = low + (high - low) * unit.reshape(-1, *[1] * low.dim())  # (X, *batch)
-            center = (low + high) / 2
-        decay = (center - x)[:, None].exp()
-        cdf = density = torch.zeros_like(decay)
-        for node, weight in zip(nodes, weights, strict=True):  # one node at a time: memory of X C values
-            excess = (loc - center + var.sqrt() * node).clamp(-60, 60).exp() * decay  # exp(f - x)
-            excess = excess.clamp(max=80)  # float32 is slow below e^-87
-            term = weight * (-excess).exp()
-            cdf, density = cdf + term, density + term * excess
-        tiny = torch.finfo(loc.dtype).tiny
-        log_cdf, log_density = cdf.clamp(min=tiny).log(), density.clamp(min=tiny).log()
-        log_probs = torch.logsumexp(log_cdf.sum(1, keepdim=True) - log_cdf + log_density, 0)
+        log_probs = softmax_log_probs(*torch.broadcast_tensors(loc, var))
         return dist.Categorical(logits=log_probs.movedim(0, -1))
 
 
