@@ -16,7 +16,7 @@ def examples(path, after=""):
 
 
 README, GUIDE = examples("README.md", after="<!-- example -->"), examples("docs/methods.md")
-OWN = examples("docs/write_a_method.md")
+OWN = examples("docs/howto/write_a_method.md")
 
 
 @pytest.mark.parametrize("code", README, ids=range(len(README)))
@@ -40,7 +40,7 @@ def test_the_guide_runs_from_top_to_bottom():
 def test_the_page_on_methods_of_your_own_runs():
     scope = {"__name__": "__main__"}
     for code in OWN:
-        exec(compile(code, "docs/write_a_method.md", "exec"), scope)
+        exec(compile(code, "docs/howto/write_a_method.md", "exec"), scope)
     x, kernel = scope["x"][:20].float(), scope["kernel"]
     lag = x - x.mT
     assert_close(kernel(x), (math.tau * lag / 2).cos() + (math.tau * lag / 0.7).cos())
@@ -51,8 +51,8 @@ def test_the_page_on_methods_of_your_own_runs():
 
 def test_the_page_on_likelihoods_of_your_own_runs():
     scope = {"__name__": "__main__"}
-    for code in examples("docs/write_a_likelihood.md"):
-        exec(compile(code, "docs/write_a_likelihood.md", "exec"), scope)
+    for code in examples("docs/howto/write_a_likelihood.md"):
+        exec(compile(code, "docs/howto/write_a_likelihood.md", "exec"), scope)
     assert scope["error"] < 0.2
     assert_close(scope["found"], scope["given"], rtol=1e-4, atol=0.0)
 
