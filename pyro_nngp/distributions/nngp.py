@@ -48,7 +48,7 @@ class NNGP(TorchDistribution):
         TypeError: if `graph` is not a NeighborGraph, or `kernel` no covariance function.
         ValueError: if the kernel is one of other columns than the points have.
 
-    Cost: O(|batch| K^3) at the first use of a density, independent of N.
+    Cost: O(B K^3) for the B points of a batch at the first use of a density, independent of N.
 
     Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
     """
