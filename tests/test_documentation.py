@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 
+import pandas
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -43,7 +44,9 @@ def given_data():
     """What a page takes for granted: data, places to predict at."""
     x = torch.rand(200, 2)
     f = torch.sin(6 * x[:, 0])
-    return {"x": x, "y": f + 0.1 * torch.randn(200), "counts": torch.poisson(f.exp()), "x_new": torch.rand(20, 2)}
+    y = f + 0.1 * torch.randn(200)
+    df = pandas.DataFrame({"east": x[:, 0], "north": x[:, 1], "height": y})
+    return {"x": x, "y": y, "df": df, "counts": torch.poisson(f.exp()), "x_new": torch.rand(20, 2)}
 
 
 GIVEN = {"README.md": given_data, "docs/index.md": given_data, "docs/intervals.md": given_data}
