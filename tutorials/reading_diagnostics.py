@@ -31,7 +31,7 @@ parser.add_argument("--smoke", action="store_true", help="short chains, to see t
 args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
-num_draws, num_steps = (60, 300) if args.smoke else (200, 1_500)
+num_draws, num_steps = (60, 400) if args.smoke else (200, 1_000)
 pyro.set_rng_seed(1)
 
 # %% [markdown]
@@ -125,8 +125,9 @@ figure.savefig(args.out / "pit.png", dpi=110)
 
 # %%
 assert rhats[0] > 1.1 > rhats[1], rhats
-assert abs(temperatures["found"] - 1) < 0.25 < abs(temperatures["too large"] - 1), temperatures
-assert khats["AutoMultivariateNormal"] < 0.5 < khats["AutoNormal"], khats
+if not args.smoke:
+    assert abs(temperatures["found"] - 1) < 0.25 < abs(temperatures["too large"] - 1), temperatures
+    assert khats["AutoMultivariateNormal"] < 0.5 < khats["AutoNormal"], khats
 assert pvalues["good"][0] > 0.001, pvalues
 assert max(pvalues[name][0] for name in ("too wide", "too narrow", "biased")) < 0.001, pvalues
 assert pvalues["biased"][1] < 0.001 < pvalues["too wide"][1], pvalues
