@@ -91,7 +91,7 @@ axes[0].plot([float(held_out[n].mean()) for n in names], range(len(names)), "kx"
 axes[0].set_yticks(range(len(names)), names)
 axes[0].invert_yaxis()
 axes[0].set(xlabel="log density per datum [nats]", title="Ranking")
-axes[0].legend()
+axes[0].legend(loc="upper left")
 points = axes[1].scatter(*x.T, c=difference, s=6, cmap="RdBu", vmin=-3, vmax=3)
 figure.colorbar(points, ax=axes[1], label="nats")
 axes[1].set(title=f"{best} minus {worst}, by datum", xlabel="east [km]", ylabel="north [km]", aspect="equal")
