@@ -23,18 +23,17 @@ The data come from the folder that PYRO_NNGP_DATA names.
 import argparse
 import itertools
 import math
-import subprocess
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import pyro
 import torch
-from rows import append, read  # beside this file
+from rows import append, commit, read  # beside this file
 from torch.distributions import Normal
 
 from pyro_nngp.data import Standardizer, load, nll, random_split
@@ -227,13 +226,6 @@ def run(name, method, variant, most):
         return row | evaluate(predict, x_test, y_test, task.kind, float(y.std()) if task.kind == "real" else None)
     except (DivergenceError, NotPositiveDefiniteError, ValueError) as error:
         return row | {"status": f"failed: {type(error).__name__}: {error}"[:200]}
-
-
-@cache
-def commit():
-    """Of the package that is measured, with a plus sign where the checkout differs from it."""
-    found = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
-    return found.stdout.strip()
 
 
 def table(rows, command):
