@@ -81,6 +81,18 @@ def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
         assert other_nll == pytest.approx(nll, abs=0.05)
 
 
+def test_overdispersed_counts_with_zeros_start_at_the_scale_of_their_logits():
+    """A count of zero far below its mean has a log density that is all but linear: no pseudo-observation of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(N, 2, generator=generator, dtype=F64)
+    f = 8 + 2 * draw(Matern52(2, lengthscale=torch.tensor([0.3, 0.3], dtype=F64)).bind()(x, x))
+    torch.manual_seed(0)
+    y = dist.NegativeBinomial(0.2, logits=f).sample()
+    assert 0.2 < (y == 0).double().mean() < 0.6
+    gp = VNNGP(x, y, Matern52(2), NegativeBinomial(), num_neighbors=12)
+    assert 0.1 < gp.kernel.variance.item() < 40
+
+
 def test_inducing_points_are_learned_alike_in_all_units(field):
     x, _, y = field
     places, scores = [], []
