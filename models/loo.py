@@ -52,7 +52,7 @@ from pyro_nngp.likelihoods.augmentation import (
     predictive,
     squared_latent,
 )
-from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod
+from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
@@ -93,7 +93,8 @@ class LOO(ResponseMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
-        num_neighbors: K.
+        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
+            (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each.
         divergence: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
@@ -124,7 +125,7 @@ class LOO(ResponseMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         guide: Literal["lognormal", "conjugate"] = "lognormal",
         divergence: Literal["posterior", "prior"] | None = None,
         coupling: Coupling = "odds",
@@ -149,13 +150,15 @@ class LOO(ResponseMethod):
         coded = coded_labels("LOO", likelihood, y, x.dtype)
         super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start)
         self.divergence, self.coupling = divergence, coupling
-        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x), seed=seed, metric=self.neighbor_metric())
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             with seeded(seed, x):  # its hyperparameters may have priors
                 prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
             self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
         self.finish()
+        if num_neighbors is None:
+            self.choose_neighbors()
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:

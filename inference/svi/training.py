@@ -159,7 +159,7 @@ class Training:
         rows = run.batches.size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
-        counts = self.refreshes, self.solves
+        counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
         return FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
 
     def _after_adam(self) -> None:

@@ -141,6 +141,16 @@ class NeighborTable(torch.nn.Module):
         self._forget()
         self.neighbors.copy_(self._search(self.num_neighbors))
 
+    def resize(self, num_neighbors: int) -> None:
+        """Search again for another number of neighbors, 1..N-1; the buffer ``neighbors`` becomes a new one.
+
+        Raises:
+            ValueError: if K is out of range.
+        """
+        check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
+        self._forget()
+        self.neighbors = self._search(num_neighbors)
+
     def query(
         self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None
     ) -> Int[Tensor, "B k"]:

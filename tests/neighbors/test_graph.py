@@ -212,7 +212,7 @@ def test_own_neighbors_are_kept():
     assert torch.equal(graph.neighbors, rows)
     graph.neighbors[0, 0] = 1
     assert rows[0, 0] == 3
-    with pytest.raises(ValueError, match=r"NeighborGraph.refresh: expected neighbors to come from a search"):
+    with pytest.raises(ValueError, match=r"NeighborGraph: expected neighbors to come from a search"):
         graph.refresh()
 
 
