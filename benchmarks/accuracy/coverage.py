@@ -74,9 +74,9 @@ def posterior(gp):
         fit(gp, progress=False)
         return gp
     guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
-    fit((gp.model, guide), 1500, lr=0.02, elbo=Trace_ELBO(), num_data=gp.num_data, progress=False)
+    fit((gp.model, guide), 600, lr=0.02, elbo=Trace_ELBO(), num_data=gp.num_data, progress=False)
     start = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
-    chain = MCMC(SGHMC(gp.model, num_steps=10, init_strategy=start), 200, warmup_steps=1000, disable_progbar=True)
+    chain = MCMC(SGHMC(gp.model, num_steps=10, init_strategy=start), 100, warmup_steps=200, disable_progbar=True)
     chain.run(Minibatch(gp.num_data, gp.num_data))
     return lambda x: gp(x, chain.get_samples())
 
