@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.inference import IntegratedELBO
-from pyro_nngp.kernels import Matern32
+from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors import NeighborGraph
@@ -243,6 +243,21 @@ def test_intervals_cover_the_function(name):
         loc, var = gp(x[rows])
         inside = ((f[rows].mT - loc).abs() < 1.96 * var.sqrt()).double().mean()
         assert 0.92 < inside < 0.98
+
+
+@pytest.mark.filterwarnings("ignore:GaussianSites.solve. means still moved")
+def test_the_level_does_not_run_away_where_sites_are_all_but_flat():
+    """Six rounds of at most one prior standard deviation, 59; unbounded steps ended at -1,613."""
+    n = 300
+    torch.manual_seed(0)
+    x, wide = torch.rand(n, 2, dtype=F64), Matern52(2, variance=3500.0, lengthscale=0.02).double()
+    cov = dense_covariance(Matern52(2, lengthscale=0.3).double(), x)
+    f = 8 + 2 * torch.linalg.cholesky(cov) @ torch.randn(n, dtype=F64)
+    y = dist.NegativeBinomial(0.2, logits=f).sample()
+    gp = VNNGP(x, y, wide, NegativeBinomial(0.05), num_neighbors=12)
+    start = gp.mean.value.item()
+    gp.solve()
+    assert abs(gp.mean.value.item() - start) < 6 * 3500**0.5
 
 
 @pytest.mark.slow
