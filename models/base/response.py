@@ -158,7 +158,7 @@ class ResponseMethod(PredictiveMethod):
             normal, right = normal.sum(0), right.sum(0)
         size = normal.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
         system = normal * size[..., None] * size[..., None, :]
-        tril = torch.linalg.cholesky(system + 1e-9 * torch.eye(len(system.mT), dtype=system.dtype, device=x.device))
+        tril = torch.linalg.cholesky(system + 1e-9 * torch.eye(system.shape[-1], dtype=system.dtype, device=x.device))
         solution = size * torch.cholesky_solve((size * right)[..., None], tril)[..., 0]
         mean.assign(torch.atleast_2d(solution).mT)
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp._checks import check_same_kind, check_tensor, fail
 from pyro_nngp.linalg import dependency_levels
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import FeatureMetric
@@ -90,6 +90,7 @@ class NeighborGraph(NeighborTable):
 
 def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:
     where, n = "NeighborGraph", len(order)
+    check_tensor(where, "neighbors", neighbors)
     if neighbors.shape != (n, k) or neighbors.dtype != torch.int64:
         actual = f"{neighbors.dtype} of shape {tuple(neighbors.shape)}"
         fail(where, "neighbors", f"to be int64 of shape ({n}, {k})", actual, "Give rows of x, padded with -1.")
