@@ -5,7 +5,7 @@ given f. Each method has nothing set but the family of the kernel and a number o
 trained by `fit(gp)`; BSGP starts its chain from a fitted AutoNormal, which also finds the hyperparameters. Coverage at
 the data and at new sites is averaged over seeds, with the root mean square of the errors of f beside the mean standard
 deviation: intervals are honest if the coverage is near .95 and the two numbers agree. A row that is in the CSV file is
-not computed again.
+not computed again; a row of seeds "0-1" is an average from before there was that file.
 
 Usage: python benchmarks/accuracy/coverage.py [--points 2000] [--seeds 2] [--families Gaussian Poisson]
            [--methods VNNGP "VNNGP, mean-field"] [--csv benchmarks/results/coverage.csv]
@@ -114,8 +114,9 @@ def table(rows, command):
     for key in dict.fromkeys((row["data"], row["method"], row["num_points"]) for row in rows):
         same = [row for row in rows if (row["data"], row["method"], row["num_points"]) == key]
         a, b, c, d, e, g, seconds = (sum(float(row[name]) for row in same) / len(same) for name in FIELDS[4:11])
+        seeds = ", ".join(row["seed"] for row in same)
         cells = f"{a:.3f} | {b:.3f} ({c:.3f}) | {d:.3f} | {e:.3f} ({g:.3f}) | {seconds:.1f}"
-        lines.append(f"| {key[0]} | {key[1]} | {int(key[2]):,} | {len(same)} | {cells} |")
+        lines.append(f"| {key[0]} | {key[1]} | {int(key[2]):,} | {seeds} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
@@ -128,11 +129,11 @@ def main():
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/coverage.csv"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/coverage.md"))
     args = parser.parse_args()
-    done = {(row["data"], row["method"], int(row["num_points"]), int(row["seed"])) for row in read(args.csv)}
+    done = {(row["data"], row["method"], int(row["num_points"]), row["seed"]) for row in read(args.csv)}
     for family in args.families:
         for method in args.methods:
             for seed in range(args.seeds):
-                key = family, method, args.points, seed
+                key = family, method, args.points, str(seed)
                 if key not in done and family in APPLIES.get(method, (family,)):
                     row = run(args.points, family, method, seed)
                     append(args.csv, FIELDS, row)
