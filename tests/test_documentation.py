@@ -26,6 +26,7 @@ FEWER = {  # sizes on a page, and in the test
     "docs/howto/memory_and_threads.md": [("2_000", "300"), ("50_000", "500"), ("x[:500]", "x[:50]")],
     "docs/howto/priors.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("200)", "20)")],
     "docs/howto/missing_and_offsets.md": [("gp, 150", "gp, 20"), ("600", "200")],
+    "docs/howto/scikit_learn.md": [(", 400)", ", 80)"), ("[:300]", "[:60]"), ("[300:]", "[60:]"), ("cv=3", "cv=2")],
     "docs/intervals.md": [("fit(gp)", "fit(gp, 10)")],
     "docs/sgmcmc.md": [("num_samples=50, warmup_steps=600", "num_samples=5, warmup_steps=50")],
 }
@@ -91,6 +92,12 @@ def check_exposure(scope):
     pyro.poutine.trace(scope["model"]).get_trace().compute_log_prob()
 
 
+def check_estimators(scope):
+    assert scope["mean"].shape == scope["std"].shape == scope["low"].shape == (20,)
+    assert scope["maps"].shape == (20, 20)
+    assert scope["model"].score(scope["stations"], scope["temperature"]) > 0.9
+
+
 def check_resumed(scope):
     assert scope["result"].steps == 12
     assert_close(scope["mean"], scope["gp"](scope["x"][:5])[0], rtol=0, atol=0)
@@ -110,6 +117,7 @@ CHECKS = {
     "docs/howto/write_a_likelihood.md": check_likelihood,
     "docs/howto/missing_and_offsets.md": check_exposure,
     "docs/howto/checkpoints.md": check_resumed,
+    "docs/howto/scikit_learn.md": check_estimators,
     "docs/howto/neighbors.md": check_neighbors,
 }
 SKIPPED = {"docs/diagnostics.md"}  # its blocks are alternatives; three of them run below

@@ -22,6 +22,7 @@ from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian, Log
 from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
+_FARTHEST = 6.0  # that an observation may lie from the mode: log densities that are all but linear have no other bound
 _RANGE = 60.0  # of levels
 _STEPS = 20
 _STEP = 1e-3  # of central differences
@@ -70,6 +71,7 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
         step = (slope - (f - prior) / _SPREAD**2) / (precision + 1 / _SPREAD**2)
         f = f + step.clamp(-2, 2)
     slope, precision = _derivatives(likelihood, y, f)
+    precision = torch.maximum(precision, slope.abs() / _FARTHEST)
     return PseudoObservations(level, f + slope / precision, 1 / precision)
 
 

@@ -204,6 +204,9 @@ class GaussianSites(GPModule):
                     change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
                 else:
                     change = slope.sum() / curvature.sum()
+                if not self.is_exact:  # where sites are all but flat, a step of Newton's may go anywhere
+                    most = kernel.diag(graph.x).mean().sqrt()
+                    change = change.clamp(-most, most)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x), loc - change * gain
             _, given = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
