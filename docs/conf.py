@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,7 +76,6 @@ python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # links to other projects' pages need the network
 
-html_math_renderer = "mathml"  # browsers render it without a script from the network
 html_theme = "pydata_sphinx_theme"
 html_title = "pyro_nngp"
 html_static_path = ["_static"]
@@ -114,29 +112,8 @@ def copy_thumbnails(app, exception):
             shutil.copy(Path(app.srcdir, images[-1]), folder / f"{Path(name).name}.png")
 
 
-def mathml(node, as_block):
-    """A formula as MathML; docutils knows no sizes of brackets."""
-    tex = re.sub(r"\\(?:[bB]igg?[lr]?|textstyle|displaystyle)(?![A-Za-z])\s*", "", node.astext()).strip()
-    if r"\\" in tex and r"\begin" not in tex:
-        tex = rf"\begin{{aligned}}{tex}\end{{aligned}}"
-    return tex2mathml(tex, as_block=as_block)
-
-
-def visit_math(translator, node):
-    """Write an inline formula."""
-    translator.body.append(mathml(node, as_block=False))
-    raise nodes.SkipNode
-
-
-def visit_math_block(translator, node):
-    """Write a displayed formula; a wide one scrolls."""
-    translator.body.append(f'<div class="formula">{mathml(node, as_block=True)}</div>')
-    raise nodes.SkipNode
-
-
 def setup(app):
     """Connect the hooks of this file."""
     app.connect("autodoc-process-docstring", escape_shapes, priority=400)  # before napoleon, which comes at 500
-    app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.connect("source-read", add_title)
     app.connect("build-finished", copy_thumbnails)

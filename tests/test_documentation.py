@@ -45,12 +45,20 @@ def given_data():
     """What a page takes for granted: data, places to predict at."""
     x = torch.rand(200, 2)
     f = torch.sin(6 * x[:, 0])
-    y = f + 0.1 * torch.randn(200)
-    df = pandas.DataFrame({"east": x[:, 0], "north": x[:, 1], "height": y})
-    return {"x": x, "y": y, "df": df, "counts": torch.poisson(f.exp()), "x_new": torch.rand(20, 2)}
+    return {"x": x, "counts": torch.poisson(f.exp()), "x_new": torch.rand(20, 2)}
 
 
-GIVEN = {"README.md": given_data, "docs/index.md": given_data, "docs/intervals.md": given_data}
+def given_frame():
+    """A table with columns of several types, as files have them."""
+    east, north = torch.rand(200), torch.arange(200)
+    height = (100 * torch.sin(6 * east)).round().int()
+    return {
+        "df": pandas.DataFrame({"east": east, "north": north, "height": height}),
+        "x_new": torch.rand(5, 2).double(),
+    }
+
+
+GIVEN = {"README.md": given_frame, "docs/index.md": given_frame, "docs/intervals.md": given_data}
 
 
 def check_guide(scope):
