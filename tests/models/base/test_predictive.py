@@ -98,7 +98,7 @@ def test_draws_at_the_center_of_the_guide_predict_as_a_guide_that_is_a_point(met
     y = torch.arange(N) % (3 if likelihood is not Bernoulli else 2)
     gp = build(method, y.to(F64), likelihood(), **settings)
     if site == "omega":
-        q = gp.local.distribution(gp.likelihood, gp._values(), torch.arange(N))
+        q = gp.local.distribution(gp.likelihood, y.to(F64), torch.arange(N))
     else:
         family = gp.local if method is VNNGP else gp.q
         family.loc.data.normal_()
