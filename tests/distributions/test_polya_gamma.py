@@ -235,7 +235,7 @@ def test_arguments_and_values_are_checked():
         PolyaGamma(1.0, 0.0, validate_args=True).log_prob(torch.tensor(-1.0))
 
 
-def test_a_log_normal_guide_learns_the_law():
+def test_a_log_normal_guide_learns_the_distribution():
     tilt = torch.tensor([0.0, 2.0, 8.0])
 
     def model():
