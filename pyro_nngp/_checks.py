@@ -47,15 +47,6 @@ def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
 
-def check_positive(where: str, arg: str, value: Any, cure: str, most: float = math.inf) -> None:
-    """Raise unless `value` is a positive finite number, at most `most`."""
-    expectation = "to be a number > 0" + (f" and <= {most:g}" if most < math.inf else "")
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        fail(where, arg, expectation, f"{value!r:.40}", cure, TypeError)
-    if not (0 < value <= most and value < math.inf):
-        fail(where, arg, expectation, value, cure)
-
-
 def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> None:
     """Raise `MemoryError` if a result of so many entries exceeds the memory of the machine."""
     if not hasattr(os, "sysconf"):  # not on Windows

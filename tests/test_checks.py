@@ -3,15 +3,7 @@
 import pytest
 import torch
 
-from pyro_nngp._checks import (
-    check_int,
-    check_memory,
-    check_num_neighbors,
-    check_number,
-    check_positive,
-    check_same_kind,
-    check_tensor,
-)
+from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, check_number, check_same_kind, check_tensor
 from pyro_nngp.kernels import RBF
 
 
@@ -56,11 +48,6 @@ def test_integers_and_numbers():
     for value in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="f: expected s to be finite and >= 0, got"):
             check_number("f", "s", value)
-    for value, error in ((True, TypeError), ("3", TypeError), (0, ValueError), (float("inf"), ValueError)):
-        with pytest.raises(error, match=r"f: expected s to be a number > 0, got .*\. It is a rate\."):
-            check_positive("f", "s", value, "It is a rate.")
-    with pytest.raises(ValueError, match="f: expected s to be a number > 0 and <= 1, got 2"):
-        check_positive("f", "s", 2, "It is a factor.", most=1.0)
 
 
 def test_results_beyond_the_memory_of_the_machine_are_refused():

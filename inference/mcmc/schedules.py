@@ -10,14 +10,15 @@ the worker processes of Pyro's ``MCMC``. Cost: O(1).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from pyro_nngp._checks import check_positive, fail
+from pyro_nngp._checks import fail
 
 Schedule = Callable[[int], float]
 
 
 @dataclass(frozen=True)
-class ConstantSchedule:
+class Constant:
     """The same value at every update."""
 
     value: float
@@ -44,8 +45,8 @@ class PolynomialDecay:
     power: float = 0.55
 
     def __post_init__(self) -> None:
-        check_positive("PolynomialDecay", "initial", self.initial, "Choose a positive value.")
-        check_positive("PolynomialDecay", "delay", self.delay, "Choose a positive value.")
+        _check_positive("PolynomialDecay", "initial", self.initial)
+        _check_positive("PolynomialDecay", "delay", self.delay)
         if not 0.5 < self.power <= 1:
             fail("PolynomialDecay", "power", "in (0.5, 1]", self.power, "Outside, the draws do not converge.")
 
@@ -72,8 +73,8 @@ class Cyclical:
     explore: float = 0.0
 
     def __post_init__(self) -> None:
-        check_positive("Cyclical", "initial", self.initial, "Choose a positive value.")
-        check_positive("Cyclical", "period", self.period, "Choose a positive value.")
+        _check_positive("Cyclical", "initial", self.initial)
+        _check_positive("Cyclical", "period", self.period)
         if not 0 <= self.explore < 1:
             fail("Cyclical", "explore", "in [0, 1)", self.explore, "It is the part of a cycle without noise.")
 
@@ -108,5 +109,12 @@ def as_schedule(where: str, arg: str, value: float | Schedule) -> Schedule:
     """
     if callable(value):
         return value
-    check_positive(where, arg, value, "Pass a positive number.")
-    return ConstantSchedule(float(value))
+    _check_positive(where, arg, value)
+    return Constant(float(value))
+
+
+def _check_positive(where: str, arg: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, arg, "to be a number", type(value).__name__, "Pass a plain float.", TypeError)
+    if not 0 < value < math.inf:
+        fail(where, arg, "> 0 and finite", value, "Choose a positive value.")

@@ -35,7 +35,7 @@ from pyro_nngp.inference.mcmc.adaptation import (
 )
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
-from pyro_nngp.inference.mcmc.schedules import ConstantSchedule, Refined, Schedule, as_schedule
+from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
 from pyro_nngp.inference.mcmc.step_search import (
     first_scales,
@@ -270,7 +270,7 @@ class StochasticGradientKernel(MCMCKernel):
             return self.potential.sites_of(everywhere)
 
         kinetic = None
-        if "velocity" in self._state and isinstance(self.temperature, ConstantSchedule):
+        if "velocity" in self._state and isinstance(self.temperature, Constant):
             kinetic = float(self._state["kinetic"].mean()) / self.temperature(0)
         independent = max(self._updates - self._warmup_end, 1) * position.numel() / _KINETIC_MEMORY
         warn_unsettled(where, draws, sites_of, kinetic, math.sqrt(2 / independent))

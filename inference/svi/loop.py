@@ -24,11 +24,11 @@ from typing import Any, Literal
 import torch
 from pyro.infer import ELBO
 
-from pyro_nngp._checks import check_choice, check_positive, fail
+from pyro_nngp._checks import check_choice, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
-from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
 from pyro_nngp.inference.svi.result import FitResult
 from pyro_nngp.inference.svi.training import Training
 

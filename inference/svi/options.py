@@ -1,12 +1,13 @@
 """Groups of arguments of :func:`~pyro_nngp.inference.fit`, and the checks of their values."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyro_nngp._checks import check_positive, fail
+from pyro_nngp._checks import fail
 
 
 @dataclass(frozen=True)
@@ -98,3 +99,9 @@ def check_count(where: str, arg: str, value: Any, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         cure = "It counts gradient steps, or rows per step." + (" 0 is never." if least == 0 else "")
         fail(where, arg, f"to be an int >= {least}", repr(value), cure)
+
+
+def check_positive(where: str, arg: str, value: Any, cure: str, most: float = math.inf) -> None:
+    """Raise ``ValueError`` unless `value` is a positive finite number, at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value <= most and value < math.inf):
+        fail(where, arg, "to be a number > 0" + (f" and <= {most:g}" if most < math.inf else ""), repr(value), cure)
