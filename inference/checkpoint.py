@@ -10,7 +10,6 @@ import contextlib
 import glob
 import hashlib
 import os
-import secrets
 import socket
 import stat
 from collections.abc import Iterator
@@ -22,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._files import atomic_file
 
 try:
     import fcntl
@@ -32,7 +32,6 @@ _FORMAT = b"pyro_nngp checkpoint 1\n"
 _DIGEST_SIZE = 32
 _HEADER = len(_FORMAT) + 2 * _DIGEST_SIZE + 1
 _CHUNK = 2**20
-_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 class CheckpointError(RuntimeError):
@@ -46,23 +45,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
         path: the file; its folder must exist.
         state: tensors, numbers, strings, and dicts, lists and tuples of them.
     """
-    path = Path(path)
-    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
-    descriptor = os.open(scratch, _NEW, 0o666)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(bytes(_HEADER))
-            digesting = _DigestingFile(file)
-            torch.save(state, cast(BinaryIO, digesting))  # it only writes and flushes
-            file.seek(0)
-            file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    with atomic_file(path) as file:
+        file.write(bytes(_HEADER))
+        digesting = _DigestingFile(file)
+        torch.save(state, cast(BinaryIO, digesting))  # it only writes and flushes
+        file.seek(0)
+        file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -216,14 +204,3 @@ def _lock(where: str, path: Path, lock: Path) -> int:
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor
         os.close(descriptor)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the renaming of a file last through a loss of power, where the system can do so."""
-    if hasattr(os, "O_DIRECTORY"):
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            with contextlib.suppress(OSError):
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -18,6 +18,7 @@ Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod
 """
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -31,7 +32,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._checks import check_choice, check_int, check_memory, check_seed, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
 from pyro_nngp.conditionals import whitened_conditional
@@ -160,9 +161,10 @@ class BSGP(LeaveOneOutMethod):
         super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel of its own
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
+        hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
         for arg, count in (("num_layers", num_layers), ("num_draws", num_draws), ("hidden_dim", hidden_dim)):
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-                fail("BSGP", arg, "to be an int >= 1", count, "Pass a plain integer.")
+            check_int("BSGP", arg, count, 1)
+        check_memory("BSGP", "hidden layers", num_layers * num_draws * hidden_dim * len(x), x.dtype)
         kernel = Matern52(x.shape[1]) if kernel is None else kernel
         kernels = [kernel, *(copy.deepcopy(kernel) for _ in range(num_layers - 1))]
         if isinstance(kernel, Sequence):
@@ -171,7 +173,6 @@ class BSGP(LeaveOneOutMethod):
             cure = "Give one per layer, or one for all."
             fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
-        hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
         axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed)
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
         if num_layers > 1:
@@ -322,6 +323,10 @@ class BSGP(LeaveOneOutMethod):
         Cost: O(M^3 + P M^2 + P^3) per draw and layer.
         """
         self._check_new("sample", x_new)
+        check_int("BSGP.sample", "num_samples", num_samples, 1, "It is a number of draws.")
+        if seed is not None:
+            check_seed("BSGP.sample", seed)
+        check_memory("BSGP.sample", "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
         draws = []
         with seeded(seed, x_new):
             for _, count in place_draws("BSGP.sample", self, samples, num_samples):

@@ -22,7 +22,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
 from pyro_nngp.kernels import (
     Covariance,
@@ -102,17 +102,24 @@ class CoregionalizedLOO(PredictiveMethod):
         where = type(self).__name__
         if not isinstance(y, Tensor) or y.dim() != 2 or y.shape[1] < 2:
             fail(where, "y", "of shape (N, T) with T > 1", getattr(y, "shape", type(y).__name__), "Use LOO for one.")
-        if isinstance(kernels, int):
+        check_inputs(where, "x", x)
+        if isinstance(kernels, int) and not isinstance(kernels, bool):
+            if not 1 <= kernels <= len(x):
+                fail(where, "kernels", f"in 1..{len(x)}", kernels, "It is the number of latent functions.")
             kernels = [Matern52(x.shape[1]) for _ in range(kernels)]
-        if not kernels or not all(isinstance(kernel, nn.Module) for kernel in kernels):
-            fail(where, "kernels", "to be a sequence of kernels", kernels, "Give one per latent function.", TypeError)
+        if not isinstance(kernels, Sequence) or not kernels or not all(isinstance(k, nn.Module) for k in kernels):
+            cure = "Give one per latent function."
+            fail(where, "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
         t, q = y.shape[1], len(kernels)
         is_set = likelihood is not None
         likelihood = Gaussian(torch.ones(t, 1)) if likelihood is None else likelihood
         if not isinstance(likelihood, Gaussian):
             cure = "Fit one LOO model per output."
             fail(where, "likelihood", "to be Gaussian", type(likelihood).__name__, cure, TypeError)
-        if isinstance(mixing, Tensor) and mixing.shape != (t, q):
+        if not isinstance(mixing, PyroParam | PyroSample | None):
+            check_tensor(where, "mixing", mixing)
+            check_same_kind(where, x=x, mixing=mixing)
+        if isinstance(mixing, Tensor) and (mixing.shape != (t, q) or not bool(mixing.isfinite().all())):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         for each in kernels:
             release(each)

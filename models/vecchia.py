@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod
+from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
 from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -45,7 +45,8 @@ class Vecchia(GaussianResponseMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
-        num_neighbors: K.
+        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
+            (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
@@ -68,7 +69,7 @@ class Vecchia(GaussianResponseMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
@@ -77,8 +78,12 @@ class Vecchia(GaussianResponseMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
-        self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
+        self.graph = NeighborGraph(
+            x, first_neighbors(num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
+        )
         self.finish()
+        if num_neighbors is None:
+            self.choose_neighbors()
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_choice, check_num_neighbors, fail
+from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry, scaled
@@ -133,6 +133,7 @@ class VNNGP(PredictiveMethod):
             self.z = scaled(z, column_scale(x))
         self.learn_inducing = learn_inducing
         self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
+        check_int(where, "guide_neighbors", guide_neighbors, 0)
         if guide_neighbors:
             check_num_neighbors(where, guide_neighbors, num_neighbors, "guide_neighbors")
         if encoder is not None and not isinstance(encoder, nn.Module):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pyro_nngp.inference import fit, to_arviz
     from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
+    from pyro_nngp.storage import load
 
 __version__ = version("pyro-nngp")
 
@@ -24,6 +25,7 @@ _HOME = {
     "pyro_nngp.inference": ("fit", "to_arviz"),
     "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
     "pyro_nngp.neighbors": ("NeighborGraph",),
+    "pyro_nngp.storage": ("load",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -47,6 +49,7 @@ __all__ = [
     "inference",
     "kernels",
     "likelihoods",
+    "load",
     "models",
     "neighbors",
     "to_arviz",

@@ -39,12 +39,36 @@ def check_int(where: str, arg: str, value: Any, least: int | None = None, cure: 
         fail(where, arg, f">= {least}", value, cure)
 
 
+def check_seed(where: str, seed: Any) -> None:
+    """Raise unless torch's generators take `seed`."""
+    check_int(where, "seed", seed)
+    if not -(2**63) <= seed < 2**64:
+        fail(where, "seed", "in -2**63..2**64-1", seed, "Pass a smaller integer.")
+
+
 def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str = "Pass a number.") -> None:
     """Raise unless `value` is a finite number, and at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
     if not (math.isfinite(value) and value >= least):
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
+
+
+def check_callable(where: str, arg: str, value: Any, cure: str) -> None:
+    """Raise ``TypeError`` unless `value` is a function, or another object that can be called; a class is neither."""
+    if not callable(value) or isinstance(value, type):
+        actual = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        fail(where, arg, "to be callable", actual, cure, TypeError)
+
+
+def check_gradients(where: str, tensors: Iterable[Tensor]) -> None:
+    """Raise ``RuntimeError`` where gradients are switched off, or tensors were made where they can never be on."""
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        how = "torch.inference_mode()" if torch.is_inference_mode_enabled() else "torch.no_grad()"
+        fail(where, "gradients", "to be on", how, f"Call {where} outside of it.", RuntimeError)
+    if any(tensor.is_inference() for tensor in tensors):
+        cure = "Build the method outside of torch.inference_mode()."
+        fail(where, "parameters", "that can have gradients", "some made in torch.inference_mode()", cure, RuntimeError)
 
 
 def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> None:
@@ -55,6 +79,20 @@ def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> Non
     if size > total:
         cure = f"The machine has {total / 2**30:.0f} GiB: ask for less at a time."
         fail(where, what, "to fit into memory", f"{size / 2**30:.0f} GiB", cure, MemoryError)
+
+
+def check_path(where: str, arg: str, value: Any) -> None:
+    """Raise ``TypeError`` unless `value` names a file."""
+    if not isinstance(value, str | os.PathLike):
+        fail(where, arg, "to be a path", type(value).__name__, "Name a file.", TypeError)
+
+
+def check_device(where: str, device: Any) -> None:
+    """Raise unless `device` names a device of torch."""
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        fail(where, "device", "to be a device of torch", f"{device!r:.40}", 'Pass "cpu" or "cuda".')
 
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:

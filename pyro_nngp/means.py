@@ -70,6 +70,12 @@ class ConstantMean(BasisMean):
         shape = () if num_latents is None else (num_latents,)
         self.value = scaled(torch.full(shape, 0.0 if value is None else float(value)), 1.0)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of every module; a number or tensor assigned to `value` stays when a method starts from its data."""
+        super().__setattr__(name, value)
+        if name == "value" and isinstance(value, int | float | Tensor):
+            self.is_set = True
+
     def forward(self, x: Tensor) -> Tensor:
         return self.value.to(x.dtype).expand(*x.shape[:-1], *self.value.shape)
 

@@ -3,7 +3,18 @@
 import pytest
 import torch
 
-from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, check_number, check_same_kind, check_tensor
+from pyro_nngp._checks import (
+    check_callable,
+    check_device,
+    check_int,
+    check_memory,
+    check_num_neighbors,
+    check_number,
+    check_path,
+    check_same_kind,
+    check_seed,
+    check_tensor,
+)
 from pyro_nngp.kernels import RBF
 
 
@@ -48,6 +59,24 @@ def test_integers_and_numbers():
     for value in (-1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="f: expected s to be finite and >= 0, got"):
             check_number("f", "s", value)
+
+
+def test_seeds_functions_paths_and_devices():
+    check_seed("f", -1)
+    with pytest.raises(TypeError, match="f: expected seed to be an int, got 0.5"):
+        check_seed("f", 0.5)
+    with pytest.raises(ValueError, match=r"f: expected seed in -2\*\*63"):
+        check_seed("f", 2**64)
+    check_callable("f", "g", print, "")
+    with pytest.raises(TypeError, match="f: expected g to be callable, got the class RBF. An instance."):
+        check_callable("f", "g", RBF, "An instance.")
+    with pytest.raises(TypeError, match="f: expected g to be callable, got int"):
+        check_callable("f", "g", 3, "")
+    with pytest.raises(TypeError, match="f: expected p to be a path, got int"):
+        check_path("f", "p", 3)
+    check_device("f", "cpu")
+    with pytest.raises(ValueError, match="f: expected device to be a device of torch, got 'gpu'"):
+        check_device("f", "gpu")
 
 
 def test_results_beyond_the_memory_of_the_machine_are_refused():

@@ -15,6 +15,10 @@ from pyro_nngp._checks import check_finite, check_tensor, fail
 from pyro_nngp.inference.arviz.export import is_old
 
 
+def _form(value: Tensor) -> str:
+    return f"{value.dtype} of shape {tuple(value.shape)}"
+
+
 @torch.no_grad()
 def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
     """ArviZ's ``ELPDData`` from leave-one-out log densities that do not depend on posterior draws.
@@ -32,9 +36,9 @@ def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
         ValueError, TypeError: for anything else than finite densities of one draw.
     """
     check_tensor("elpd", "log_densities", log_densities)
-    if log_densities.dim() not in (1, 2):
+    if log_densities.dim() not in (1, 2) or not log_densities.numel() or not log_densities.is_floating_point():
         cure = "With posterior draws use az.loo(to_arviz(...))."
-        fail("elpd", "log_densities", "of shape (N,) or (T, N)", tuple(log_densities.shape), cure)
+        fail("elpd", "log_densities", "of shape (N,) or (T, N), in floating point", _form(log_densities), cure)
     check_finite("elpd", "log_densities", log_densities)
     values = log_densities.cpu().numpy()
     dims = ("latents", "data")[2 - values.ndim :]

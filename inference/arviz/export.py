@@ -15,13 +15,14 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays
@@ -114,11 +115,27 @@ def to_arviz(
     that of ``gp.loo`` per draw of the hyperparameters. `log_density` and `log_prior` add the densities of the latent
     sites: O(N K^3) for a nearest-neighbor prior.
     """
-    for arg, number in (("num_samples", num_samples), ("batch_size", batch_size)):
-        if number is not None and number < 1:
-            fail(_WHERE, arg, ">= 1, or None", number, "Ask for at least one.")
+    counts = {"num_samples": (num_samples, 1), "batch_size": (batch_size, 1), "num_data": (num_data, 1)}
+    for arg, (number, least) in counts.items():
+        if number is not None:
+            check_int(_WHERE, arg, number, least, "Leave it out for the default.")
+    check_int(_WHERE, "num_prior_samples", num_prior_samples, 0, "It counts draws from the prior.")
+    rows = num_data or getattr(source, "num_data", 1)
+    most = max(num_samples or 1, num_prior_samples)
+    check_memory(_WHERE, "draws", most * (rows if isinstance(rows, int) else 1), torch.get_default_dtype())
+    _check_mappings(model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
+    listed = isinstance(var_names, Collection) and not isinstance(var_names, str | bytes | Tensor)
+    if var_names is not None and not (listed and all(isinstance(name, str) for name in var_names)):
+        fail(_WHERE, "var_names", "to be a list of names", f"{var_names!r:.40}", "List them.", TypeError)
     if log_prior and batch_size is not None:
         fail(_WHERE, "log_prior", "to be False with batch_size", True, "Run the model on all rows for it.")
+    if losses is not None:
+        try:
+            losses = torch.as_tensor(losses, dtype=torch.float64).detach().cpu().numpy()
+        except (RuntimeError, TypeError, ValueError):
+            losses = np.empty(())
+        if losses.ndim != 1:
+            fail(_WHERE, "losses", "to be a vector of numbers", "others", "Pass fit(...).losses.", TypeError)
     draws, kwargs = draws_of(_WHERE, source, num_samples), dict(model_kwargs or {})
     if isinstance(draws, MCMCDraws) and not args and not kwargs and batch_size is None:
         args, kwargs = draws.arguments()
@@ -138,7 +155,7 @@ def to_arviz(
     if log_likelihood_conditional or (log_likelihood and densities is None):
         given_latents = "log_likelihood" if method is None else "log_likelihood_conditional"
     shape = draws.num_chains, draws.num_samples
-    arrays = Arrays(_WHERE, shape, num_prior_samples, var_names or (), dims or {}, coords or {})
+    arrays = Arrays(_WHERE, shape, num_prior_samples, () if var_names is None else var_names, dims or {}, coords or {})
     with torch.no_grad(), deferred_interrupt() as pressed:
         for s in tqdm(range(draws.num_samples), disable=not progress, delay=1, desc=_WHERE, unit="draw"):
             for place in ((c, s) for c in range(draws.num_chains)):
@@ -174,7 +191,7 @@ def to_arviz(
     arrays.attrs["log_likelihood_conditional"]["kind"] = _GIVEN_LATENTS
     arrays.groups["sample_stats"].update(draws.statistics())
     if losses is not None:
-        arrays.groups["svi"]["loss"] = (("step",), torch.as_tensor(losses).detach().cpu().numpy())
+        arrays.groups["svi"]["loss"] = (("step",), losses)
     return _container(arrays.datasets(num_draws=s + 1))
 
 
@@ -182,6 +199,12 @@ def _method(model: Any) -> Any:
     """The method that a model belongs to; None for other programs."""
     owner = getattr(model, "__self__", None)
     return owner if hasattr(owner, "loo_by_draw") else None
+
+
+def _check_mappings(**arguments: Any) -> None:
+    for arg, value in arguments.items():
+        if value is not None and not isinstance(value, Mapping):
+            fail(_WHERE, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
 
 
 def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._checks import check_callable, check_int, check_memory, check_tensor, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, latent_values, run_at, total_log_prob
 
@@ -60,6 +60,10 @@ def psis_khat(
 
     Reference: Yao, Vehtari, Simpson, Gelman (2018), "Yes, but did it work? Evaluating variational inference", ICML.
     """
+    check_callable("psis_khat", "model", model, "Pass a Pyro model.")
+    check_callable("psis_khat", "guide", guide, "Pass its guide.")
+    check_int("psis_khat", "num_samples", num_samples)
+    check_memory("psis_khat", "draws", num_samples, torch.float64)
     if num_samples < 25:
         fail("psis_khat", "num_samples", ">= 25", num_samples, "A tail of five weights needs as many draws.")
     weights = []
@@ -99,6 +103,10 @@ def sbc_ranks(
     Reference: Talts, Betancourt, Simpson, Vehtari, Gelman (2018), "Validating Bayesian inference algorithms with
     simulation-based calibration".
     """
+    check_callable("sbc_ranks", "simulate", simulate, "It returns ({site: value}, data).")
+    check_callable("sbc_ranks", "infer", infer, "It returns {site: draws}.")
+    check_int("sbc_ranks", "num_simulations", num_simulations, 1)
+    check_memory("sbc_ranks", "ranks", num_simulations, torch.get_default_dtype())
     ranks: dict[str, list[Tensor]] = {}
     with deferred_interrupt() as pressed:
         for _ in tqdm(range(num_simulations), disable=not progress, desc="sbc", unit="fit"):
@@ -141,7 +149,12 @@ def pit(
         ValueError: if shapes differ, or there are no draws.
     """
     check_tensor("pit", "y", y)
+    check_int("pit", "num_draws", num_draws, 1)
     if isinstance(predictive, Distribution):
+        shape = predictive.batch_shape + predictive.event_shape
+        if y.shape != shape or y.dtype == torch.bool:
+            actual = f"{y.dtype} of shape {tuple(y.shape)}"
+            fail("pit", "y", f"to be numbers of the shape of one draw {tuple(shape)}", actual, "Reshape one of them.")
         if not getattr(predictive.support, "is_discrete", False):
             try:
                 return predictive.cdf(y)
@@ -166,6 +179,8 @@ def uniformity(values: Float[Tensor, "..."], num_bins: int = 20) -> float:
     Raises:
         ValueError: for fewer than five values per bin.
     """
+    _check_transforms("uniformity", values)
+    check_int("uniformity", "num_bins", num_bins, 2)
     if values.numel() < 5 * num_bins:
         fail("uniformity", "values", f"to be >= {5 * num_bins} for {num_bins} bins", values.numel(), "Use fewer bins.")
     counts = torch.histc(values.detach().cpu().double(), num_bins, 0, 1)
@@ -180,6 +195,7 @@ def symmetry(values: Float[Tensor, "..."]) -> float:
     Args:
         values: as in :func:`uniformity`.
     """
+    _check_transforms("symmetry", values)
     return float(stats.wilcoxon((values.detach().cpu().double() - 0.5).flatten().numpy()).pvalue)
 
 
@@ -193,6 +209,11 @@ def coverage_curve(values: Float[Tensor, "..."], levels: Float[Tensor, " L"]) ->
     Returns:
         The share for each level; equal to it, up to sampling error, if the predictions are calibrated.
     """
+    _check_transforms("coverage_curve", values)
+    check_tensor("coverage_curve", "levels", levels)
+    if levels.dim() != 1 or not levels.is_floating_point() or not bool(((levels >= 0) & (levels <= 1)).all()):
+        actual = f"{levels.dtype} of shape {tuple(levels.shape)}"
+        fail("coverage_curve", "levels", "to be a vector of numbers in [0, 1]", actual, "Give probabilities.")
     return (2 * (values - 0.5).abs().flatten() <= levels[:, None]).to(levels.dtype).mean(-1)
 
 
@@ -228,9 +249,11 @@ def reliability(
     Raises:
         ValueError: if shapes differ, a probability is outside [0, 1], or a label outside its range.
     """
+    check_int("reliability", "num_bins", num_bins, 1)
+    check_memory("reliability", "bins", 3 * num_bins, torch.get_default_dtype())
     check_tensor("reliability", "prob", prob)
     check_tensor("reliability", "y", y)
-    if prob.dim() not in (1, 2) or y.shape != prob.shape[:1] or not len(y):
+    if prob.dim() not in (1, 2) or not prob.is_floating_point() or y.shape != prob.shape[:1] or not len(y):
         shapes = (tuple(prob.shape), tuple(y.shape))
         fail("reliability", "prob, y", "of shapes (N,), (N,) or (N, C), (N,)", shapes, "One label per row of prob.")
     if not bool(((prob >= 0) & (prob <= 1)).all()):
@@ -245,6 +268,13 @@ def reliability(
     sums.index_add_(1, bins, torch.stack([prob, (label == y).to(prob.dtype), torch.ones_like(prob)]))
     predicted, observed, number = sums[:, sums[2] > 0]
     return Reliability(predicted / number, observed / number, number)
+
+
+def _check_transforms(where: str, values: Any) -> None:
+    check_tensor(where, "values", values)
+    if not values.numel() or not values.is_floating_point() or not bool(((values >= 0) & (values <= 1)).all()):
+        actual = f"{values.dtype} of shape {tuple(values.shape)}"
+        fail(where, "values", "to be numbers in [0, 1], at least one", actual, "Pass what pit or sbc_ranks returns.")
 
 
 def _tail_shape(log_weights: Float[Tensor, " S"]) -> float:

@@ -20,9 +20,17 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import (
+    check_finite,
+    check_inputs,
+    check_num_neighbors,
+    check_number,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import bind_double
+from pyro_nngp.kernels import bind_double, check_covariance
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.neighbors import NeighborGraph
@@ -77,9 +85,18 @@ def compare_to_exact(
     if y.shape != x.shape[:1]:
         fail(where, "y", f"of shape ({len(x)},)", tuple(y.shape), "One target per row of x.")
     check_same_kind(where, x=x, y=y)
-    if not float(noise_var) > 0:
-        fail(where, "noise_var", "to be a variance > 0", float(noise_var), "Predictions of y need noise.")
+    check_covariance(where, kernel, x)
+    check_finite(where, "y", y)
+    if isinstance(noise_var, Tensor) and noise_var.numel() == 1:
+        noise_var = noise_var.item()
+    check_number(where, "noise_var", noise_var, cure="It is a variance.")
+    if not noise_var > 0:
+        fail(where, "noise_var", "to be a variance > 0", noise_var, "Predictions of y need noise.")
+    if not isinstance(num_neighbors, Iterable) or isinstance(num_neighbors, str | bytes | Tensor):
+        fail(where, "num_neighbors", "to be a list of ints", f"{num_neighbors!r:.40}", "List them.", TypeError)
     ks = list(num_neighbors)
+    if not ks:
+        fail(where, "num_neighbors", "to hold a number", "none", "List them.")
     for k in ks:
         check_num_neighbors(where, k, len(x) - 1)
     dtype, x, y = x.dtype, x.double(), y.double()

@@ -21,7 +21,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, check_memory, check_path, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
     CheckpointError,
@@ -80,8 +80,18 @@ class SGMCMC(MCMC):
             fail("SGMCMC", "kernel", "to be SGHMC, SGLD or SGNHT", type(kernel).__name__, cure, TypeError)
         counts = {"num_samples": num_samples, "num_chains": num_chains, "checkpoint_every": checkpoint_every}
         for arg, value in counts.items():
-            if value < 1:
-                fail("SGMCMC", arg, "to be >= 1", value, "Ask for at least one.")
+            check_int("SGMCMC", arg, value, 1, "Ask for at least one.")
+        if warmup_steps is not None:
+            check_int("SGMCMC", "warmup_steps", warmup_steps, 0, "It counts updates of burn-in.")
+        if checkpoint is not None:
+            check_path("SGMCMC", "checkpoint", checkpoint)
+        check_memory("SGMCMC", "draws", num_samples * num_chains, torch.get_default_dtype())
+        if not isinstance(vectorize, bool):
+            cure = "True moves all chains at once."
+            fail("SGMCMC", "vectorize", "to be True or False", f"{vectorize!r:.40}", cure, TypeError)
+        if initial_params is not None and not isinstance(initial_params, dict):
+            cure = "Pass {site: unconstrained values (C, ...)}."
+            fail("SGMCMC", "initial_params", "to be a dict", type(initial_params).__name__, cure, TypeError)
         super().__init__(kernel, num_samples, warmup_steps, disable_progbar=disable_progbar)
         self._samples: dict[str, Tensor] | None = None
         self.num_chains, self.vectorize, self.checkpoint = num_chains, vectorize, checkpoint

@@ -28,7 +28,7 @@ from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.inference._traces import base_distribution
 from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
 from pyro_nngp.linalg import draw_posterior
@@ -61,8 +61,10 @@ class PolyaGammaGibbs(MCMCKernel):
     def __init__(
         self, model: Callable, latent: str | None = None, *, init_strategy: Callable = init_to_uniform
     ) -> None:
-        if not callable(model):
-            fail(_WHERE, "model", "to be callable", type(model).__name__, "Pass a Pyro model.", TypeError)
+        check_callable(_WHERE, "model", model, "Pass a Pyro model.")
+        if latent is not None and not isinstance(latent, str):
+            fail(_WHERE, "latent", "to be the name of a site", f"{latent!r:.40}", "None takes the only one.", TypeError)
+        check_callable(_WHERE, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
         self.model, self.latent, self._init_strategy = model, latent, init_strategy
         self.transforms: dict[str, Any] | None = None
         self._initial_params: Params | None = None

@@ -25,7 +25,7 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
-from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp._checks import check_device, check_int, check_same_kind, fail
 from pyro_nngp.inference._traces import check_supports
 
 
@@ -46,6 +46,10 @@ class Minibatch:
     """
 
     def __init__(self, size: int, batch_size: int, device: torch.device | str | None = None) -> None:
+        check_int("Minibatch", "size", size, 1)
+        check_int("Minibatch", "batch_size", batch_size)
+        if device is not None:
+            check_device("Minibatch", device)
         if not 1 <= batch_size <= size:
             fail("Minibatch", "batch_size", f"in 1..{size}", batch_size, "Choose a smaller batch.")
         self.size, self.batch_size, self.device = size, batch_size, device

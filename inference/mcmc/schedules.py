@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable, check_number, fail
 
 Schedule = Callable[[int], float]
 
@@ -47,6 +47,7 @@ class PolynomialDecay:
     def __post_init__(self) -> None:
         _check_positive("PolynomialDecay", "initial", self.initial)
         _check_positive("PolynomialDecay", "delay", self.delay)
+        check_number("PolynomialDecay", "power", self.power)
         if not 0.5 < self.power <= 1:
             fail("PolynomialDecay", "power", "in (0.5, 1]", self.power, "Outside, the draws do not converge.")
 
@@ -75,6 +76,7 @@ class Cyclical:
     def __post_init__(self) -> None:
         _check_positive("Cyclical", "initial", self.initial)
         _check_positive("Cyclical", "period", self.period)
+        check_number("Cyclical", "explore", self.explore)
         if not 0 <= self.explore < 1:
             fail("Cyclical", "explore", "in [0, 1)", self.explore, "It is the part of a cycle without noise.")
 
@@ -108,6 +110,7 @@ def as_schedule(where: str, arg: str, value: float | Schedule) -> Schedule:
         ValueError: if the number is not positive and finite.
     """
     if callable(value):
+        check_callable(where, arg, value, "Pass a number, or an instance of a schedule.")
         return value
     _check_positive(where, arg, value)
     return Constant(float(value))

@@ -24,7 +24,7 @@ from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable, check_int, check_number, fail
 from pyro_nngp.inference.mcmc.adaptation import (
     State,
     configurational_temperature,
@@ -93,12 +93,18 @@ class StochasticGradientKernel(MCMCKernel):
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         self._where = type(self).__name__
-        if not callable(model):
-            fail(self._where, "model", "to be callable", type(model).__name__, "Pass a Pyro model.", TypeError)
-        if num_steps is not None and (isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1):
-            fail(self._where, "num_steps", "to be an int >= 1", num_steps, "It is the number of updates per draw.")
-        if gradient_noise is not None and not 0 <= gradient_noise < math.inf:
-            fail(self._where, "gradient_noise", "to be a variance >= 0, or None", gradient_noise, "None estimates it.")
+        check_callable(self._where, "model", model, "Pass a Pyro model.")
+        if num_steps is not None:
+            check_int(self._where, "num_steps", num_steps, 1, "It is the number of updates per draw.")
+        if gradient_noise is not None:
+            check_number(self._where, "gradient_noise", gradient_noise, cure="It is a variance; None estimates it.")
+        if adapt is not None and not isinstance(adapt, bool):
+            cure = "True estimates the preconditioner."
+            fail(self._where, "adapt", "to be True, False or None", f"{adapt!r:.40}", cure, TypeError)
+        if optim is not None and not isinstance(optim, dict) and not callable(optim):
+            cure = 'Pass a constructor, or arguments of Adam such as {"lr": 0.01}.'
+            fail(self._where, "optim", "to be callable, or a dict", type(optim).__name__, cure, TypeError)
+        check_callable(self._where, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
         if step_size is None and adapt is False:
             cure = "Give a step size in the units of the problem, or leave adapt out."
             fail(self._where, "step_size", "to be given with adapt=False", None, cure)

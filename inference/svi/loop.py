@@ -7,6 +7,8 @@ converged, in one of two ways:
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
   ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to some 20,000;
   neighbors are found again after each round under the lengthscales found so far. Some 30 evaluations in all.
+  With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps take turns with
+  solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, a third of that after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows does
   not improve, and the end after three of these.
@@ -19,17 +21,27 @@ Cost: that of one evaluation of model and guide with its gradient per step; one 
 
 import os
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from pyro.infer import ELBO
 
-from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._checks import (
+    check_callable,
+    check_choice,
+    check_device,
+    check_gradients,
+    check_int,
+    check_seed,
+    fail,
+)
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
 from pyro_nngp.inference.svi.result import FitResult
+from pyro_nngp.inference.svi.run import modules_of
 from pyro_nngp.inference.svi.training import Training
 
 
@@ -90,6 +102,7 @@ def fit(
         progress: whether to show a progress bar.
 
     Raises:
+        RuntimeError: where gradients are switched off around the call.
         DivergenceError: where the loss or a gradient is not finite: names the step, the parameters and the checkpoint.
         CheckpointError: where the checkpoint is damaged or belongs to another run.
         ValueError, TypeError: where an argument is out of range.
@@ -105,6 +118,14 @@ def fit(
     _check_numbers(num_steps, batch_size, refresh_every, solve_every, lr, tolerance, max_seconds)
     if optimizer is not None:
         check_choice("fit", "optimizer", optimizer, ("adam", "lbfgs"))
+    tensors = [chain(module.parameters(), module.buffers()) for module in modules_of(method)]
+    check_gradients("fit", chain.from_iterable(tensors))
+    check_seed("fit", seed)
+    if device is not None:
+        check_device("fit", device)
+    if callback is not None:
+        check_callable("fit", "callback", callback, "It is called as callback(step, loss).")
+    elbo = _given("elbo", elbo, ELBO)
     schedule = _given("schedule", schedule, Schedule) or Schedule()
     validation = _given("validation", validation, Validation)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
@@ -116,8 +137,7 @@ def fit(
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
     num_data = getattr(method, "num_data", None) if num_data is None else num_data
-    if not isinstance(num_data, int) or num_data < 1:
-        fail("fit", "num_data", "to be a positive int", num_data, "Pass num_data= with a (model, guide) pair.")
+    check_int("fit", "num_data", num_data, 1, "Pass num_data= with a (model, guide) pair.")
     solving = can_solve if solve_every is None else solve_every > 0
     training = Training(
         method,
@@ -150,6 +170,9 @@ def _check_method(method: Any) -> None:
     if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
         cure = "Pass a method, or a tuple of model and guide such as (gp.model, AutoNormal(gp.model)) with num_data=."
         fail("fit", "method", "with model and guide", type(method).__name__, cure, TypeError)
+    if isinstance(method, tuple) and not (len(method) == 2 and all(map(callable, method))):
+        actual = f"({', '.join(type(part).__name__ for part in method)})"
+        fail("fit", "method", "to be a pair of functions (model, guide)", actual, "Pass both.", TypeError)
     if getattr(method, "likelihood", True) is None:
         cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
         fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)

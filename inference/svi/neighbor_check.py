@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pyro_nngp.inference.svi.result import ConvergenceWarning
-from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets
 
 _POINTS, _FACTOR, _LIMIT = 200, 8, 1.5
 
@@ -40,8 +40,7 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     places = (graph.x[rows] + graph.x[graph.others(1, rows)[:, 0]]) / 2
     try:
         loc, var = method(places, num_neighbors=few)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "nn_conditional")  # a nugget for neighbors that nobody asked for
+        with quiet_nuggets():  # nobody asked for that many neighbors
             more, _ = method(places, num_neighbors=min(_FACTOR * few, most))
     except NotPositiveDefiniteError:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_path, fail
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,7 @@ class Checkpoint:
     step_back: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.path, str | os.PathLike):
-            fail("Checkpoint", "path", "to be a path", type(self.path).__name__, "Name a file.", TypeError)
+        check_path("Checkpoint", "path", self.path)
         check_count("Checkpoint", "every", self.every)
 
     def exists(self) -> bool:

@@ -23,6 +23,7 @@ class FitResult:
         batch_size: rows per step at the end; the number of data points where a step used all of them.
         refreshes: how often neighbors were found again, by this call.
         solves: how often parameters were solved for, by this call.
+        num_neighbors: K of the method's graph, given or chosen; None without a graph.
     """
 
     losses: Tensor
@@ -34,6 +35,7 @@ class FitResult:
     batch_size: int
     refreshes: int
     solves: int
+    num_neighbors: int | None = None
 
     @property
     def steps(self) -> int:
@@ -52,4 +54,5 @@ class FitResult:
         counts = f"{self.steps} steps of {name} on {self.batch_size} rows, {self.refreshes} refreshes"
         solves = f", {self.solves} solves" if self.solves else ""
         ended = ", interrupted" if self.interrupted else ""
+        counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""
         return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}, {self.seconds:.1f} s)"

@@ -35,6 +35,7 @@ _TRIED = 32  # rows, to see whether the guide has sites
 _PROBE = 2048  # rows whose loss decides about convergence
 _ROUND = (50, 200)  # steps of Adam
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
+_ROUND_JUDGED, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _MOVED, _CHECK_EVERY = 0.05, 50  # of the kernel's logarithms, and how often to look
@@ -68,7 +69,7 @@ class Training:
         self.refresh_every, self.solve_every = refresh_every, solve_every
         self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
         if optimizer is None:
-            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method) else "adam"
+            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method, solving) else "adam"
         self.optimizer = optimizer
         if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
             fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
@@ -83,9 +84,12 @@ class Training:
         )
         self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
-        self.plateau, self.gain = Plateau(tolerance, _CUTS), math.inf
+        self.judged = optimizer == "lbfgs" and num_steps is None and _alternates(method, solving)
+        self.plateau, self.gain = Plateau(tolerance, _MISSES if self.judged else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
+        self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        self.judges = self.judges.to(self.run.device)
         self.watched = _watched(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
@@ -159,7 +163,7 @@ class Training:
         rows = run.batches.size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
-        counts = self.refreshes, self.solves
+        counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
         return FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
 
     def _after_adam(self) -> None:
@@ -191,7 +195,7 @@ class Training:
         in_round = run.step - self.round_start
         gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
         self.stalls = self.stalls + 1 if gain < enough else 0
-        ends = self.stalls == _STALLS or in_round == _ROUND_LBFGS
+        ends = self.stalls == _STALLS or in_round == (_ROUND_JUDGED if self.judged else _ROUND_LBFGS)
         if ends:
             stalled = self.stalls == _STALLS
             self.round_start, self.stalls = run.step, 0
@@ -202,6 +206,8 @@ class Training:
                 self._solve()
             if not largest:
                 rows.grow()
+            elif self.judged:
+                self._judge()
             else:
                 self.gain = optimizer.start_loss - losses[-1]
                 settled = stalled and not (refreshed or self.solving)
@@ -211,6 +217,15 @@ class Training:
             self._refresh()
             optimizer.forget()
         self._validate(ends)
+
+    def _judge(self) -> None:
+        """Take the method's own score of a round, keep the best state, and stop after one round too many."""
+        score, best = self.method.score(self.judges), self.plateau.best
+        if score < best and self.validation is None:
+            self.best = self.run.snapshot()
+        self.plateau.observe(score)
+        self.gain, self.converged = self.plateau.gain, self.plateau.converged
+        self.ended = self.converged
 
     def _validate(self, due: bool) -> None:
         if self.validation is None:
@@ -329,14 +344,25 @@ def _watched(method: Any) -> list[nn.Parameter]:
     return params
 
 
+def _alternates(method: Any, solving: bool) -> bool:
+    """Whether solutions for local variables alternate with steps on the hyperparameters, judged by the method's score.
+
+    The loss is then a function of the hyperparameters for one draw of the local variables at a time.
+    """
+    return solving and hasattr(method, "score") and method.can_alternate
+
+
 @torch.no_grad()
-def _suits_lbfgs(method: Any) -> bool:
-    """Whether a method has few parameters and no latent values, so that its loss at given rows is without noise."""
-    count = sum(param.numel() for module in modules_of(method) for param in module.parameters())
+def _suits_lbfgs(method: Any, solving: bool) -> bool:
+    """Whether there are few parameters, and no latent values but those solved for: the loss at given rows is smooth."""
+    alternates = _alternates(method, solving)
+    solved = {id(param) for param in method.solved_parameters()} if alternates else set()
+    params = [param for module in modules_of(method) for param in module.parameters()]
+    count = sum(param.numel() for param in params if id(param) not in solved)
     if isinstance(method, tuple) or not 0 < count <= _FEW:
         return False
     idx = torch.arange(min(_TRIED, method.num_data), device=next(method.parameters()).device)
     args = getattr(method, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator())
     with seeded(0, next(method.parameters())):
         trace = poutine.trace(method.guide).get_trace(*args)
-    return not prune_subsample_sites(trace).stochastic_nodes
+    return alternates or not prune_subsample_sites(trace).stochastic_nodes

@@ -3,7 +3,12 @@
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod, Plates
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.models.base.response import GaussianResponseMethod, ResponseMethod, draws_given_observations
+from pyro_nngp.models.base.response import (
+    GaussianResponseMethod,
+    ResponseMethod,
+    draws_given_observations,
+    first_neighbors,
+)
 
 __all__ = [
     "Densities",
@@ -15,4 +20,5 @@ __all__ = [
     "PredictiveMethod",
     "ResponseMethod",
     "draws_given_observations",
+    "first_neighbors",
 ]

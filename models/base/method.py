@@ -4,9 +4,10 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 """
 
 import copy
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import pyro
 import pyro.distributions as dist
@@ -19,8 +20,10 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import (
     check_batch,
+    check_callable,
     check_finite,
     check_inputs,
+    check_memory,
     check_new_inputs,
     check_number,
     check_same_kind,
@@ -38,11 +41,17 @@ from pyro_nngp.hyperparameters import (
     release,
     scaled,
 )
+from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
 from pyro_nngp.models.base.starts import Start, start_from_data
+from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.storage import save
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -103,6 +112,9 @@ class GPMethod(GPModule):
     ) -> None:
         super().__init__()
         where = type(self).__name__
+        if torch.is_inference_mode_enabled():
+            cure = "Its tensors could not be trained: build it outside, and predict inside."
+            fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
         if start is not None:
             kernel, likelihood, mean = _copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
@@ -113,9 +125,8 @@ class GPMethod(GPModule):
             kernel = Matern52(x.shape[1])
         if kernel is not None:
             check_covariance(where, kernel, x)
-        if mean is not None and not callable(mean):
-            cure = "Pass a function (B, D) -> (B,) or a module."
-            fail(where, "mean", "to be callable", type(mean).__name__, cure, TypeError)
+        if mean is not None:
+            check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
         if jitter is not None:
             check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
@@ -127,6 +138,7 @@ class GPMethod(GPModule):
         self.register_buffer("x", x.clone())
         self.register_buffer("y", None if y is None else y.clone())
         self._try_mean(x[:2])
+        self._try_likelihood()
         self.metric, self._origin = metric, [] if start is None else [start]
         if not self.has_own_kernels:
             self.begin()
@@ -164,6 +176,39 @@ class GPMethod(GPModule):
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []
         release(self)  # what was tried in the constructors
+
+    def extra_repr(self) -> str:
+        """Sizes, dtype and device, then the method's own parameters, as ``print`` shows them."""
+        outputs = f", L={self.num_latents}" if self.latent_shape else ""
+        sizes = f"N={self.num_data}, D={self.x.shape[1]}{outputs}, {show_kind(self.x)}"
+        return ", ".join(part for part in (sizes, super().extra_repr()) if part)
+
+    def summary(self, probability: float = 0.95) -> "DataFrame":
+        """Table of the hyperparameters of kernel, likelihood and mean function.
+
+        Args:
+            probability: of the intervals.
+
+        Returns:
+            A pandas DataFrame with one row for each number, such as ``kernel.lengthscale[0]``, and the columns
+            ``estimate`` (the value, or the median of the guide where there is a prior), ``lower`` and ``upper`` (ends
+            of the guide's central interval; NaN for a point estimate) and ``prior`` (its class; empty without one).
+
+        Raises:
+            ValueError, TypeError: unless `probability` is a number in (0, 1).
+        """
+        return summarize(self, self.hyper_guide, probability)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the method with its data, neighbors and parameters to a file that ``pyro_nngp.load`` reads.
+
+        Args:
+            path: the file, in the safetensors format; its folder must exist.
+
+        Raises:
+            ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
+        """
+        save(self, path)
 
     @property
     def num_data(self) -> int:
@@ -241,6 +286,21 @@ class GPMethod(GPModule):
                 cure = "It is called with rows of x, (B, D)."
                 fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
 
+    def _try_likelihood(self) -> None:
+        """Raise if hyperparameters of the likelihood do not broadcast against the data."""
+        if self.likelihood is None:
+            return
+        f = self.x.new_zeros(*self.latent_shape, len(self.x))
+        want = f.shape if self.likelihood.num_latents is None else f.shape[1:]
+        with poutine.block(), seeded(0, f), torch.no_grad():
+            try:
+                found: Any = self.likelihood(f).batch_shape
+            except (RuntimeError, ValueError, IndexError) as error:
+                found = f"{type(error).__name__} ({error!s:.120})"
+        if found != want:
+            where, cure = type(self).__name__, "Give scalars; or (T, 1), one value for each of T outputs."
+            fail(where, "likelihood", f"with hyperparameters that broadcast to {tuple(want)}", found, cure)
+
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
@@ -307,6 +367,7 @@ def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tu
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
     likelihood.check(y)
+    check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
     if likelihood.num_latents is None:
         return outputs

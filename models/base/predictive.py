@@ -21,7 +21,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, fail
+from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, check_seed, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
@@ -124,7 +124,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         where = f"{type(self).__name__}.sample"
         check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
         if seed is not None:
-            check_int(where, "seed", seed, cure="None draws from the global random state.")
+            check_seed(where, seed)
         check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
         with seeded(seed, x_new):
             plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)

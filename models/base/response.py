@@ -31,8 +31,17 @@ from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
 
-_TRIED, _MOST_NEIGHBORS, _WORTHWHILE = 64, 256, 0.01
+_FIRST_NEIGHBORS = 32
+_TRIED = 64  # points at which numbers of neighbors are compared
+_MOST_NEIGHBORS, _WORTHWHILE = 512, 0.01  # for predictions; gain in log variance that another doubling has to bring
+_MOST_TRAINING, _WORTHWHILE_TRAINING = 128, 0.1  # in training, where each step pays for it
+_TABLE = 2**24  # entries of the table of neighbors beyond which training takes no more of them
 TREND_POINTS = 4096
+
+
+def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"]) -> int:
+    """K to build a graph with: the one given, or 32 as long as there are as many others."""
+    return min(_FIRST_NEIGHBORS, len(x) - 1) if num_neighbors is None else num_neighbors
 
 
 class ResponseMethod(PredictiveMethod):
@@ -66,25 +75,46 @@ class ResponseMethod(PredictiveMethod):
         """Number of neighbors that predictions take where none is given, at the present hyperparameters.
 
         That of training, doubled for as long as it lowers the predictive variance of y at 64 training points, given the
-        others, by more than 1 % on average; at most 256.
+        others, by more than 1 % on average; at most 512.
         """
+        return self._enough_neighbors(_MOST_NEIGHBORS, _WORTHWHILE)
+
+    @pyro_entry
+    @torch.no_grad()
+    def choose_neighbors(self) -> None:
+        """Double K as :meth:`prediction_neighbors` does where that lowers the variance by more than 10 %, up to 128.
+
+        For constructors whose K was not given, at the hyperparameters that training starts from. Smooth functions of
+        many inputs need it: there 32 neighbors leave most of the variance open. N K is at most 2^24.
+        """
+        most = min(_MOST_TRAINING, _TABLE // self.num_data)
+        enough = self._enough_neighbors(most, _WORTHWHILE_TRAINING)
+        if enough != self.graph.num_neighbors:
+            self.graph.resize(enough)
+
+    def _enough_neighbors(self, most: int, worthwhile: float) -> int:
+        """K, doubled for as long as that lowers the mean log predictive variance by more than `worthwhile`."""
+        enough, limit = self.graph.num_neighbors, min(most, self.num_data - 1)
+        if enough >= limit:
+            return enough
         self._place_medians()
         rows = torch.linspace(0, self.num_data - 1, min(self.num_data, _TRIED), device=self.x.device).long().unique()
-        limit = min(_MOST_NEIGHBORS, self.num_data - 1)
-        k, before = self.graph.num_neighbors, None
-        near = self.graph.others(max(k, limit), rows) if k < limit else None
-        while near is not None:
-            own, positions = distinct_rows(near[:, :k])
-            observations = self.observations(self._bound(), own, None)
-            noise = observations[1]
-            _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
-            spread = (var + noise.mean()).log().mean()
-            if before is not None and float(before - spread) < _WORTHWHILE:
-                return k // 2
-            if k == limit:
+        near = self.graph.others(limit, rows)
+        before = self._mean_log_variance(rows, near[:, :enough])
+        while enough < limit:
+            more = min(2 * enough, limit)
+            now = self._mean_log_variance(rows, near[:, :more])
+            if before - now < worthwhile:
                 break
-            k, before = min(2 * k, limit), spread
-        return k
+            enough, before = more, now
+        return enough
+
+    def _mean_log_variance(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> float:
+        """Average of the log predictive variance of y at some rows, given its neighbors."""
+        own, positions = distinct_rows(near)
+        observations = self.observations(self._bound(), own, None)
+        _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
+        return float((var + observations[1].mean()).log().mean())
 
     @property
     def can_solve_mean(self) -> bool:
@@ -128,7 +158,7 @@ class ResponseMethod(PredictiveMethod):
             normal, right = normal.sum(0), right.sum(0)
         size = normal.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
         system = normal * size[..., None] * size[..., None, :]
-        tril = torch.linalg.cholesky(system + 1e-9 * torch.eye(len(system.mT), dtype=system.dtype, device=x.device))
+        tril = torch.linalg.cholesky(system + 1e-9 * torch.eye(system.shape[-1], dtype=system.dtype, device=x.device))
         solution = size * torch.cholesky_solve((size * right)[..., None], tril)[..., 0]
         mean.assign(torch.atleast_2d(solution).mT)
 

@@ -36,7 +36,17 @@ from torch import Tensor, nn
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
-from pyro_nngp.kernels import Kernel, KernelMetric, Periodic, Product, Stationary, Sum, VerticalScaling, bind_double
+from pyro_nngp.kernels import (
+    Kernel,
+    KernelMetric,
+    Periodic,
+    Product,
+    Stationary,
+    Sum,
+    VerticalScaling,
+    bind,
+    bind_double,
+)
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.pseudo_observations import PseudoObservations, pseudo_observations, start_shape
@@ -252,13 +262,16 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             kernel.__dict__["variance"] = x.new_ones(())
             kernel.__dict__["variance"] = x.new_tensor(target / _mean_variance(kernel, x))
     elif isinstance(kernel, nn.Module):
-        for inner in kernel.modules():
-            if isinstance(inner, Kernel):
-                _place_variances(inner, free, target, x)
+        inner = [part for part in kernel.modules() if (id(part), "variance") in free]  # on other columns than x has
+        for each in inner:
+            each.__dict__["variance"] = x.new_ones(())
+        variance = x.new_tensor(target / _mean_variance(kernel, x))
+        for each in inner:
+            each.__dict__["variance"] = variance
 
 
-def _mean_variance(kernel: Kernel, x: Tensor) -> float:
-    return max(float(kernel.bind().diag(x).mean()), torch.finfo(torch.float32).tiny)
+def _mean_variance(kernel: Any, x: Tensor) -> float:
+    return max(float(bind(kernel).diag(x).mean()), torch.finfo(torch.float32).tiny)
 
 
 def _period(column: Tensor, obs: Tensor | None) -> Tensor:

@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_row_numbers, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
@@ -66,11 +66,22 @@ def nn_conditional(
 
     Reference: Datta, Banerjee, Finley, Gelfand (2016), "Hierarchical nearest-neighbor Gaussian process models".
     """
+    for arg, value in (("x", x), ("z", z)):
+        check_tensor("nn_conditional", arg, value)
     if x.dim() != 2 or z.dim() != 3 or z.shape[0] != x.shape[0] or z.shape[2] != x.shape[1]:
         fail("nn_conditional", "x, z", "of shapes (B, D), (B, K, D)", (tuple(x.shape), tuple(z.shape)), "Check both.")
+    if mask is not None:
+        check_tensor("nn_conditional", "mask", mask)
     if mask is not None and mask.shape != z.shape[:2]:
         fail("nn_conditional", "mask", f"of shape {tuple(z.shape[:2])}", tuple(mask.shape), "One flag per neighbor.")
     check_same_kind("nn_conditional", x=x, z=z)
+    if noise is not None:
+        check_tensor("nn_conditional", "noise", noise)
+        if noise.dim() > 2 or any(
+            have not in (1, need) for have, need in zip(noise.shape[::-1], z.shape[1::-1], strict=False)
+        ):
+            cure = "Give a variance for each neighbor of each point."
+            fail("nn_conditional", "noise", f"to broadcast to {tuple(z.shape[:2])}", tuple(noise.shape), cure)
 
     rows = torch.arange(z.shape[0] * z.shape[1], device=z.device).reshape(z.shape[:2])
     rows = rows if mask is None else torch.where(mask, rows, -1)
@@ -135,6 +146,8 @@ def _conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float | None
 ) -> tuple[Tensor, Tensor]:
     """Both public functions, on neighbors as rows of points and noise of shape (B, K) or (L, B, K)."""
+    if jitter is not None:
+        check_number("nn_conditional", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
     jitter = DEFAULT_JITTER if jitter is None else jitter
     if noise is not None:
         noise = noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape)).to(x.dtype)

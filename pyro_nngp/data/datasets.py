@@ -16,6 +16,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,8 +211,8 @@ def _dataset(
     **details: Any,
 ) -> Dataset:
     """Build a data set from arrays of any numeric type."""
-    if not dtype.is_floating_point:
-        fail("datasets", "dtype", "to be floating-point", dtype, "Use torch.float32 or torch.float64.", TypeError)
+    if dtype not in (torch.float32, torch.float64):
+        fail("datasets", "dtype", "to be torch.float32 or torch.float64", dtype, "Choose one.", TypeError)
     inputs, targets = (torch.from_numpy(np.ascontiguousarray(array)).to(dtype) for array in (x, y))
     return Dataset(name, inputs, targets, tuple(map(str, feature_names)), tuple(map(str, target_names)), **details)
 
@@ -239,6 +240,9 @@ def _scikit_learn(name: str, dtype: torch.dtype) -> Dataset:
 
 def _local_path(name: str) -> Path | None:
     """The user's file of that name, the first in alphabetical order if there are several."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
+        cure = "Letters, digits, '_', '-' and '.': the file lies in the folder or below it."
+        fail("load", "name", "to be the name of a data set", f"{name!r:.60}", cure)
     folder = os.environ.get(FOLDER_VARIABLE)
     return min(Path(folder).rglob(f"{name}.npz"), default=None) if folder else None
 

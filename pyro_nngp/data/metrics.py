@@ -20,7 +20,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_number, check_same_kind, check_tensor, fail
 
 
 def rmse(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"]) -> Float[Tensor, ""]:
@@ -54,6 +54,8 @@ def nll(y: Shaped[Tensor, "*N"], predictive: Distribution) -> Float[Tensor, ""]:
     shape = predictive.batch_shape + predictive.event_shape
     if y.shape != shape:
         fail("nll", "y", f"of the shape of one draw {tuple(shape)}", tuple(y.shape), "Reshape one of them.")
+    if y.dtype == torch.bool:
+        fail("nll", "y", "of a numeric dtype", y.dtype, "Call .float() on it.", TypeError)
     return -predictive.log_prob(y).mean()
 
 
@@ -187,6 +189,8 @@ def auc(y: Shaped[Tensor, "*N"], score: Float[Tensor, "*N"]) -> Float[Tensor, ""
     """
     _check("auc", y=y, score=score)
     _check_binary("auc", y)
+    if bool(score.isnan().any()):
+        fail("auc", "score", "to be ordered", f"{int(score.isnan().sum())} NaN", "Drop or impute them first.")
     positive = y.bool()
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
@@ -213,8 +217,10 @@ def brier(y: Shaped[Tensor, " N"], prob: Float[Tensor, " N"] | Float[Tensor, "N 
     if prob.dim() != 2:
         _check("brier", y=y, prob=prob)
         _check_binary("brier", y)
+        _check_probabilities("brier", prob)
         return (prob - y.to(prob.dtype)).square().mean()
     _check("brier", y=y, **{"prob[:, 0]": prob[:, 0]})
+    _check_probabilities("brier", prob)
     num_classes = prob.shape[1]
     if not bool(((y >= 0) & (y < num_classes) & (y == y.long())).all()):
         fail("brier", "y", f"to hold labels in 0..{num_classes - 1}", sorted(set(y.tolist()))[:5], "Recode the labels.")
@@ -254,6 +260,15 @@ def _check_binary(where: str, y: Tensor) -> None:
         fail(where, "y", "to hold labels 0 and 1", sorted(set(y.tolist()))[:5], "Recode the labels.")
 
 
+def _check_probabilities(where: str, prob: Tensor) -> None:
+    real = prob.is_floating_point()
+    rounding = 8 * torch.finfo(prob.dtype).eps if real else 0.0
+    if not real or not bool(((prob >= -rounding) & (prob <= 1 + rounding)).all()):
+        actual = f"{float(prob.min()):g}..{float(prob.max()):g} of {prob.dtype}"
+        fail(where, "prob", "to be numbers in [0, 1]", actual, "Pass probabilities.")
+
+
 def _check_alpha(where: str, alpha: float) -> None:
+    check_number(where, "alpha", alpha, cure="Use 0.05 for 95 % intervals.")
     if not 0 < alpha < 1:
         fail(where, "alpha", "in (0, 1)", alpha, "Use 0.05 for 95 % intervals.")

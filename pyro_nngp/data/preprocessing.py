@@ -4,13 +4,23 @@ A random split of spatial data asks for interpolation between close neighbors; `
 asks how a method bridges a gap. All splits are seeded and do not touch the global random state. Cost: O(N log N).
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_finite, check_inputs, check_tensor, fail
+from pyro_nngp._checks import (
+    check_finite,
+    check_inputs,
+    check_int,
+    check_memory,
+    check_number,
+    check_seed,
+    check_tensor,
+    fail,
+)
 
 
 def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tuple[Int[Tensor, " _"], ...]:
@@ -27,6 +37,14 @@ def random_split(num_points: int, fractions: Sequence[float], seed: int) -> tupl
     Raises:
         ValueError: if a share is not positive, they do not add to one, or a part would be empty.
     """
+    check_int("random_split", "num_points", num_points, 1)
+    check_memory("random_split", "row numbers", num_points, torch.int64)
+    check_seed("random_split", seed)
+    if not isinstance(fractions, Sequence) or isinstance(fractions, str | bytes) or not fractions:
+        cure = "List the shares."
+        fail("random_split", "fractions", "to be a list of numbers", f"{fractions!r:.40}", cure, TypeError)
+    for share in fractions:
+        check_number("random_split", "fractions", share, -math.inf)
     shares = torch.tensor(fractions, dtype=torch.float64)
     if bool((shares <= 0).any()) or abs(float(shares.sum()) - 1) > 1e-6:
         fail("random_split", "fractions", "to be positive with sum 1", tuple(fractions), "Rescale them.")
@@ -55,6 +73,9 @@ def block_split(x: Float[Tensor, "N D"], cell_size: float, fraction: float, seed
         ValueError: if an argument is out of range or nothing would be left to train on.
     """
     check_inputs("block_split", "x", x)
+    check_number("block_split", "cell_size", cell_size)
+    check_number("block_split", "fraction", fraction)
+    check_seed("block_split", seed)
     if not cell_size > 0:
         fail("block_split", "cell_size", "to be positive", cell_size, "Give the side of a block in the units of x.")
     if not 0 < fraction < 1:

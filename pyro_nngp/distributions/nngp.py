@@ -19,9 +19,18 @@ import torch
 from jaxtyping import Float, Int
 from pyro.distributions import TorchDistribution
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_new_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import (
+    check_finite,
+    check_new_inputs,
+    check_num_neighbors,
+    check_number,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.linalg import VecchiaFactor, solve_triangular
@@ -71,6 +80,17 @@ class NNGP(TorchDistribution):
             actual, cure = type(graph).__name__, "Build one from the points."
             fail("NNGP", "graph", "to be a NeighborGraph", actual, cure, TypeError)
         check_covariance("NNGP", kernel, graph.x)
+        if batch is not None and not isinstance(batch, Batch):
+            cure = "Pass graph.batch(rows), or None for all points."
+            fail("NNGP", "batch", "to be a Batch", type(batch).__name__, cure, TypeError)
+        if points is not None:
+            check_tensor("NNGP", "points", points)
+            check_same_kind("NNGP", x=graph.x, points=points)
+            if points.shape != graph.x.shape:
+                expectation, cure = f"of shape {tuple(graph.x.shape)}", "One in place of each of x."
+                fail("NNGP", "points", expectation, tuple(points.shape), cure)
+        if jitter is not None:
+            check_number("NNGP", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)
@@ -102,6 +122,11 @@ class NNGP(TorchDistribution):
         Cost: O(B K^3) for each set.
         """
         return self._conditionals.given(self.batch, noise)
+
+    def __repr__(self) -> str:
+        points = "" if self.is_whole else f"{len(self.batch.targets)} rows of "
+        copies = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"NNGP({self._conditionals.original!r}, {points}{self.graph!r}{copies})"
 
     @property
     def is_whole(self) -> bool:
@@ -145,6 +170,14 @@ class NNGP(TorchDistribution):
     def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
         """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
         return self.factor.whiten(value)
+
+    def _validate_sample(self, value: Any) -> None:
+        check_tensor("NNGP.log_prob", "value", value)
+        if value.dtype == torch.bool or value.shape[-1:] != self.event_shape:
+            expectation = f"to be numbers of shape (..., {self.event_shape[0]})"
+            actual = f"{value.dtype} of shape {tuple(value.shape)}"
+            fail("NNGP.log_prob", "value", expectation, actual, "Give a value for each point.")
+        super()._validate_sample(value)
 
     def _whole(self) -> Batch:
         return self.batch if self.is_whole else self.graph.batch()
@@ -234,6 +267,8 @@ class NNGP(TorchDistribution):
         if f.shape[-1:] != self.graph.x.shape[:1]:
             expectation, cure = f"of shape (..., {self.graph.num_points})", "Give a value for each point of the graph."
             fail(where, "f", expectation, tuple(f.shape), cure)
+        if not is_batchedtensor(f):
+            check_finite(where, "f", f)
 
 
 def draw_appended(
@@ -265,7 +300,7 @@ class _Conditionals:
     """Kernel, points and nugget, and the conditionals computed from them once per batch; shared by expanded copies."""
 
     def __init__(self, kernel: Any, points: Tensor, jitter: float | None) -> None:
-        self.kernel, self.points, self.jitter = bind(kernel), points, jitter
+        self.original, self.kernel, self.points, self.jitter = kernel, bind(kernel), points, jitter
         self._batch: Batch | None = None
         self._result: tuple[Tensor, Tensor] | None = None
 

@@ -16,6 +16,7 @@ from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters.description import describe
 from pyro_nngp.hyperparameters.positive import Unset
 from pyro_nngp.hyperparameters.scaled import Scaled
 from pyro_nngp.hyperparameters.threads import ThreadContext
@@ -67,6 +68,10 @@ class GPModule(PyroModule):
             self._unset[name] = cast(Tensor, value.init_value)
         else:
             self.__dict__.get("_unset", {}).pop(name, None)
+
+    def extra_repr(self) -> str:
+        """Hyperparameters with their values and priors, as ``print`` shows them."""
+        return describe(self, {name for part, name in unset_hyperparameters(self) if part is self})
 
     def named(self, name: str) -> "GPModule":
         """Put `name` and a dot before the names of the sites and parameters; returns the module itself.

@@ -1,5 +1,6 @@
 """Hyperparameters with priors: their guide, and values from posterior draws put in their place."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import Any
@@ -50,6 +51,20 @@ class HyperparameterGuide(PyroModule):
     def median(self) -> dict[str, Tensor]:
         """Give every attribute the median of its guide instead of a draw."""
         return self._place(lambda _, q, loc: q.transforms[0](loc))
+
+    @torch.no_grad()
+    def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
+        """Quantiles of each entry by module and attribute; exact where the support is that of the entries alone."""
+        shift, found = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
+        for i, (module, attribute) in enumerate(self._sites):
+            loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
+            transform = biject_to(_prior(module, attribute).support)
+            found[module, attribute] = transform(loc + shift.to(loc) * log_scale.exp())
+        return found
+
+    def extra_repr(self) -> str:
+        """The attributes that have a distribution here."""
+        return ", ".join(f"{type(module).__name__}.{attribute}" for module, attribute in self._sites) or "no priors"
 
     @torch.no_grad()
     def take(self, other: "HyperparameterGuide") -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, fail
+from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_seed, fail
 from pyro_nngp.neighbors import nearest
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex
 
@@ -57,6 +57,7 @@ def inducing_points(
     Raises:
         ValueError, TypeError: for too many or too few, or points unlike `x`.
     """
+    check_seed(where, seed)
     if isinstance(inducing, int):
         if not 1 < inducing <= len(x):
             fail(where, "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")

@@ -29,7 +29,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.linalg.cholesky import cholesky
@@ -191,6 +191,7 @@ def inducing_prior(
         return _NAMED[prior]
     if isinstance(prior, Distribution):
         return _checked(where, "inducing_prior", prior, f"a distribution over {shape}", shape)
+    check_callable(where, "inducing_prior", prior, "Give a name, a distribution or a function (kernel, z).")
     return prior
 
 

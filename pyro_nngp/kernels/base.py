@@ -158,6 +158,11 @@ class Kernel(GPModule):
         cov = self.bind()
         return cov.diag(x) if diag else cov(x, x if z is None else z)
 
+    def extra_repr(self) -> str:
+        """Input columns, then hyperparameters."""
+        columns = f"{self.input_dim}" if self.active_dims is None else f"active_dims={self.active_dims}"
+        return ", ".join(part for part in (columns, super().extra_repr()) if part)
+
     def __add__(self, other: "Kernel") -> "Sum":
         return Sum(self, other)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
 
@@ -79,9 +79,8 @@ class VerticalScaling(Kernel):
 
     def __init__(self, kern: Kernel, vscaling_fn: Callable[[Tensor], Tensor]) -> None:
         check_kernel(type(self).__name__, "kern", kern)
-        if not callable(vscaling_fn):
-            cure = "Pass a function of the inputs that returns one amplitude per point."
-            fail(type(self).__name__, "vscaling_fn", "to be callable", type(vscaling_fn).__name__, cure, TypeError)
+        cure = "Pass a function of the inputs that returns one amplitude per point."
+        check_callable(type(self).__name__, "vscaling_fn", vscaling_fn, cure)
         super().__init__(kern.input_dim, kern.active_dims)
         self.kern = kern
         self.vscaling_fn = vscaling_fn

@@ -57,7 +57,7 @@ def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: 
 
 def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Features of two inputs after moving the origin to the first point of x: one object if the inputs are one."""
-    origin = x[..., :1, :].detach()
+    origin = (x if x.shape[-2] else z)[..., :1, :].detach()
     mapped = features(x - origin)
     return mapped, mapped if z is x else features(z - origin)
 

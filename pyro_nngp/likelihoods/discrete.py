@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid, softplus
 from torch.special import log_ndtr
 
-from pyro_nngp._checks import check_choice, check_int, fail
+from pyro_nngp._checks import check_choice, check_int, check_tensor, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
 from pyro_nngp.likelihoods.quadrature import Focus, gauss_hermite
@@ -219,8 +219,11 @@ class Ordinal(Likelihood):
         self, cutpoints: Float[Tensor, " R"], link: Literal["logit", "probit"] = "logit", num_quadrature: int = 48
     ) -> None:
         super().__init__(num_quadrature)
+        check_tensor("Ordinal", "cutpoints", cutpoints)
+        cure = "Start e.g. from torch.linspace(-2, 2, C - 1)."
+        if not cutpoints.is_floating_point() or not bool(cutpoints.isfinite().all()):
+            fail("Ordinal", "cutpoints", "to be finite, in floating point", cutpoints.tolist(), cure)
         if cutpoints.dim() != 1 or len(cutpoints) < 1 or not bool((cutpoints.diff() > 0).all()):
-            cure = "Start e.g. from torch.linspace(-2, 2, C - 1)."
             fail("Ordinal", "cutpoints", "to be a strictly increasing vector", cutpoints.tolist(), cure)
         self.cutpoints: Any = PyroParam(cutpoints, constraints.ordered_vector)
         check_choice("Ordinal", "link", link, ("logit", "probit"))

@@ -6,7 +6,9 @@ Cost: O(B M^3). Symbols: B matrices of M x M.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import cast
 
 import torch
@@ -18,6 +20,19 @@ DEFAULT_JITTER = 1e-6
 
 _ESCALATION = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
 _PANEL, _PANELED = 16, range(80, 129)  # columns of a panel, and sizes at which LAPACK itself does not work in blocks
+
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def quiet_nuggets() -> Iterator[None]:
+    """Give extra nuggets without a warning, in this thread alone: for neighbors that no user asked for."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
 
 
 class NotPositiveDefiniteError(torch.linalg.LinAlgError):
@@ -80,12 +95,13 @@ def factorize(
         again[failed] = info > 0
         count, failed = int((extra > 0).sum()), again
         if not failed.any():
-            warnings.warn(
-                f"nn_conditional: {count} of the neighbor covariances were indefinite in {system.dtype} and took an "
-                f"extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale are "
-                "the usual cause; a larger jitter or float64 makes the nugget deliberate.",
-                stacklevel=2,
-            )
+            if not _QUIET.get():
+                warnings.warn(
+                    f"nn_conditional: {count} of the neighbor covariances were indefinite in {system.dtype} and took "
+                    f"an extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale "
+                    "are the usual cause; a larger jitter or float64 makes the nugget deliberate.",
+                    stacklevel=2,
+                )
             return tril, extra
     # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
     raise NotPositiveDefiniteError(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_same_kind, fail
+from pyro_nngp._checks import check_same_kind, check_tensor, fail
 from pyro_nngp.linalg import dependency_levels
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import FeatureMetric
@@ -28,7 +28,7 @@ class NeighborGraph(NeighborTable):
             :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
             distances of its own (blocked brute force).
         neighbors: instead of a search, the user's own rows (N, K): predecessors in the ordering, -1 padded. Such
-            a graph cannot be refreshed; the metric serves its queries.
+            a graph cannot be refreshed or resized; the metric serves its queries.
         backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
         nprobe: of the approximate search, see there.
         progress: whether a search above three seconds shows a progress bar.
@@ -67,17 +67,6 @@ class NeighborGraph(NeighborTable):
             neighbors = neighbors.clone()
         self.register_buffer("neighbors", neighbors)
 
-    def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
-        """As :meth:`~pyro_nngp.neighbors.table.NeighborTable.refresh`.
-
-        Raises:
-            ValueError, TypeError: likewise, and for a graph whose neighbors the user gave.
-        """
-        if self._given:
-            cure = "Give no neighbors at construction to have them searched."
-            fail("NeighborGraph.refresh", "neighbors", "to come from a search", "the user's own", cure)
-        super().refresh(metric)
-
     def levels(self) -> list[Int[Tensor, " _"]]:
         """Rows by dependency level: level 0 has no neighbors, others come one above the highest of their neighbors."""
         if self._levels is None:
@@ -85,6 +74,9 @@ class NeighborGraph(NeighborTable):
         return self._levels
 
     def _search(self, k: int) -> Int[Tensor, "N k"]:
+        if self._given:
+            cure = "Give no neighbors at construction to have them searched."
+            fail("NeighborGraph", "neighbors", "to come from a search", "the user's own", cure)
         index, positions = self._searcher()
         return self._rows(index.predecessors(k)[0])[positions]
 
@@ -98,6 +90,7 @@ class NeighborGraph(NeighborTable):
 
 def _check_neighbors(neighbors: Tensor, order: Tensor, k: int) -> None:
     where, n = "NeighborGraph", len(order)
+    check_tensor(where, "neighbors", neighbors)
     if neighbors.shape != (n, k) or neighbors.dtype != torch.int64:
         actual = f"{neighbors.dtype} of shape {tuple(neighbors.shape)}"
         fail(where, "neighbors", f"to be int64 of shape ({n}, {k})", actual, "Give rows of x, padded with -1.")

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pyro_nngp._checks import check_inputs, fail
+from pyro_nngp._checks import check_inputs, check_seed, fail
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -63,6 +63,9 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
         if not torch.equal(ordering.sort().values, torch.arange(size, device=ordering.device)):
             fail(where, "ordering", f"to hold each of 0..{size - 1} once", "repeats or others", "Give a permutation.")
         return ordering.to(x.device)
+    if not isinstance(ordering, str):
+        cure = "Use 'random' if in doubt."
+        fail(where, "ordering", f"one of {ORDERINGS} or a permutation", f"{ordering!r:.40}", cure, TypeError)
     if ordering == "random":
         return random_ordering(x, seed)
     if ordering == "maximin":
@@ -76,6 +79,7 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
 
 def random_ordering(x: Float[Tensor, "N D"], seed: int = 0) -> Int[Tensor, " N"]:
     """A uniformly random permutation, the same on every device, without touching the global random state."""
+    check_seed("random_ordering", seed)
     return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed)).to(x.device)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import (
     check_batch,
+    check_callable,
     check_finite,
     check_inputs,
     check_new_inputs,
@@ -27,6 +28,7 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
+from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
@@ -97,9 +99,8 @@ class NeighborTable(torch.nn.Module):
         where = type(self).__name__
         check_inputs(where, "x", x)
         check_num_neighbors(where, num_neighbors, len(x) - 1)
-        if metric is not None and not isinstance(metric, Tensor) and not callable(metric):
-            cure = "Pass lengthscales, or a function (n, D), (m, D) -> (n, m)."
-            fail(where, "metric", "to be callable", type(metric).__name__, cure, TypeError)
+        if metric is not None and not isinstance(metric, Tensor):
+            check_callable(where, "metric", metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
@@ -126,6 +127,10 @@ class NeighborTable(torch.nn.Module):
         """The metric of the search: the lengthscales that divide the inputs, a kernel's, or the user's function."""
         return self.lengthscale if self._metric is None else self._metric
 
+    def extra_repr(self) -> str:
+        """Sizes, dtype and device, as ``print`` shows them."""
+        return f"N={self.num_points}, D={self.x.shape[1]}, K={self.num_neighbors}, {show_kind(self.x)}"
+
     def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
         """Search again, in place: after points have moved, or in another metric. The ordering stays.
 
@@ -140,6 +145,16 @@ class NeighborTable(torch.nn.Module):
             self._set_metric(metric)
         self._forget()
         self.neighbors.copy_(self._search(self.num_neighbors))
+
+    def resize(self, num_neighbors: int) -> None:
+        """Search again for another number of neighbors, 1..N-1; the buffer ``neighbors`` becomes a new one.
+
+        Raises:
+            ValueError: if K is out of range.
+        """
+        check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
+        self._forget()
+        self.neighbors = self._search(num_neighbors)
 
     def query(
         self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None

@@ -98,7 +98,7 @@ def variational_optimum(
     """
     prior = factor.prepared()
     root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    one_step = isinstance(likelihood, Gaussian)
+    one_step, first = isinstance(likelihood, Gaussian), not bool(q.loc.any())
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
@@ -132,6 +132,13 @@ def variational_optimum(
         if one_step:
             break
     stays = not improved and max_steps > 0  # no step of any length raises the bound
+    if stays and first:
+        warnings.warn(
+            "variational_optimum: expected some natural-gradient step from the prior mean to raise the bound, got none "
+            "of any length. Check expected_log_prob of the likelihood and its gradient, or train q(u) by "
+            "gradients: fit(..., solve_every=0).",
+            stacklevel=2,
+        )
     if moved > _FAR and not (one_step or stays):
         warnings.warn(
             f"variational_optimum: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "

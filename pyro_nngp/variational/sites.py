@@ -107,7 +107,7 @@ class GaussianSites(GPModule):
         self.register_buffer("loc", graph.x.new_zeros(shape))
         self.register_buffer("variance", graph.x.new_ones(shape))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
-        self.register_load_state_dict_post_hook(lambda module, _: module._forget())
+        self.register_load_state_dict_post_hook(_forget_after_loading)
 
     @property
     def is_exact(self) -> bool:
@@ -265,12 +265,12 @@ class GaussianSites(GPModule):
     def _forget(self) -> None:
         self._pooled, self._near = None, None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_pooled": None, "_near": None}
+
     def _apply(self, fn: Any, recurse: bool = True) -> "GaussianSites":
         self._forget()
         return super()._apply(fn, recurse)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_pooled": None, "_near": None}
 
 
 def _alone(
@@ -288,3 +288,7 @@ def _alone(
         goal = spread * (mean / var + precision * target)
         loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
     return loc, spread
+
+
+def _forget_after_loading(sites: GaussianSites, _: object) -> None:
+    sites._forget()

@@ -153,6 +153,14 @@ def test_load_of_an_incomplete_file_says_what_it_holds(folder, arrays):
         datasets.load("mine")
 
 
+@pytest.mark.parametrize("name", ["../secret", "/etc/secret", "..", ".hidden", "a/b", "*", "", "a\0b", None, 3])
+@pytest.mark.parametrize("loader", [datasets.load, datasets.uci])
+def test_a_name_that_leaves_the_folder_is_refused(folder, loader, name):
+    np.savez(folder.parent / "secret.npz", X=np.ones((3, 2)), y=np.ones(3))
+    with pytest.raises(ValueError, match=r"load: expected name to be the name of a data set, got"):
+        loader(name)
+
+
 def test_load_never_unpickles(folder):
     np.savez(folder / "mine.npz", X=np.ones((1, 1)), y=np.array([object()]))
     with pytest.raises(ValueError, match="allow_pickle=False"):
@@ -160,7 +168,9 @@ def test_load_never_unpickles(folder):
 
 
 def test_integer_dtype_is_refused():
-    with pytest.raises(TypeError, match="datasets: expected dtype to be floating-point, got torch.int64"):
+    with pytest.raises(
+        TypeError, match="datasets: expected dtype to be torch.float32 or torch.float64, got torch.int64"
+    ):
         datasets.diabetes(dtype=torch.int64)
 
 

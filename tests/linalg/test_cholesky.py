@@ -63,3 +63,17 @@ def test_paneled_factor_is_lapacks(size):
     assert (info > 0).tolist() == [False, False, True, False, True]
     definite = torch.tensor([0, 1, 3])
     torch.testing.assert_close(tril[definite], torch.linalg.cholesky(system[definite]), rtol=1e-10, atol=1e-10)
+
+
+def test_nuggets_are_quiet_in_one_thread_alone():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from pyro_nngp.linalg import quiet_nuggets
+
+    system = torch.ones(1, 3, 3)
+    with quiet_nuggets():
+        cholesky(system, 0.0, escalate=True)  # warnings are errors
+        with ThreadPoolExecutor(1) as other, pytest.raises(UserWarning, match="took an extra nugget"):
+            other.submit(cholesky, system, 0.0, escalate=True).result()
+    with pytest.warns(UserWarning, match="took an extra nugget"):
+        cholesky(system, 0.0, escalate=True)

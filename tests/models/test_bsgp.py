@@ -672,9 +672,12 @@ def test_lognormal_priors():
             {"inducing_prior": dist.Normal(torch.zeros(M, 3), 1.0).to_event(2)},
             r"expected inducing_prior to be a distribution over \(6, 2\)",
         ),
-        ({"num_layers": 0}, r"expected num_layers to be an int >= 1"),
-        ({"num_draws": 1.5}, r"expected num_draws to be an int >= 1"),
-        ({"hidden_dim": 0}, r"expected hidden_dim to be an int >= 1"),
+        ({"num_layers": 0}, r"BSGP: expected num_layers >= 1, got 0"),
+        ({"num_draws": 1.5}, r"BSGP: expected num_draws to be an int, got 1.5"),
+        ({"hidden_dim": 0}, r"BSGP: expected hidden_dim >= 1, got 0"),
+        ({"hidden_dim": 10**15}, r"BSGP: expected hidden layers to fit into memory, got \d+ GiB"),
+        ({"inducing_prior": 3}, r"BSGP: expected inducing_prior to be callable, got int"),
+        ({"likelihood": Gaussian(torch.ones(3))}, r"expected likelihood with hyperparameters that broadcast to \("),
         ({"kernel": [RBF(2), RBF(2)]}, r"expected kernel to be a list of num_layers = 1, got 2 kernels"),
         ({"likelihood": dist.Normal}, r"BSGP: expected likelihood to be a Likelihood, got Distribution"),
         ({"likelihood": Poisson()}, r"Poisson"),
@@ -686,8 +689,28 @@ def test_lognormal_priors():
 def test_wrong_input(change, message):
     x, y = data()
     settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(0.2), "inducing": M} | change
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, MemoryError), match=message):
         BSGP(**settings)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_samples": float("nan")}, r"BSGP.sample: expected num_samples to be an int, got nan"),
+        ({"num_samples": 2.5}, r"BSGP.sample: expected num_samples to be an int, got 2.5"),
+        ({"num_samples": 0}, r"BSGP.sample: expected num_samples >= 1, got 0"),
+        ({"num_samples": 10**15}, r"BSGP.sample: expected draws to fit into memory, got \d+ GiB"),
+        ({"seed": 0.5}, r"BSGP.sample: expected seed to be an int, got 0.5"),
+        ({"x_new": torch.rand(3, 5, dtype=F64)}, r"BSGP.sample: expected x_new with 2 columns"),
+        ({"x_new": torch.rand(3, 2).half()}, r"BSGP.sample: expected x_new in float32, float64"),
+        ({"samples": None}, r"BSGP.sample: expected samples to be a dict"),
+    ],
+)
+def test_wrong_input_of_samples(change, message):
+    gp = gaussian_model("fitc")
+    arguments = {"x_new": data(3)[0], "num_samples": 2, "samples": several_draws(gp)} | change
+    with pytest.raises((ValueError, TypeError, MemoryError), match=message):
+        gp.sample(**arguments)
 
 
 def test_wrong_samples():

@@ -576,3 +576,26 @@ def test_priors_assigned_too_late_are_an_error():
     gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
         gp.guide()
+
+
+def test_counts_far_above_their_r_start_near_the_data():
+    x, f = data(dtype=torch.float32)
+    y = torch.poisson((6 + f).exp())
+    gp = LOO(x, y, likelihood=NegativeBinomial(), num_neighbors=6)
+    every = torch.arange(N)
+    started = gp.score(every)
+    gp.solve(20)
+    assert started < gp.score(every) + 0.3  # from the prior: some nats more, after 20 sweeps, too
+    assert gp.local.distribution(gp.likelihood.bind(), y, every).mean.max() < y.max() / 4
+
+
+@pytest.mark.parametrize("likelihood", [NegativeBinomial, Bernoulli])
+def test_steps_and_solutions_take_turns_until_the_leave_one_out_score_stops_improving(likelihood):
+    x, f = data(dtype=torch.float32)
+    y = torch.poisson((3 + f).exp()) if likelihood is NegativeBinomial else (f > 0).float()
+    gp = LOO(x, y, likelihood=likelihood(), num_neighbors=6)
+    before = gp.score(torch.arange(N))
+    result = fit(gp, progress=False)
+    assert (result.optimizer, result.converged) == ("lbfgs", True)
+    assert result.solves > 2
+    assert gp.score(torch.arange(N)) < before

@@ -174,3 +174,22 @@ def test_a_start_that_no_step_improves_is_kept():
     )
     assert not improved
     assert steps < 20
+
+
+def test_a_solution_that_never_begins_is_warned_of():
+    calls = []
+
+    class Stuck(Bernoulli):
+        """A likelihood that falls wherever one goes."""
+
+        def expected_log_prob(self, y, loc, var):
+            calls.append(loc)
+            value = super().expected_log_prob(y, loc, var)
+            return value - value.detach() - 1e6 * (len(calls) > 1)
+
+    x = torch.rand(30, 2, dtype=F64)
+    labels = (x.sum(-1) > 1).double()
+    gp = VNNGP(x, labels, Matern52(2, lengthscale=0.5), Stuck(), num_neighbors=5, posterior="mean-field")
+    calls.clear()
+    with pytest.warns(UserWarning, match="expected some natural-gradient step from the prior mean to raise the bound"):
+        gp.solve()

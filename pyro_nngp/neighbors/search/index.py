@@ -25,7 +25,15 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp import _memory as memory
-from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import (
+    check_choice,
+    check_inputs,
+    check_int,
+    check_num_neighbors,
+    check_same_kind,
+    check_tensor,
+    fail,
+)
 from pyro_nngp.native import search as compiled
 from pyro_nngp.neighbors.search.backends import (
     BruteForce,
@@ -152,8 +160,7 @@ class SearchIndex:
         progress: bool = True,
     ) -> None:
         _check_places("points", points)
-        if nprobe < 1:
-            fail("SearchIndex", "nprobe", "to be at least 1", nprobe, "Search at least one inverted list.")
+        check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
         self._tensor = points.detach()
         self._points: Floats = self._tensor.cpu().double().numpy()
@@ -244,8 +251,7 @@ def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
 def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
     """Resolve "auto", and refuse what cannot be done."""
     where = "SearchIndex"
-    if backend not in BACKENDS:
-        fail(where, "backend", f"to be one of {BACKENDS}", repr(backend), "Use 'auto' if in doubt.")
+    check_choice(where, "backend", backend, BACKENDS, "Use 'auto' if in doubt.")
     if metric is not None:
         if not callable(metric):
             fail(where, "metric", "to be callable", type(metric).__name__, "Map (n, D), (m, D) to (n, m).", TypeError)

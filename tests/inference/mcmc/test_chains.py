@@ -322,9 +322,9 @@ def test_starting_values_must_be_one_per_chain():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_samples": 0}, "SGMCMC: expected num_samples to be >= 1, got 0"),
-        ({"num_chains": 0}, "SGMCMC: expected num_chains to be >= 1, got 0"),
-        ({"checkpoint_every": 0}, "SGMCMC: expected checkpoint_every to be >= 1, got 0"),
+        ({"num_samples": 0}, "SGMCMC: expected num_samples >= 1, got 0"),
+        ({"num_chains": 0}, "SGMCMC: expected num_chains >= 1, got 0"),
+        ({"checkpoint_every": 0}, "SGMCMC: expected checkpoint_every >= 1, got 0"),
     ],
 )
 def test_arguments_are_checked(options, message):

@@ -9,7 +9,7 @@ import torch
 from pyro.infer import MCMC
 from pyro.infer.autoguide.initialization import init_to_value
 
-from pyro_nngp.inference import SGHMC, SGLD, SGMCMC
+from pyro_nngp.inference import SGHMC, SGLD, SGMCMC, SGNHT
 from pyro_nngp.inference.mcmc.settling import unsettled, warn_unsettled
 
 F64 = torch.float64
@@ -57,6 +57,24 @@ def test_a_hot_chain_is_reported():
         warnings.simplefilter("error")
         warn_unsettled("Here", torch.randn(2, 100, 1, dtype=F64), lambda marked: ["z"], 1.5, 0.1)
         warn_unsettled("Here", torch.arange(40.0, dtype=F64).reshape(1, 40, 1), lambda marked: ["z"], 9.0, 0.1)
+
+
+SPREADS = torch.tensor([1e-3, 0.1, 1.0, 30.0, 1e3], dtype=F64)
+
+
+def mixed_scales():
+    pyro.sample("z", dist.Normal(torch.zeros_like(SPREADS), SPREADS).to_event(1))
+
+
+@pytest.mark.parametrize("sampler", [SGLD, SGNHT, SGHMC])
+def test_a_start_a_thousand_deviations_away_is_forgotten(sampler):
+    pyro.set_rng_seed(0)
+    kernel = sampler(mixed_scales, num_steps=5, init_strategy=init_to_value(values={"z": 1e3 * SPREADS}))
+    mcmc = SGMCMC(kernel, 100, 300, 4, disable_progbar=True)
+    mcmc.run()  # warnings are errors
+    draws = mcmc.get_samples()["z"] / SPREADS
+    assert draws.mean(0).abs().max() < 0.6
+    assert (draws.std(0) - 1).abs().max() < 0.4
 
 
 def test_settled_chains_raise_no_alarm():

@@ -362,8 +362,12 @@ def test_optimization_needs_parameters():
     ("make", "error", "message"),
     [
         (lambda: SGLD("model", 0.1), TypeError, "SGLD: expected model to be callable, got str"),
-        (lambda: SGLD(model, 0.1, num_steps=0), ValueError, "SGLD: expected num_steps to be an int >= 1, got 0"),
-        (lambda: SGLD(model, 0.1, gradient_noise=-1.0), ValueError, "SGLD: expected gradient_noise to be a variance"),
+        (lambda: SGLD(model, 0.1, num_steps=0), ValueError, "SGLD: expected num_steps >= 1, got 0"),
+        (
+            lambda: SGLD(model, 0.1, gradient_noise=-1.0),
+            ValueError,
+            "SGLD: expected gradient_noise to be finite and >= 0, got -1.0",
+        ),
         (
             lambda: SGLD(model, adapt=False),
             ValueError,

@@ -413,6 +413,11 @@ def test_clipping_bounds_the_step():
         ({"schedule": 0.1}, r"expected schedule to be a Schedule, got float"),
         ({"validation": print}, r"expected validation to be a Validation, got builtin_function_or_method"),
         ({"checkpoint": 3}, r"Checkpoint: expected path to be a path, got int"),
+        ({"seed": 0.5}, r"expected seed to be an int, got 0.5"),
+        ({"seed": 2**64}, r"expected seed in -2\*\*63..2\*\*64-1, got 18446744073709551616"),
+        ({"device": "gpu"}, r"expected device to be a device of torch, got 'gpu'"),
+        ({"callback": 3}, r"expected callback to be callable, got int"),
+        ({"elbo": Trace_ELBO}, r"expected elbo to be a ELBO, got"),
         ({"batch": 3}, r"unexpected keyword argument 'batch'"),
     ],
 )
@@ -442,7 +447,7 @@ def test_wrong_groups_of_settings(build, message):
 
 
 def test_pairs_need_the_number_of_data_points_and_parameters():
-    with pytest.raises(ValueError, match=r"expected num_data to be a positive int, got None"):
+    with pytest.raises(TypeError, match=r"expected num_data to be an int, got None"):
         fit((lambda: None, lambda: None), 3)
     with pytest.raises(ValueError, match=r"expected method to have parameters to train"):
         fit((lambda: None, lambda: None), 3, num_data=3)
@@ -476,6 +481,34 @@ def test_counts_are_checked(arguments, message):
 def test_a_model_alone_is_refused():
     with pytest.raises(TypeError, match=r"expected method with model and guide, got method"):
         fit(gp().model, 3)
+
+
+def test_a_pair_is_of_functions():
+    with pytest.raises(TypeError, match=r"expected method to be a pair of functions .*, got \(method, int\)"):
+        fit((gp().model, 3), 3, num_data=40)
+
+
+@pytest.mark.parametrize(
+    ("off", "message"),
+    [
+        (torch.no_grad, r"expected gradients to be on, got torch.no_grad\(\). Call fit outside of it"),
+        (torch.inference_mode, r"expected gradients to be on, got torch.inference_mode\(\). Call fit outside of it"),
+    ],
+)
+def test_gradients_that_are_switched_off_are_an_error(off, message):
+    method = gp()
+    with off(), pytest.raises(RuntimeError, match=message):
+        fit(method, 3, **SETTINGS)
+    fit(method, 3, **SETTINGS)
+
+
+def test_a_method_made_in_inference_mode_is_refused():
+    with torch.inference_mode():
+        method = Line()
+        with pytest.raises(RuntimeError, match=r"VNNGP: expected gradients to be possible, .* build it outside"):
+            gp()
+    with pytest.raises(RuntimeError, match=r"expected parameters that can have gradients, .* Build the method outside"):
+        fit(method, 3, **SETTINGS)
 
 
 def test_a_prior_without_data_is_refused():

@@ -159,7 +159,9 @@ def test_the_optimizer_suits_the_loss():
     assert chosen(vecchia(), 5) == "adam"
     assert chosen(vecchia(), lr=0.1) == "adam"
     assert chosen(vecchia(), 5, optimizer="lbfgs") == "lbfgs"
-    assert chosen(LOO(x, (y > 0).double(), Matern52(2), Bernoulli(), num_neighbors=5)) == "adam"  # a row per datum
+    labels = LOO(x, (y > 0).double(), Matern52(2), Bernoulli(), num_neighbors=5)
+    assert chosen(labels) == "lbfgs"  # between solutions for what each datum has
+    assert chosen(labels, solve_every=0) == "adam"
     assert chosen(VNNGP(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "adam"
     prior = Matern52(2)
     prior.variance = PyroSample(dist.Gamma(torch.ones((), dtype=x.dtype), 1.0))
@@ -190,13 +192,13 @@ def test_positive_parameters_move_by_a_tenth_per_step_and_others_by_a_hundredth(
 
 def test_what_was_chosen_is_said_on_one_line():
     result = fit(vecchia(), progress=False)
-    pattern = (
-        r"FitResult\(converged: loss -?\d\.\d{4}, \d+ steps of L-BFGS on 200 rows, \d+ refreshes, \d solves, .* s\)"
-    )
+    steps = r"\d+ steps of L-BFGS on 200 rows, \d+ refreshes, K = 8, \d solves"
+    pattern = rf"FitResult\(converged: loss -?\d\.\d{{4}}, {steps}, .* s\)"
     assert re.fullmatch(pattern, repr(result))
     result = fit(vnngp(), 5, progress=False)
     assert result.converged is None
-    pattern = r"FitResult\(convergence unknown: loss .*, 5 steps of Adam on 120 rows, [01] refreshes, \d solves, .* s\)"
+    steps = r"5 steps of Adam on 120 rows, [01] refreshes, K = \d+, \d solves"
+    pattern = rf"FitResult\(convergence unknown: loss .*, {steps}, .* s\)"
     assert re.fullmatch(pattern, repr(result))
 
 

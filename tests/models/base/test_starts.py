@@ -189,7 +189,7 @@ def test_a_callable_and_a_deep_kernel(field):
     class Deep(nn.Module):
         def __init__(self):
             super().__init__()
-            self.net, self.kernel = nn.Linear(2, 2), Matern32(2)
+            self.net, self.kernel = nn.Linear(2, 3), Matern32(3)
 
         def forward(self, a, b):
             return self.kernel(self.net(a), self.net(b))
@@ -198,6 +198,7 @@ def test_a_callable_and_a_deep_kernel(field):
     before = deep.net.weight.detach().double().clone()
     Vecchia(x, y, deep)
     torch.testing.assert_close(deep.net.weight.detach(), before)
+    assert 0.1 < deep.kernel.variance.item() / y.var().item() < 10
     assert not unset_hyperparameters(deep)
 
 
@@ -251,6 +252,11 @@ def test_outputs_have_levels_of_their_own(field):
     both = torch.stack([y, 50 + y.flip(0)], -1)
     gp = Vecchia(x, both)
     torch.testing.assert_close(gp.mean.value.detach(), both.median(0).values)
+    gp.solve()
+    for output in range(2):
+        one = Vecchia(x, both[:, output], gp.kernel, gp.likelihood)
+        one.solve()
+        torch.testing.assert_close(gp.mean.value[output], one.mean.value)
 
 
 def test_correlated_outputs_in_raw_units(field):

@@ -1,0 +1,44 @@
+"""Files that are replaced atomically: a crash at any moment leaves either the old file or the new one."""
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+_NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+
+
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A new file to write, which takes the place of `path` once all is on the disk, or goes if anything fails.
+
+    Args:
+        path: the file; its folder must exist.
+    """
+    path = Path(path)
+    scratch = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    descriptor = os.open(scratch, _NEW, 0o666)
+    try:
+        with open(descriptor, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(scratch, path)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the renaming of a file last through a loss of power, where the system can do so."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with contextlib.suppress(OSError):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

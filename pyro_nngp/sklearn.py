@@ -1,0 +1,369 @@
+"""scikit-learn estimators: regression, classification and counts by nearest-neighbor Gaussian processes.
+
+They take arrays and frames (NumPy, pandas, polars) in raw units, return NumPy arrays, and train until convergence. The
+method behind them is at ``gp_`` once they are fitted. Computation is in float64.
+
+Cost: that of the method, and O(N) copies of the data.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor
+
+from pyro_nngp import models
+from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._random import seeded
+from pyro_nngp.inference import fit
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NegativeBinomial
+
+_METHODS = {"vecchia": "Vecchia", "loo": "LOO", "mllk": "MLLk", "vnngp": "VNNGP", "npvi": "NPVI", "svgp": "SVGP"}
+_DRAWS = 2_000  # behind a quantile where the distribution has no formula for it
+_BLOCK = 4_096  # new points of which so many draws are held at a time
+
+Method = Literal["vecchia", "loo", "mllk", "vnngp", "npvi", "svgp"]
+
+
+class _NearestNeighborGP(BaseEstimator):
+    """What the estimators share: data to tensors, training, draws and quantiles."""
+
+    gp_: Any
+
+    def __init__(
+        self,
+        *,
+        method: Method,
+        kernel: Any = None,
+        likelihood: Likelihood | None = None,
+        num_neighbors: int | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: Any = None,
+        random_state: Any = 0,
+    ) -> None:
+        self.method = method
+        self.kernel = kernel
+        self.likelihood = likelihood
+        self.num_neighbors = num_neighbors
+        self.method_options = method_options
+        self.fit_options = fit_options
+        self.device = device
+        self.random_state = random_state
+
+    def _train(self, x: NDArray, y: NDArray, likelihood: Likelihood | None, start: Any = None) -> None:
+        """Build the method on the data and train it until convergence."""
+        where = type(self).__name__
+        check_choice(where, "method", self.method, _METHODS)
+        seed = int(check_random_state(self.random_state).randint(2**31))
+        options = dict(self.method_options or {})
+        if self.method == "svgp":
+            options = {"inducing": min(500, len(x))} | options
+        elif self.num_neighbors is not None or len(x) <= 32:
+            options["num_neighbors"] = len(x) - 1 if self.num_neighbors is None else self.num_neighbors
+        inputs = torch.tensor(x, dtype=torch.float64, device=self.device)
+        targets = torch.tensor(y, dtype=torch.float64, device=self.device)
+        kernel = copy.deepcopy(self.kernel) if start is None else None
+        likelihood = copy.deepcopy(likelihood) if start is None else None
+        method = getattr(models, _METHODS[self.method])
+        self.gp_ = method(inputs, targets, kernel, likelihood, start=start, seed=seed, **options)
+        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+
+    def _extend(self, x: NDArray, y: NDArray, likelihood: Likelihood | None) -> None:
+        """Train on the data so far and new rows, from the hyperparameters found so far."""
+        before = self.gp_
+        x = np.concatenate([before.x.cpu().numpy(), x])
+        self._train(x, np.concatenate([before.y.cpu().numpy(), y]), likelihood, before)
+
+    def _inputs(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        x = validate_data(self, X, reset=False, dtype=np.float64)
+        return torch.tensor(x, device=self.gp_.x.device)
+
+    def _predictive(self, X: ArrayLike) -> Any:
+        inputs = self._inputs(X)
+        with torch.no_grad():
+            return self.gp_.predict(inputs)
+
+    def _quantiles(self, X: ArrayLike, levels: list[float]) -> NDArray:
+        """Quantiles of y, (P, len(levels)) or (P, T, len(levels))."""
+        inputs, blocks = self._inputs(X), []
+        levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
+        for rows in inputs.split(_BLOCK):
+            with torch.no_grad(), seeded(0, rows):
+                found = self.gp_.predict(rows)
+                if isinstance(found, torch.distributions.Normal):
+                    blocks.append(torch.stack([found.icdf(level) for level in levels_of], -1).movedim(-2, 0))
+                else:
+                    drawn = found.sample((_DRAWS,)).to(torch.float64)
+                    blocks.append(drawn.quantile(levels_of, 0).movedim(0, -1).movedim(-2, 0))
+        return torch.cat(blocks).cpu().numpy()
+
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
+        """Central predictive intervals of y.
+
+        Args:
+            X: inputs (P, D).
+            coverage: probability of the interval.
+
+        Returns:
+            Lower and upper ends, (P, 2), or (P, T, 2) for T outputs.
+
+        Raises:
+            ValueError: unless `coverage` is in (0, 1).
+        """
+        if not 0 < coverage < 1:
+            where = f"{type(self).__name__}.predict_interval"
+            fail(where, "coverage", "in (0, 1)", coverage, "Pass a probability such as 0.95.")
+        return self._quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray:
+        """Draws of y from the joint posterior predictive distribution.
+
+        Args:
+            X: inputs (P, D).
+            n_samples: number of draws.
+            random_state: seed or generator.
+
+        Returns:
+            Draws, (P, n_samples), or (P, T, n_samples) for T outputs.
+        """
+        inputs, seed = self._inputs(X), int(check_random_state(random_state).randint(2**31))
+        with torch.no_grad(), seeded(seed, inputs):
+            f = self.gp_.sample(inputs, n_samples)
+            likelihood = self.gp_.likelihood.bind()
+            f = f if likelihood.num_latents is None else f.movedim(1, 0)  # the likelihood takes latent functions first
+            drawn = likelihood(f).sample()
+        return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
+
+
+class NNGPRegressor(RegressorMixin, _NearestNeighborGP):
+    """Regression with a nearest-neighbor Gaussian process, one output or several.
+
+    Args:
+        method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`.
+        kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is Matern52 with one lengthscale per column.
+        likelihood: of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
+        num_neighbors: K; None is the method's default, or all other points where there are few.
+        method_options: further arguments of the method, such as ``{"mean": LinearMean(2)}``.
+        fit_options: arguments of :func:`pyro_nngp.fit`, such as ``{"max_seconds": 60}``.
+        device: where to compute, such as "cuda"; None is the CPU.
+        random_state: of orderings and minibatches.
+
+    Attributes:
+        gp_: the trained method.
+        result_: the :class:`~pyro_nngp.inference.FitResult`.
+        kernel_: the trained kernel.
+        noise_: variance of the noise; only with a Gaussian likelihood.
+        n_features_in_, feature_names_in_: as in scikit-learn.
+
+    Raises:
+        ValueError, TypeError: for malformed data or arguments.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: Method = "vecchia",
+        kernel: Any = None,
+        likelihood: Likelihood | None = None,
+        num_neighbors: int | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: Any = None,
+        random_state: Any = 0,
+    ) -> None:
+        super().__init__(
+            method=method,
+            kernel=kernel,
+            likelihood=likelihood,
+            num_neighbors=num_neighbors,
+            method_options=method_options,
+            fit_options=fit_options,
+            device=device,
+            random_state=random_state,
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    @property
+    def kernel_(self) -> Any:
+        """The trained kernel."""
+        check_is_fitted(self)
+        return self.gp_.kernel
+
+    @property
+    def noise_(self) -> float:
+        """Variance of the noise."""
+        check_is_fitted(self)
+        if not isinstance(self.gp_.likelihood, Gaussian):
+            raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
+        return float(self.gp_.likelihood.variance.detach())
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPRegressor":
+        """Train on X (N, D) and y (N,) or (N, T)."""
+        x, targets = self._data(X, y, reset=True)
+        self._train(x, targets, self.likelihood)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPRegressor":
+        """Append rows and train further, from the hyperparameters found so far."""
+        if not hasattr(self, "gp_"):
+            return self.fit(X, y)
+        self._extend(*self._data(X, y, reset=False), self.likelihood)
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> NDArray | tuple[NDArray, NDArray]:
+        """Predictive mean of y at X, (P,) or (P, T); with `return_std` also its standard deviation, noise included."""
+        found = self._predictive(X)
+        mean = found.mean.movedim(-1, 0).cpu().numpy()
+        return (mean, found.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
+
+    def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
+        x, targets = validate_data(
+            self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        return x, np.asarray(targets, dtype=np.float64)
+
+
+class NNGPCountRegressor(NNGPRegressor):
+    """Regression of counts on a nearest-neighbor Gaussian process by a log link.
+
+    Args:
+        method: as in :class:`NNGPRegressor`, of those that take counts: "vnngp", "loo", "npvi" or "svgp".
+        kernel, num_neighbors, method_options, fit_options, device, random_state: as in :class:`NNGPRegressor`.
+        likelihood: copied; None is NegativeBinomial.
+
+    Attributes:
+        gp_, result_, kernel_, n_features_in_, feature_names_in_: as in :class:`NNGPRegressor`.
+
+    Raises:
+        ValueError, TypeError: for malformed data or arguments, and for what are not counts.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: Method = "vnngp",
+        kernel: Any = None,
+        likelihood: Likelihood | None = None,
+        num_neighbors: int | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: Any = None,
+        random_state: Any = 0,
+    ) -> None:
+        super().__init__(
+            method=method,
+            kernel=kernel,
+            likelihood=likelihood,
+            num_neighbors=num_neighbors,
+            method_options=method_options,
+            fit_options=fit_options,
+            device=device,
+            random_state=random_state,
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPCountRegressor":
+        """Train on X (N, D) and counts y (N,) or (N, T)."""
+        x, targets = self._data(X, y, reset=True)
+        self._train(x, targets, NegativeBinomial() if self.likelihood is None else self.likelihood)
+        return self
+
+
+class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
+    """Classification by nearest-neighbor Gaussian processes: one for two classes, else one for each class.
+
+    Args:
+        method: as in :class:`NNGPRegressor`, of those that take classes: "vnngp", "loo", "npvi" or "svgp".
+        kernel, num_neighbors, method_options, fit_options, device, random_state: as in :class:`NNGPRegressor`.
+        likelihood: copied; None is Bernoulli for two classes and Categorical for more.
+
+    Attributes:
+        classes_: the labels.
+        gp_, result_, n_features_in_, feature_names_in_: as in :class:`NNGPRegressor`.
+
+    Raises:
+        ValueError, TypeError: for malformed data or arguments, and for data of one class.
+    """
+
+    classes_: NDArray
+
+    def __init__(
+        self,
+        *,
+        method: Method = "vnngp",
+        kernel: Any = None,
+        likelihood: Likelihood | None = None,
+        num_neighbors: int | None = None,
+        method_options: Mapping[str, Any] | None = None,
+        fit_options: Mapping[str, Any] | None = None,
+        device: Any = None,
+        random_state: Any = 0,
+    ) -> None:
+        super().__init__(
+            method=method,
+            kernel=kernel,
+            likelihood=likelihood,
+            num_neighbors=num_neighbors,
+            method_options=method_options,
+            fit_options=fit_options,
+            device=device,
+            random_state=random_state,
+        )
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPClassifier":
+        """Train on X (N, D) and labels y (N,) of any kind."""
+        x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        check_classification_targets(labels)
+        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
+        self._train(x, numbers, self._default_likelihood())
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
+        """Append rows of known classes and train further, from the hyperparameters found so far."""
+        if not hasattr(self, "gp_"):
+            return self.fit(X, y)
+        x, labels = validate_data(self, X, y, reset=False, dtype=np.float64)
+        unknown = np.setdiff1d(labels, self.classes_)
+        if len(unknown):
+            where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
+            fail(where, "y", f"of the classes {self.classes_.tolist()}", unknown.tolist(), cure)
+        self._extend(x, np.searchsorted(self.classes_, labels), self._default_likelihood())
+        return self
+
+    def predict_proba(self, X: ArrayLike) -> NDArray:
+        """Predictive probabilities of the classes, (P, number of classes)."""
+        probs = self._predictive(X).probs
+        probs = torch.stack([1 - probs, probs], -1) if len(self.classes_) == 2 else probs
+        return probs.cpu().numpy()
+
+    def predict(self, X: ArrayLike) -> NDArray:
+        """The most probable class at each row of X, (P,)."""
+        probs = self.predict_proba(X)
+        return self.classes_[probs.argmax(-1)]
+
+    def _default_likelihood(self) -> Likelihood:
+        if self.likelihood is not None:
+            return self.likelihood
+        return Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_))
+
+
+__all__ = ["NNGPClassifier", "NNGPCountRegressor", "NNGPRegressor"]

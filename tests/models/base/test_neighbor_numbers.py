@@ -1,0 +1,113 @@
+"""How many neighbors are enough: in training where K was not given, and in predictions."""
+
+import itertools
+
+import pytest
+import torch
+from oracles.dense import dense_covariance
+
+from pyro_nngp.data import nll
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.models import LOO, Vecchia
+
+methods = pytest.mark.parametrize("method", [Vecchia, LOO])
+
+
+def smooth(n, dim, noise=0.01):
+    """A smooth function of all inputs, as of a robot arm."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(n, dim, generator=generator, dtype=torch.float64)
+    slopes = torch.randn(20, dim, generator=generator, dtype=torch.float64) / dim**0.5
+    y = (x @ slopes.T + 6 * torch.rand(20, generator=generator, dtype=torch.float64)).cos().sum(-1) / 3
+    return x, y + noise * torch.randn(n, generator=generator, dtype=torch.float64)
+
+
+def dense_gains(gp, sizes):
+    """Falls of the mean log variance of y at 64 rows from each number of neighbors to the next."""
+    rows = torch.linspace(0, len(gp.x) - 1, 64).long()
+    noise = gp.likelihood.variance.detach().double()
+    cov = dense_covariance(gp.kernel, gp.x).detach() + noise * torch.eye(len(gp.x), dtype=torch.float64)
+    places = gp.x / gp.kernel.lengthscale.detach()
+    nearest = torch.cdist(places[rows], places).argsort(-1)[:, 1:]
+    means = []
+    for k in sizes:
+        near = nearest[:, :k]
+        half = torch.linalg.solve_triangular(
+            torch.linalg.cholesky(cov[near[:, :, None], near[:, None, :]]),
+            cov[near, rows[:, None]][..., None],
+            upper=False,
+        )
+        means.append((cov[rows, rows] - half.square().sum((-1, -2))).log().mean())
+    return [float(a - b) for a, b in itertools.pairwise(means)]
+
+
+@methods
+def test_many_smooth_inputs_take_more_neighbors(method):
+    x, y = smooth(700, 8)
+    kernel = Matern52(8, variance=torch.tensor(3.0), lengthscale=torch.full((8,), 4.0))
+    gp = method(x, y, kernel, Gaussian(0.001))
+    gains = dense_gains(gp, (32, 64, 128))
+    assert min(gains) > 0.15
+    assert gp.graph.num_neighbors == 128
+    assert gp.graph.neighbors.shape == (700, 128)
+
+
+@methods
+def test_two_inputs_and_labels_keep_32_and_few_rows_take_all_others(method):
+    x, y = smooth(700, 2)
+    assert method(x, y).graph.num_neighbors == 32
+    assert method(x, y, num_neighbors=7).graph.num_neighbors == 7
+    assert method(x[:11], y[:11]).graph.num_neighbors == 10
+    x, y = smooth(300, 8)
+    if method is LOO:
+        assert LOO(x, (y > 0).double(), likelihood=Bernoulli()).graph.num_neighbors == 32
+
+
+@pytest.mark.parametrize(("lengthscale", "want"), [(0.3, 8), (3.0, None)])
+def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, want):
+    x, y = smooth(600, 4)
+    gp = Vecchia(x, y, Matern52(4, variance=1.0, lengthscale=lengthscale), Gaussian(0.01), num_neighbors=8)
+    sizes = [8, 16, 32, 64, 128, 256, 512]
+    gains = dense_gains(gp, sizes)
+    assert min(abs(gain - 0.01) for gain in gains) > 1e-4  # the rule is not decided by rounding
+    enough = next((k for k, gain in zip(sizes, gains, strict=False) if gain < 0.01), 512)
+    assert gp.prediction_neighbors() == enough
+    assert enough == want if want else enough > 8
+
+
+def test_a_last_doubling_that_does_not_fit_is_no_reason_for_fewer():
+    x, y = smooth(13, 2)
+    gp = Vecchia(x, y, Matern52(2, variance=1.0, lengthscale=0.01), Gaussian(0.1), num_neighbors=8)
+    assert gp.prediction_neighbors() == 8  # 12 others bring nothing
+
+
+def test_the_result_names_the_number_of_neighbors():
+    x, y = smooth(60, 2)
+    result = fit(Vecchia(x, y), progress=False)
+    assert result.num_neighbors == 32
+    assert ", K = 32" in repr(result)
+
+
+def test_a_graph_is_resized_in_place():
+    x, y = smooth(50, 2)
+    gp = Vecchia(x, y, num_neighbors=5)
+    levels = gp.graph.levels()
+    gp.graph.resize(9)
+    assert torch.equal(gp.graph.neighbors, Vecchia(x, y, num_neighbors=9).graph.neighbors)
+    assert len(gp.graph.levels()) > len(levels)
+    with pytest.raises(ValueError, match=r"NeighborGraph.resize: expected num_neighbors in 1..49, got 50"):
+        gp.graph.resize(50)
+
+
+@pytest.mark.slow
+@methods
+def test_more_neighbors_in_training_predict_better(method):
+    x, y = smooth(1300, 8)
+    scores = []
+    for k in (32, None):
+        gp = method(x[:800], y[:800], num_neighbors=k)
+        fit(gp, progress=False)
+        scores.append(float(nll(y[800:], gp.predict(x[800:]))))
+    assert scores[1] < scores[0] - 0.1

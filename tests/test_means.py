@@ -1,0 +1,26 @@
+"""Mean functions by themselves."""
+
+import pytest
+import torch
+
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models import VNNGP, Vecchia
+
+
+def test_a_constant_that_is_assigned_is_a_constant_that_is_set():
+    x = torch.rand(40, 2)
+    y = 100 + torch.randn(40)
+    mean = ConstantMean()
+    mean.value = 3.0
+    gp = VNNGP(x, y, num_neighbors=5, mean=mean)
+    assert gp.mean.value.item() == pytest.approx(3.0)
+    gp.mean.value = 7.0
+    assert gp.mean(x[:2]).tolist() == pytest.approx([7.0, 7.0])
+    assert gp.mean.value.requires_grad
+    assert Vecchia(x, y, num_neighbors=5).mean.value.item() == pytest.approx(100, abs=1)
+
+
+def test_constants_of_several_functions_are_assigned_together():
+    mean = ConstantMean(num_latents=2)
+    mean.value = torch.tensor([1.0, 2.0])
+    assert mean(torch.zeros(3, 1)).tolist() == [[1.0, 2.0]] * 3

@@ -1,0 +1,157 @@
+"""The scikit-learn estimators: raw units in, calibrated answers out, and scikit-learn's own checks."""
+
+import pickle
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Poisson, StudentT
+from pyro_nngp.sklearn import NNGPClassifier, NNGPCountRegressor, NNGPRegressor
+
+QUICK = {"num_steps": 3}
+NO_COUNTS = "its targets are no counts"
+
+
+def field(n, seed=0):
+    """Stations in UTM meters, a smooth function of the place, and standard normal noise."""
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(0, 1, (n, 2))
+    frame = pd.DataFrame({"easting": 5e5 + 4e4 * x[:, 0], "northing": 5e6 + 4e4 * x[:, 1]})
+    return frame, np.sin(7 * x[:, 0]) + np.cos(5 * x[:, 1]), rng.standard_normal(n)
+
+
+def test_a_frame_in_raw_units_gives_calibrated_predictions():
+    X, f, noise = field(700)
+    y = pd.Series(3e5 + 1e5 * (f + 0.2 * noise))
+    model = NNGPRegressor().fit(X[:500], y[:500])
+    mean, std = model.predict(X[500:], return_std=True)
+    assert model.score(X[500:], y[500:]) > 0.93
+    assert abs(std.mean() / 2e4 - 1) < 0.25
+    interval = model.predict_interval(X[500:], 0.9)
+    inside = (interval[:, 0] < y[500:]) & (y[500:] < interval[:, 1])
+    assert 0.83 < inside.mean() < 0.96
+    np.testing.assert_allclose(interval.mean(1), mean)
+    assert 0.5 < model.noise_ / 4e8 < 2
+    assert list(model.feature_names_in_) == ["easting", "northing"]
+    assert repr(model.kernel_).startswith("Matern52(2, variance=")
+
+
+def test_draws_have_the_moments_of_predictions():
+    X, f, noise = field(200)
+    model = NNGPRegressor(fit_options=QUICK).fit(X, np.stack([f, 9 + f + noise], 1))
+    mean, std = model.predict(X[:5], return_std=True)
+    assert mean.shape == std.shape == (5, 2)
+    draws = model.sample_y(X[:5], 3000, random_state=1)
+    assert draws.shape == (5, 2, 3000)
+    np.testing.assert_allclose(draws.mean(-1), mean, atol=5 * std.max() / 3000**0.5)
+    np.testing.assert_allclose(draws.std(-1), std, rtol=0.1)
+    assert model.predict_interval(X[:5]).shape == (5, 2, 2)
+    np.testing.assert_array_equal(draws, model.sample_y(X[:5], 3000, random_state=1))
+
+
+@pytest.mark.parametrize("labels", [["no", "yes"], [3, 7, 11]])
+def test_labels_of_any_kind_are_classified(labels):
+    X, f, noise = field(300)
+    cut = np.digitize(f + 0.1 * noise, [0.0] if len(labels) == 2 else [-0.5, 0.7])
+    y = np.array(labels)[cut]
+    model = NNGPClassifier(num_neighbors=10).fit(X[:200], y[:200])
+    assert list(model.classes_) == labels
+    assert model.score(X[200:], y[200:]) > 0.88
+    probs = model.predict_proba(X[200:])
+    np.testing.assert_allclose(probs.sum(1), 1)
+    assert set(model.predict(X[200:])) <= set(labels)
+
+
+@pytest.mark.parametrize("likelihood", [None, Poisson()])
+def test_counts_have_means_and_intervals_of_counts(likelihood):
+    X, f, _ = field(400)
+    rate = np.exp(1 + f)
+    y = np.random.default_rng(1).poisson(rate)
+    model = NNGPCountRegressor(likelihood=likelihood, num_neighbors=10).fit(X[:300], y[:300])
+    assert np.corrcoef(np.log(model.predict(X[300:])), np.log(rate[300:]))[0, 1] > 0.95
+    lower, upper = model.predict_interval(X[300:], 0.9).T
+    assert ((lower <= y[300:]) & (y[300:] <= upper)).mean() > 0.85
+
+
+def test_rows_can_be_appended():
+    X, f, noise = field(300)
+    y = f + 0.1 * noise
+    model = NNGPRegressor().partial_fit(X[:40], y[:40])
+    before = model.score(X[200:], y[200:])
+    model.partial_fit(X[40:200], y[40:200])
+    assert model.gp_.num_data == 200
+    assert model.score(X[200:], y[200:]) > max(before, 0.9)
+    labels = np.where(y > 0, "a", "b")
+    classifier = NNGPClassifier(fit_options=QUICK, num_neighbors=5).partial_fit(X[:50], labels[:50])
+    assert classifier.partial_fit(X[50:80], labels[50:80]).gp_.num_data == 80
+    with pytest.raises(ValueError, match=r"of the classes \['a', 'b'\], got \['c'\]"):
+        classifier.partial_fit(X[:2], ["a", "c"])
+
+
+def test_pipelines_searches_clones_and_pickles():
+    X, f, noise = field(120)
+    y = f + 0.1 * noise
+    pipeline = make_pipeline(StandardScaler(), NNGPRegressor(kernel=Matern32(2), fit_options=QUICK))
+    search = GridSearchCV(pipeline, {"nngpregressor__num_neighbors": [3, 10]}, cv=2).fit(X, y)
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(again.predict(X), search.predict(X))
+    model = search.best_estimator_[-1]
+    assert type(model.kernel_) is Matern32
+    assert model.kernel_ is not model.kernel  # that of the user stays as it was
+    with pytest.raises(NotFittedError):
+        clone(model).predict(X)
+
+
+def test_other_methods_and_likelihoods():
+    X, f, noise = field(100)
+    for settings in ({"method": "loo"}, {"method": "svgp"}, {"method": "vnngp", "likelihood": StudentT(4.0)}):
+        model = NNGPRegressor(fit_options=QUICK, **settings).fit(X, f + 0.1 * noise)
+        assert np.isfinite(model.predict(X[:3], return_std=True)).all()
+    with pytest.raises(AttributeError, match="a StudentT likelihood has no noise variance"):
+        model.noise_  # noqa: B018
+
+
+def test_errors_name_the_cure():
+    X, f, noise = field(60)
+    with pytest.raises(ValueError, match="NNGPRegressor: expected method to be 'vecchia' or"):
+        NNGPRegressor(method="kriging").fit(X, f)
+    with pytest.raises(ValueError, match="NNGPClassifier: expected y of two classes or more"):
+        NNGPClassifier().fit(X, np.ones(60))
+    model = NNGPRegressor(fit_options=QUICK).fit(X, f + noise)
+    with pytest.raises(ValueError, match="predict_interval: expected coverage in \\(0, 1\\), got 95"):
+        model.predict_interval(X, 95)
+
+
+def expected_failures(estimator):
+    """Checks whose targets are real numbers."""
+    if not isinstance(estimator, NNGPCountRegressor):
+        return {}
+    names = (
+        "check_fit_check_is_fitted",
+        "check_fit_idempotent",
+        "check_n_features_in",
+        "check_n_features_in_after_fitting",
+        "check_regressor_data_not_an_array",
+        "check_regressor_multioutput",
+        "check_regressors_no_decision_function",
+        "check_regressors_train",
+    )
+    return dict.fromkeys(names, NO_COUNTS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+@parametrize_with_checks(
+    [NNGPRegressor(fit_options=QUICK), NNGPClassifier(fit_options=QUICK), NNGPCountRegressor(fit_options=QUICK)],
+    expected_failed_checks=expected_failures,
+)
+def test_scikit_learns_own_checks(estimator, check):
+    check(estimator)
