@@ -40,7 +40,7 @@ from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
-_LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
+LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
 
 class SWSGP(PredictiveMethod):
@@ -115,8 +115,8 @@ class SWSGP(PredictiveMethod):
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         z = inducing_points("SWSGP", x, inducing, seed)
         check_num_neighbors("SWSGP", num_neighbors, len(z))
-        if not mean_field and len(z) > _LARGEST_FULL:
-            fail("SWSGP", "mean_field", f"True beyond M = {_LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
+        if not mean_field and len(z) > LARGEST_FULL:
+            fail("SWSGP", "mean_field", f"True beyond M = {LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
         self.num_neighbors, self.mean_field = num_neighbors, mean_field
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
         self.search_metric: Any = None  # where lengthscales do not say all
@@ -154,12 +154,12 @@ class SWSGP(PredictiveMethod):
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
         self.start_guide(idx)
-        neighbors = self._neighbors(idx) if neighbors is None else neighbors
+        neighbors = self.neighbors(idx) if neighbors is None else neighbors
         return self._u_and_f(self.plates(idx), idx, neighbors, self._local(neighbors))
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
-        return idx, self._neighbors(idx)
+        return idx, self.neighbors(idx)
 
     @pyro_entry
     @torch.no_grad()
@@ -174,7 +174,7 @@ class SWSGP(PredictiveMethod):
         self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
     ) -> Tensor:
         """The sites u and f; in the guide (q given) f carries its own marginal for the integrating ELBO."""
-        x, neighbors = self._inputs(idx), self._neighbors(idx) if neighbors is None else neighbors
+        x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
         mean, (data, latents) = self._mean_at(x), plates
         if q is None:
             w, var, tril = local_conditional(self.kernel, x, self.z[neighbors], self.jitter)
@@ -228,10 +228,10 @@ class SWSGP(PredictiveMethod):
         """
         if sampled:
             _refuse({})
-        if self.num_inducing > _LARGEST_FULL:
-            expectation, cure = f"to be at most {_LARGEST_FULL}", "It takes M x M. Score held-out data instead."
+        if self.num_inducing > LARGEST_FULL:
+            expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
             fail("SWSGP.loo", "M", expectation, self.num_inducing, cure)
-        near, leave_one_out = self._neighbors(None), InducingLeaveOneOut(fitc=False)
+        near, leave_one_out = self.neighbors(None), InducingLeaveOneOut(fitc=False)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             cov = bind(self.kernel)
@@ -269,7 +269,7 @@ class SWSGP(PredictiveMethod):
         loc = torch.stack([(w * values[..., plan]).sum(-1) for values in u])
         return self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc)
 
-    def _neighbors(self, idx: Tensor | None) -> Tensor:
+    def neighbors(self, idx: Tensor | None) -> Tensor:
         """The nearest inducing points of a batch of data points."""
         if self.data_neighbors is None:
             return self._nearest(self._inputs(idx))

@@ -221,7 +221,7 @@ class ResponseMethod(PredictiveMethod):
 
         They are under the guide of what makes them Gaussian, or given a posterior draw.
         """
-        raise NotImplementedError
+        self.undefined("observations")
 
     def _given_neighbors(
         self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor
