@@ -39,9 +39,9 @@ _TABLE = 2**24  # entries of the table of neighbors beyond which training takes 
 TREND_POINTS = 4096
 
 
-def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"]) -> int:
-    """K to build a graph with: the one given, or 32 as long as there are as many others."""
-    return min(_FIRST_NEIGHBORS, len(x) - 1) if num_neighbors is None else num_neighbors
+def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS) -> int:
+    """K to build a graph with: the one given, or the usual one as long as there are as many others."""
+    return min(usual, len(x) - 1) if num_neighbors is None else num_neighbors
 
 
 class ResponseMethod(PredictiveMethod):
