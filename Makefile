@@ -7,7 +7,7 @@ TYPES := build/types/pyro_nngp
 
 export MPLBACKEND := Agg
 
-.PHONY: demo test lint smoke docs clean
+.PHONY: demo test lint smoke docs linkcheck pictures clean
 
 demo: $(INSTALLED)
 	$(BIN)/python tutorials/demo.py --out demo
@@ -23,6 +23,13 @@ smoke: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html
+
+linkcheck: $(INSTALLED)
+	$(BIN)/sphinx-build -D nb_execution_mode=off -b linkcheck docs docs/_build/linkcheck
+
+# The two pictures of the front page, from a run of the demonstration.
+pictures: demo
+	$(BIN)/python -c 'from PIL import Image; [Image.open(f"demo/{old}.png").convert("RGB").quantize(96, dither=0).save(f"docs/_static/{new}.png", optimize=True) for old, new in (("map", "terrain"), ("calibration", "calibration"))]'
 
 # mypy sees models/ and inference/ where the wheel puts them.
 lint: $(INSTALLED)

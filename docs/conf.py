@@ -1,7 +1,15 @@
 """Settings of the site: `make docs`."""
 
+import hashlib
 import importlib.metadata
+import os
 import re
+import shutil
+from pathlib import Path
+
+from docutils import nodes
+
+ROOT = Path(__file__).parents[1]
 
 project = "pyro_nngp"
 author = "The pyro_nngp developers"
@@ -16,27 +24,53 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "tutorials/README*"]
-nitpicky = False
+exclude_patterns = ["_build", "conf.py"]
 
 # Tutorials are percent scripts, executed as notebooks; SMOKE=1 in the environment runs them at a size of seconds.
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+# What was executed is kept until a tutorial, or any source of the package, changes.
+sources = hashlib.sha256()
+for path in sorted(path for top in ("pyro_nngp", "models", "inference") for path in (ROOT / top).rglob("*.[pch]*")):
+    if path.suffix in {".py", ".cpp", ".h"}:
+        sources.update(path.read_bytes())
+size = "smoke" if "SMOKE" in os.environ else "full"
 nb_execution_mode = "cache"
+nb_execution_cache_path = str(ROOT / "docs/_build" / f"executed-{size}-{sources.hexdigest()[:12]}")
+os.environ.pop("MPLBACKEND", None)  # a notebook shows its figures
+os.environ["TQDM_DISABLE"] = "1"  # pages have no use for progress bars
 nb_execution_timeout = 3600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 nb_execution_in_temp = True
-exclude_patterns += ["conf.py"]
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
-suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing"]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing", "myst-nb.lexer"]
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
-autodoc_default_options = {"members": True, "show-inheritance": True, "undoc-members": False}
+foreign = (  # bases whose members other projects document
+    "PyroModule",
+    "Module",
+    "TorchDistribution",
+    "TorchDistributionMixin",
+    "Distribution",
+    "TraceMeanField_ELBO",
+    "MCMCKernel",
+    "MCMC",
+    "Optimizer",
+    "NamedTuple",
+    "tuple",
+)
+autodoc_default_options = {
+    "members": True,
+    "imported-members": True,
+    "inherited-members": ",".join(foreign),
+    "show-inheritance": True,
+}
 napoleon_numpy_docstring = False
+napoleon_attr_annotations = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
@@ -48,6 +82,7 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_theme_options = {
     "show_toc_level": 2,
+    "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
     "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
     "footer_start": ["copyright"],
@@ -61,6 +96,24 @@ def escape_shapes(app, what, name, obj, options, lines):
     lines[:] = [re.sub(r"(?<![\\*`])\*(?=[A-Za-z]+[,) ])", r"\\*", line) for line in lines]
 
 
+def add_title(app, name, source):
+    """Files of results begin with their command; as pages they need a title."""
+    if name.startswith("results/") and not source[0].startswith("# "):
+        source[0] = f"# {Path(name).name.replace('_', ' ').capitalize()}\n\n{source[0]}"
+
+
+def copy_thumbnails(app, exception):
+    """The last figure of each tutorial is its picture in the gallery."""
+    folder = Path(app.outdir, "_static/thumbnails")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in sorted(name for name in app.env.found_docs if name.startswith("tutorials/")) if not exception else ():
+        images = [node["uri"] for node in app.env.get_doctree(name).findall(nodes.image)]
+        if images:
+            shutil.copy(Path(app.srcdir, images[-1]), folder / f"{Path(name).name}.png")
+
+
 def setup(app):
     """Connect the hooks of this file."""
     app.connect("autodoc-process-docstring", escape_shapes, priority=400)  # before napoleon, which comes at 500
+    app.connect("source-read", add_title)
+    app.connect("build-finished", copy_thumbnails)

@@ -271,12 +271,13 @@ class LOO(ResponseMethod):
     def _start_omega(self) -> None:
         """Put q(omega) of counts at what f at its most likely value gives.
 
-        From the prior, coordinate ascent needs thousands of sweeps to counts of many times their r.
+        From the prior, 48 sweeps of coordinate ascent do not reach counts of many times their r.
         """
         self._place_medians()
         likelihood, y = self._bound(), self._values()
         found = pseudo_observations(likelihood, y)
-        self.local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
+        local = cast(LocalLogNormal | LocalConjugate, self.local)
+        local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that :meth:`solve` sets."""

@@ -82,7 +82,7 @@ class SVGP(PredictiveMethod):
             constant.
         loc: initial mean of q(nu), (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(nu); 1 is the prior's.
-        jitter: relative nugget; None takes 1e-6. Hundreds of inducing points in float32 may want 1e-5 or 1e-4.
+        jitter: relative nugget; None takes 1e-6.
         metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         seed: of k-means.
@@ -272,7 +272,7 @@ class SVGP(PredictiveMethod):
             return loc, (var + spread).expand(loc.shape)
         neighbors = nearest_inducing(x_new, self.z, plan, self.neighbor_metric())
         w, var = graph_conditional(self.kernel, x_new, self.z, neighbors, jitter=self.jitter)
-        tril = cholesky(bind(self.kernel)(self.z, self.z), self.jitter)
+        _, _, tril = whitened_conditional(self.kernel, x_new[:1], self.z, self.jitter)
         loc = mean + (w * (nu @ tril.mT)[..., neighbors]).sum(-1)
         root = None if q is None else tril @ factor(q)
         spread = 0 if root is None else neighbor_variance(w, neighbors, root @ root.mT)

@@ -11,6 +11,7 @@ M inducing points, of which each data point sees only the H nearest ones, w(i):
 Differs from the paper: equation 3 lacks a transpose; neighbors follow the learned lengthscales when refreshed; a mean
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
 added up, so that many inducing points cost too little, and with one at each data point the best noise variance is 0.
+From labels f grows far beyond the function: at M = 200 and N = 500 95 % intervals cover .57 of it (docs/intervals.md).
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; besides, with learned ones a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
@@ -39,7 +40,9 @@ from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
-_LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
+LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
+
+_USUAL_NEIGHBORS = 32
 
 
 class SWSGP(PredictiveMethod):
@@ -69,7 +72,7 @@ class SWSGP(PredictiveMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: H, at most M; with H = M the bound is that of SVGP.
+        num_neighbors: H, at most M; None is 32, or M where that is less. With H = M the bound is that of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
         learn_inducing: whether the inducing points are parameters. Fixed ones have their neighbors found once.
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
@@ -99,7 +102,7 @@ class SWSGP(PredictiveMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         inducing: int | Float[Tensor, "M D"] = 1024,
         learn_inducing: bool = True,
         mean_field: bool = True,
@@ -113,9 +116,10 @@ class SWSGP(PredictiveMethod):
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         z = inducing_points("SWSGP", x, inducing, seed)
+        num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
-        if not mean_field and len(z) > _LARGEST_FULL:
-            fail("SWSGP", "mean_field", f"True beyond M = {_LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
+        if not mean_field and len(z) > LARGEST_FULL:
+            fail("SWSGP", "mean_field", f"True beyond M = {LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
         self.num_neighbors, self.mean_field = num_neighbors, mean_field
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
         self.search_metric: Any = None  # where lengthscales do not say all
@@ -153,12 +157,12 @@ class SWSGP(PredictiveMethod):
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
         self.start_guide(idx)
-        neighbors = self._neighbors(idx) if neighbors is None else neighbors
+        neighbors = self.neighbors(idx) if neighbors is None else neighbors
         return self._u_and_f(self.plates(idx), idx, neighbors, self._local(neighbors))
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
-        return idx, self._neighbors(idx)
+        return idx, self.neighbors(idx)
 
     @pyro_entry
     @torch.no_grad()
@@ -173,7 +177,7 @@ class SWSGP(PredictiveMethod):
         self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
     ) -> Tensor:
         """The sites u and f; in the guide (q given) f carries its own marginal for the integrating ELBO."""
-        x, neighbors = self._inputs(idx), self._neighbors(idx) if neighbors is None else neighbors
+        x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
         mean, (data, latents) = self._mean_at(x), plates
         if q is None:
             w, var, tril = local_conditional(self.kernel, x, self.z[neighbors], self.jitter)
@@ -227,10 +231,10 @@ class SWSGP(PredictiveMethod):
         """
         if sampled:
             _refuse({})
-        if self.num_inducing > _LARGEST_FULL:
-            expectation, cure = f"to be at most {_LARGEST_FULL}", "It takes M x M. Score held-out data instead."
+        if self.num_inducing > LARGEST_FULL:
+            expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
             fail("SWSGP.loo", "M", expectation, self.num_inducing, cure)
-        near, leave_one_out = self._neighbors(None), InducingLeaveOneOut(fitc=False)
+        near, leave_one_out = self.neighbors(None), InducingLeaveOneOut(fitc=False)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             cov = bind(self.kernel)
@@ -268,7 +272,7 @@ class SWSGP(PredictiveMethod):
         loc = torch.stack([(w * values[..., plan]).sum(-1) for values in u])
         return self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc)
 
-    def _neighbors(self, idx: Tensor | None) -> Tensor:
+    def neighbors(self, idx: Tensor | None) -> Tensor:
         """The nearest inducing points of a batch of data points."""
         if self.data_neighbors is None:
             return self._nearest(self._inputs(idx))

@@ -175,12 +175,13 @@ class _Writer:
 
     def _name(self, value: Any, path: str) -> list[str]:
         module, name = str(getattr(value, "__module__", "")), getattr(value, "__qualname__", "")
-        if _found(module, name) is not value:
+        ours = f"{module}.".startswith(_PACKAGES)
+        if not name or "<lambda>" in name or (ours and _found(module, name) is not value):
             self._refuse(path, name or repr(value))
         return [module, name]
 
     def _refuse(self, path: str, actual: str, cause: Exception | None = None) -> NoReturn:
-        cure = "Define it at the top of a module, and pass it to load(path, custom=[...])."
+        cure = "Give it a name by class or def, and pass it to load(path, custom=[...])."
         try:
             fail(self.where, path, "to be a tensor, a number, or of a class with a name", actual, cure, ModelFileError)
         except ModelFileError as error:
@@ -207,14 +208,14 @@ class _Reader:
             return value
         (kind, content), *_ = value.items()
         if kind == "object":
-            return self._built[content] if content in self._built else self._build(content)
+            return self._built[content] if content in self._built else self._construct(content)
         if kind == "name":
             return self._named(content)
         if kind == "dtype":
             return getattr(torch, content)
         return torch.device(self._device) if kind == "device" else float(content)
 
-    def _build(self, number: int) -> Any:
+    def _construct(self, number: int) -> Any:
         node = self._nodes[number]
         if "tensor" in node:
             built: Any = self._tensors[node["tensor"]]

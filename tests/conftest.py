@@ -5,7 +5,9 @@ The import hook has to be installed before the package is first imported, so thi
 
 import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import wraps
 from types import FunctionType
 from typing import Any, get_args
 
@@ -41,20 +43,35 @@ def has_shapes(annotation: Any) -> bool:
 
 
 def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
-    """Stand in for `jaxtyping.jaxtyped` and leave functions without shapes as they are.
+    """Stand in for `jaxtyping.jaxtyped`: check functions with shapes, and each at its first calls in a test.
 
-    They are 96 % of the calls, mypy checks their types, and the wrapper made the suite three times as slow.
+    Others are 96 % of the calls, and mypy checks their types. A loop of training makes the same calls at each step.
     """
     check = jaxtyped(typechecker=typechecker)
 
     def decorate(decorated: Any) -> Any:
-        annotations = getattr(decorated, "__annotations__", {}).values()
-        plain = isinstance(decorated, FunctionType) and not any(has_shapes(each) for each in annotations)
-        return decorated if plain else check(decorated)
+        if not isinstance(decorated, FunctionType):
+            return check(decorated)
+        if not any(has_shapes(each) for each in decorated.__annotations__.values()):
+            return decorated
+        checked: list[Callable] = []  # made at the first call, since most test files need few of them
+
+        @wraps(decorated)
+        def limited(*args: Any, **kwargs: Any) -> Any:
+            if CHECKS[decorated] == MAX_CHECKS:
+                return decorated(*args, **kwargs)
+            CHECKS[decorated] += 1
+            if not checked:
+                checked.append(check(decorated))
+            return checked[0](*args, **kwargs)
+
+        return limited
 
     return decorate
 
 
+CHECKS: Counter[Callable] = Counter()  # of each function, in the present test
+MAX_CHECKS = 50
 jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped_where_shapes_are
 jaxtyping.install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
 
@@ -73,7 +90,8 @@ def pytest_collection() -> None:
 
 @pytest.fixture(autouse=True)
 def fresh_pyro() -> Iterator[None]:
-    """Give each test an empty parameter store and the same random state."""
+    """Give each test an empty parameter store, the same random state, and all checks of shapes."""
+    CHECKS.clear()
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     yield

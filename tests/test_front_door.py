@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -110,9 +111,13 @@ def test_every_package_lists_what_is_public():
 
 def test_names_at_the_front_door():
     assert set(pyro_nngp.__all__) <= set(dir(pyro_nngp))
-    homes = {name: getattr(importlib.import_module(m), name) for m, names in pyro_nngp._HOME.items() for name in names}
-    assert all(getattr(pyro_nngp, name) is value for name, value in homes.items())
-    assert set(homes) | set(pyro_nngp._PACKAGES) | {"__version__"} == set(pyro_nngp.__all__)
+    packages = {name: value for name in pyro_nngp.__all__ if inspect.ismodule(value := getattr(pyro_nngp, name))}
+    assert all(package is importlib.import_module(f"pyro_nngp.{name}") for name, package in packages.items())
+    for name in set(pyro_nngp.__all__) - set(packages) - {"__version__", "load"}:
+        homes = [package for package in packages.values() if name in package.__all__]
+        assert len(homes) == 1, name
+        assert getattr(pyro_nngp, name) is getattr(homes[0], name)
+    assert pyro_nngp.load is importlib.import_module("pyro_nngp.storage").load
     assert set(importlib.import_module("pyro_nngp.models").__all__) <= set(pyro_nngp.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'VNGP'"):
         getattr(pyro_nngp, "VNGP")  # noqa: B009
@@ -125,3 +130,61 @@ def test_the_front_door_imports_nothing_before_it_is_asked():
     code = "import sys, pyro_nngp as n; n.VNNGP, n.NNGP, n.fit, n.to_arviz; print('arviz' in sys.modules)"
     used = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert used.stdout.strip() == "False"
+
+
+# Names of Pyro, ctypes and named tuples, which the package sets or overrides.
+FOREIGN = {"_param_to_name", "_diagnostics", "_replace", "_fields_"}
+
+
+def private_names(tree):
+    """Names with an underscore that a module of the package defines."""
+    for node in ast.walk(tree):
+        name = None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        if name and name.startswith("_") and not name.startswith(("__", "_pyro_")) and name not in FOREIGN | {"_"}:
+            yield name
+
+
+def private_uses(tree, private):
+    """(line, name) of each private name of the package that a test imports, reads, sets or patches."""
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self"):
+            names = [node.attr]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyro_nngp"):
+            names = [alias.name for alias in node.names if f"{node.module}.{alias.name}" not in MODULES]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in MODULES:
+            names = [node.value.rpartition(".")[2]]  # of monkeypatch.setattr
+        yield from ((node.lineno, name) for name in names if name in private)
+
+
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+
+
+@pytest.fixture(scope="module")
+def private():
+    return {name for path in MODULES.values() for name in private_names(ast.parse(path.read_text(encoding="utf-8")))}
+
+
+@pytest.mark.parametrize("path", TESTS, ids=[path.stem for path in TESTS])
+def test_tests_use_no_private_names(path, private):
+    assert list(private_uses(ast.parse(path.read_text(encoding="utf-8")), private)) == []
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "from pyro_nngp.models.svgp import _WAY",
+        "svgp._WAY",
+        "gp._finish()",
+        "patch('pyro_nngp.models.svgp._WAY', 3)",
+        "patch(svgp, '_WAY', 3)",
+    ],
+)
+def test_each_way_to_use_a_private_name_is_found(use):
+    private = set(private_names(ast.parse("_WAY = 1\nclass A:\n    def _finish(self): ...")))
+    assert private == {"_WAY", "_finish"}
+    assert len(list(private_uses(ast.parse(use), private))) == 1

@@ -128,24 +128,24 @@ with torch.no_grad():
     loc, var = gp(x)
 panels = {
     "elevation [m], held-out blocks blank": torch.where(held_out["blocks"], torch.nan, y),
-    "posterior mean [m]": loc,
-    "posterior standard deviation [m]": var.sqrt(),
+    "predicted elevation [m]": loc,
+    "standard deviation of it [m]": var.sqrt(),
 }
-figure, axes = plt.subplots(1, 3, figsize=(17, 5), constrained_layout=True)
+figure, axes = plt.subplots(1, 3, figsize=(13, 4.2), constrained_layout=True)
 for axis, (title, values) in zip(axes, panels.items(), strict=True):
     extent = (float(x[:, 0].min()), float(x[:, 0].max()), float(x[:, 1].min()), float(x[:, 1].max()))
-    color = "viridis" if "deviation" in title else "terrain"
+    color = "magma" if "deviation" in title else "viridis"
     image = axis.imshow(values.reshape(height, width), extent=extent, cmap=color)
     axis.set(title=title, xlabel="east [km]", ylabel="north [km]")
-    figure.colorbar(image, ax=axis, shrink=0.7)
+    figure.colorbar(image, ax=axis, shrink=0.75)
 figure.savefig(args.out / "map.png", dpi=120)
 
-figure, axis = plt.subplots(figsize=(5, 5), constrained_layout=True)
-axis.plot([0, 1], [0, 1], color="0.7")
+figure, axis = plt.subplots(figsize=(4.2, 4.2), constrained_layout=True)
+axis.plot([0, 1], [0, 1], color="0.6", label="ideal")
 levels = torch.linspace(0, 1, 101)
 for split, (_, test, predictive) in predictions.items():
-    axis.plot(levels, coverage_curve(pit(predictive, y[test]), levels), label=f"{split} split")
-axis.set(title="calibration", xlabel="probability of the central interval", ylabel="share of held-out points in it")
+    axis.plot(levels, coverage_curve(pit(predictive, y[test]), levels), label=f"held out: {split}")
+axis.set(title="Calibration", xlabel="probability of the central interval", ylabel="share of held-out points in it")
 axis.legend()
 figure.savefig(args.out / "calibration.png", dpi=120)
 print(f"\nwrote map.png, calibration.png and terrain.nc to {args.out}/")

@@ -2,19 +2,21 @@
 
 Raw units, raw columns: nothing is standardized for the plain call. One line per data set and method. "plain" is the
 constructor with a Matern-5/2 kernel of one lengthscale per column and the likelihood of the data, trained by `fit`
-without a number of steps, predicting without a number of neighbors. "tuned" is a recipe by hand:
-columns and real targets standardized, lengthscales from sqrt(D) / 2, 400 steps of Adam on batches of 256 with falling
-rates, neighbors found again every 50 steps, predictions from 256 neighbors, at the better of two learning rates, chosen
-on a tenth of the training rows. Test rows choose nothing.
+without a number of steps, predicting without a number of neighbors. "tuned" is a recipe by hand for the same kernel:
+columns and real targets standardized, Adam with falling rates, neighbors found again every 50 steps, and a grid of
+eight settings (start lengthscale .5 or 1.5 sqrt(D), learning rate .03 or .1, 24 or 64 neighbors; SVGP: 128 or 256
+inducing points). Successive halving on a tenth of the training rows: all eight at a sixth of the steps, the best
+three at half of them, predictions of those from the neighbors of training or from 256; the best is trained on all
+training rows. Test rows choose nothing.
 
-Scores are on the test rows: NLL in nats per row, of real targets in units of their training standard deviation;
-coverage of y by central 95 % intervals (of counts and labels by quantiles of 500 draws, which cover more than 95 %);
-processor seconds of building and training. A row that is in the CSV file is not computed again, so the command can be
-stopped and repeated.
+At most 3,000 training and 1,000 test rows of each set. Scores are on the test rows: NLL in nats per row, of real
+targets in units of their training standard deviation; coverage of y by central 95 % intervals (of counts and labels
+by quantiles of 500 draws, which cover more than 95 %); processor seconds of building and training, for the tuned
+recipe those of the whole search. A row that is in the CSV file is not computed again, so the command can be stopped
+and repeated.
 
-Usage: python benchmarks/accuracy/defaults.py [--quick] [--data elevators pol] [--methods Vecchia]
-           [--csv benchmarks/results/defaults.csv] [--out benchmarks/results/defaults.md]
---quick takes at most 3,000 training rows and 1,000 test rows of each set, and writes defaults_quick.csv and .md.
+Usage: python benchmarks/accuracy/defaults.py [--data elevators pol] [--methods Vecchia] [--variants plain tuned]
+           [--rows 3000] [--csv benchmarks/results/defaults.csv] [--out benchmarks/results/defaults.md]
 The data come from the folder that PYRO_NNGP_DATA names.
 """
 
@@ -25,11 +27,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pyro
 import torch
-from rows import append, read  # beside this file
+from rows import append, commit, read  # beside this file
 from torch.distributions import Normal
 
 from pyro_nngp.data import Standardizer, load, nll, random_split
@@ -80,12 +84,23 @@ KINDS = {
 }
 METHODS = {"Vecchia": Vecchia, "LOO": LOO, "VNNGP": VNNGP, "SVGP": SVGP}
 FIELDS = ("data", "kind", "method", "variant", "status", "nll", "coverage", "seconds", "steps", "converged", "setting")
-FIELDS += ("num_train", "num_test", "input_dim", "threads", "torch")
-CAP, CAP_TEST, QUICK, QUICK_TEST = 50_000, 5_000, 3_000, 1_000
-RATES = (0.03, 0.1)
+FIELDS += ("num_train", "num_test", "input_dim", "threads", "torch", "commit")
+ROWS = 3_000  # of training; a third as many of test
+LENGTHS, RATES, SIZES = (0.5, 1.5), (0.03, 0.1), {"SVGP": (128, 256)}
+NEIGHBORS, MANY = (24, 64), 256  # in training, in prediction
+STEPS = {"SVGP": 200}
+STEPS_OF_OTHERS, BATCH, BATCH_SVGP = 300, 256, 512
 
 
-def split(task, quick):
+class Setting(NamedTuple):
+    """Of the tuned recipe: start lengthscale over sqrt(D), learning rate, neighbors or inducing points."""
+
+    length: float
+    rate: float
+    size: int
+
+
+def split(task, most):
     """Training and test rows in raw units: published splits where there are some, else 80/20 at random."""
     data = load(task.file)
     y = data.y if data.y.dim() == 1 else data.y[:, task.target]
@@ -97,8 +112,7 @@ def split(task, quick):
     else:
         mask = (data.test_mask if data.test_mask.dim() == 1 else data.test_mask[:, 0])[kept]
         train, test = (~mask).nonzero()[:, 0], mask.nonzero()[:, 0]
-    most, most_test = (QUICK, QUICK_TEST) if quick else (CAP, CAP_TEST)
-    train, test = (some(rows, count) for rows, count in ((train, most), (test, most_test)))
+    train, test = some(train, most), some(test, most // 3)
     return (x[train], y[train]), (x[test], y[test])
 
 
@@ -123,37 +137,53 @@ def plain(method, x, y, kind):
 
 
 def tuned(method, x, y, kind):
-    """The recipe by hand at the rate that predicts held-out training rows best."""
+    """The best of a grid of settings by hand, chosen by successive halving on held-out training rows."""
     rows = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
     held, rest = rows[: len(x) // 10], rows[len(x) // 10 :]
-    scores = {}
-    for rate in RATES:
-        predict = by_hand(method, x[rest], y[rest], kind, rate)[0]
-        scores[rate] = evaluate(predict, x[held], y[held], kind)["nll"]
-    best = min(scores, key=scores.get)
-    predict, facts = by_hand(method, x, y, kind, best)
-    return predict, facts | {"setting": f"lr {best}"}
+    steps = STEPS.get(method, STEPS_OF_OTHERS)
+    settings = list(itertools.starmap(Setting, itertools.product(LENGTHS, RATES, SIZES.get(method, NEIGHBORS))))
+    predictions = (None,)
+    for share, keep in ((6, 3), (2, 1)):
+        if share == 2 and method != "SVGP":
+            predictions = (None, MANY)
+        scores = {}
+        for setting in settings:
+            predict = by_hand(method, x[rest], y[rest], kind, setting, steps // share)
+            for many in predictions:
+                score = math.inf if predict is None else evaluate(partial(predict, many), x[held], y[held], kind)["nll"]
+                scores[setting, many] = score if math.isfinite(score) else math.inf
+        best = sorted(scores, key=scores.get)[:keep]
+        settings, many = list(dict.fromkeys(setting for setting, _ in best)), best[0][1]
+    predict = by_hand(method, x, y, kind, settings[0], steps)
+    if predict is None:
+        raise DivergenceError("the best setting diverges on all training rows")
+    setting = f"length {settings[0].length} lr {settings[0].rate} size {settings[0].size} prediction {many or 'same'}"
+    return partial(predict, many), {"steps": steps, "converged": "", "setting": setting}
 
 
-def by_hand(method, x, y, kind, rate):
+def by_hand(method, x, y, kind, setting, steps):
+    """A method trained with a setting, as a function of neighbors for prediction and inputs; None if it diverges."""
     inputs, scale = Standardizer(x), Standardizer(y) if kind == "real" else None
     z, dim = inputs.transform(x), x.shape[1]
-    kernel = Matern52(dim, variance=torch.tensor(0.7), lengthscale=torch.full((dim,), dim**0.5 / 2))
+    kernel = Matern52(dim, variance=torch.tensor(0.7), lengthscale=torch.full((dim,), dim**0.5 * setting.length))
     targets = y if scale is None else scale.transform(y)
-    options = {"inducing": min(512, len(x)), "jitter": 1e-5} if method == "SVGP" else {}
-    gp = METHODS[method](z, targets, kernel, likelihood(kind, y, 0.05), **options)
-    steps, batch, refresh_every = (150, 1024, None) if method == "SVGP" else (400, 256, 50)
-    recipe = {"lr": rate, "schedule": Schedule((0.5, 0.75, 0.9), 0.3), "refresh_every": refresh_every}
-    result = fit(gp, steps, batch_size=batch, progress=False, **recipe)
-    many = {} if method == "SVGP" else {"num_neighbors": min(256, len(x) - 1)}
+    if method == "SVGP":
+        options, batch, refresh_every = {"inducing": setting.size, "jitter": 1e-5}, BATCH_SVGP, None
+    else:
+        options, batch, refresh_every = {"num_neighbors": setting.size}, BATCH, 50
+    recipe = {"lr": setting.rate, "schedule": Schedule((0.5, 0.75, 0.9), 0.3), "refresh_every": refresh_every}
+    try:
+        gp = METHODS[method](z, targets, kernel, likelihood(kind, y, 0.05), **options)
+        fit(gp, steps, batch_size=min(batch, len(x)), progress=False, **recipe)
+    except (DivergenceError, NotPositiveDefiniteError):
+        return None
 
-    def predict(x_new):
-        predictive = gp.predict(inputs.transform(x_new), **many)
-        return (
-            predictive if scale is None else Normal(scale.inverse(predictive.mean), predictive.stddev * spread(scale))
-        )
+    def predict(many, x_new):
+        more = {} if many is None else {"num_neighbors": min(many, len(x) - 1)}
+        found = gp.predict(inputs.transform(x_new), **more)
+        return found if scale is None else Normal(scale.inverse(found.mean), found.stddev * spread(scale))
 
-    return predict, {"steps": result.steps, "converged": result.converged}
+    return predict
 
 
 def spread(standardizer):
@@ -180,15 +210,15 @@ def evaluate(predict, x, y, kind, unit=None, block=500):
     return {"nll": score, "coverage": inside / len(x) if kind != "classes" else math.nan}
 
 
-def run(name, method, variant, quick):
+def run(name, method, variant, most):
     """One row."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     task = TASKS[name]
-    (x, y), (x_test, y_test) = split(task, quick)
+    (x, y), (x_test, y_test) = split(task, most)
     row = {"data": name, "kind": task.kind, "method": method, "variant": variant, "status": "ok"}
     row |= {"num_train": len(x), "num_test": len(x_test), "input_dim": x.shape[1]}
-    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__}
+    row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
     start = time.process_time()
     try:
         predict, facts = {"plain": plain, "tuned": tuned}[variant](method, x, y, task.kind)
@@ -200,10 +230,12 @@ def run(name, method, variant, quick):
 
 def table(rows, command):
     """One line per data set and method: plain beside tuned."""
-    first = rows[0]
+    first, commits = rows[0], ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
-        f"`{command}`, torch {first['torch']}, {first['threads']} thread(s). NLL in nats per test row, coverage of y "
-        "by 95 % intervals, processor seconds of building and training; those of the tuned recipe include its choice.",
+        f"`{command}`, commit {commits}, torch {first['torch']}, {first['threads']} thread(s), other jobs on the "
+        "machine. Raw units, at most 3,000 training rows. NLL in nats per test row (real targets in units of their "
+        "standard deviation), coverage of y by 95 % intervals, processor seconds of building and training; those of "
+        "the tuned recipe are of its whole search of eight settings on validation rows.",
         "",
         "| data | N, D | method | NLL plain | tuned | difference | coverage plain | tuned | seconds plain | tuned |",
         "|---" * 10 + "|",
@@ -236,15 +268,14 @@ def table(rows, command):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", nargs="+", default=list(TASKS), choices=list(TASKS), metavar="NAME")
-    parser.add_argument("--methods", nargs="+", default=["Vecchia", "LOO", "VNNGP"], choices=list(METHODS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--variants", nargs="+", default=["plain", "tuned"], choices=["plain", "tuned"])
-    parser.add_argument("--quick", action="store_true", help="3,000 training rows at most")
+    parser.add_argument("--rows", type=int, default=ROWS, help="training rows at most")
     parser.add_argument("--retry", action="store_true", help="run failed rows again")
-    parser.add_argument("--csv", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/defaults.csv"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/defaults.md"))
     args = parser.parse_args()
-    stem = Path("benchmarks/results") / ("defaults_quick" if args.quick else "defaults")
-    csv, out = args.csv or stem.with_suffix(".csv"), args.out or stem.with_suffix(".md")
+    csv, out = args.csv, args.out
     warnings.simplefilter("ignore", ConvergenceWarning)  # the column `converged` says it
     done = {
         (row["data"], row["method"], row["variant"])
@@ -254,11 +285,14 @@ def main():
     for variant, name, method in itertools.product(args.variants, args.data, args.methods):
         if (name, method, variant) in done or TASKS[name].kind not in KINDS[method]:
             continue
-        row = run(name, method, variant, args.quick)
+        row = run(name, method, variant, args.rows)
         append(csv, FIELDS, row)
-        print(", ".join(f"{row[k]:.4g}" if isinstance(row[k], float) else str(row[k]) for k in FIELDS if k in row))
+        print(
+            ", ".join(f"{row[k]:.4g}" if isinstance(row[k], float) else str(row[k]) for k in FIELDS if k in row),
+            flush=True,
+        )
     latest = {(row["data"], row["method"], row["variant"]): row for row in read(csv)}
-    text = table(list(latest.values()), f"python benchmarks/accuracy/defaults.py{' --quick' if args.quick else ''}")
+    text = table(list(latest.values()), "python benchmarks/accuracy/defaults.py")
     out.write_text(text, encoding="utf-8")
     print(text)
 

@@ -2,6 +2,8 @@
 
 import csv
 import math
+import subprocess
+from functools import cache
 
 import torch
 
@@ -22,6 +24,13 @@ def append(path, fields, row):
         if fresh:
             writer.writeheader()
         writer.writerow({name: _cell(value) for name, value in row.items()})
+
+
+@cache
+def commit():
+    """Of the package that is measured, with a plus sign where the checkout differs from it."""
+    found = subprocess.run(["git", "describe", "--always", "--dirty=+"], capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def _cell(value):

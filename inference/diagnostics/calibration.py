@@ -232,7 +232,7 @@ class Reliability(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Expected calibration error: the mean over predictions of |observed - predicted|."""
+        """Expected calibration error: the mean over predictions of the distance between observed and predicted."""
         return float((self.number * (self.observed - self.predicted).abs()).sum() / self.number.sum())
 
 

@@ -18,31 +18,22 @@ of the model per coordinate of :math:`\theta` and way of holding f, O(N K^3) eac
 Symbols: f latent values, theta all other sites, z a coordinate of theta in unconstrained space.
 """
 
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import pyro
 import torch
-from pyro import poutine
 from pyro.infer.autoguide.initialization import init_to_uniform
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
-from pyro.poutine import Trace
 from torch import Tensor
 
 from pyro_nngp._checks import check_callable, fail
-from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference._traces import base_distribution, check_all_rows, run_at, sample_sites
-from pyro_nngp.inference.mcmc.logistic import LogisticData
-from pyro_nngp.inference.mcmc.potential import ModelPotential
-from pyro_nngp.linalg import NotPositiveDefiniteError, draw_posterior
+from pyro_nngp.inference._traces import base_distribution
+from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
+from pyro_nngp.linalg import draw_posterior
 
 _WHERE = "PolyaGammaGibbs"
-_STEPS_OUT = 16  # at most so many widths make up a slice
-
-Params = dict[str, Tensor]  # unconstrained values of the latent sites
-Move = tuple[Callable[[Params], float], Callable[[Params], Params]]  # log density of z, and f for the z taken
 
 
 class PolyaGammaGibbs(MCMCKernel):
@@ -80,26 +71,14 @@ class PolyaGammaGibbs(MCMCKernel):
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
         """Check the model, find out what depends on what, and choose where to start."""
-        self._args, self._kwargs = args, kwargs
-        self._potential = ModelPotential(_WHERE, self.model, args, kwargs, self._init_strategy)
-        self.transforms = self._potential.transforms
-        if self._initial_params is None:
-            self._initial_params = self._potential.unpack(self._potential.initial())
+        self.moves = ConditionalMoves(
+            _WHERE, self.model, args, kwargs, self._init_strategy, self.latent, self._initial_params
+        )
+        self.transforms, self._initial_params = self.moves.potential.transforms, self.moves.start
         params = self._initial_params
-        trace = self._trace(params)
-        self._site = _find_latent(trace, self.latent)
-        check_all_rows(_WHERE, trace)
-        self._white_site = f"{self._site}_white"
-        white = poutine.reparam(self.model, {self._site: NNGPReparam()})
-        self._white_potential = ModelPotential(_WHERE, white, args, kwargs, self._init_strategy)
-
-        def run(f: Tensor) -> Trace:
-            return self._trace({**params, self._site: f})
-
-        self._data = LogisticData(_WHERE, run, self._site, params[self._site])
-        self._moves = {name: self._find_moves(params, name) for name in params if name != self._site}
-        self._widths: dict[tuple[str, int, str], float] = {}
-        self._sweeps, self._warmup_steps, self._evaluations = 0, warmup_steps, 0
+        self.kinds = {name: self.moves.kinds(params, name) for name in params if name != self.moves.site}
+        self.widths: dict[tuple[str, int, str], float] = {}
+        self._sweeps, self._warmup_steps = 0, warmup_steps
 
     @property
     def initial_params(self) -> Params | None:
@@ -113,11 +92,14 @@ class PolyaGammaGibbs(MCMCKernel):
     def sample(self, params: Params) -> Params:
         """One sweep: f, then each coordinate of the other sites."""
         with torch.no_grad(), pyro.validation_enabled(False):
-            params = {**params, self._site: self._draw_latent(params)}
-            for name, moves in self._moves.items():
+            params = {**params, self.moves.site: self._draw_latent(params)}
+            for name, kinds in self.kinds.items():
                 for i in range(params[name].numel()):
-                    for move in moves:
-                        params = self._slice(params, name, i, move)
+                    for kind in kinds:
+                        width, move = self.widths.get((name, i, kind), 1.0), self.moves.hold(kind, params)
+                        params, change = slice_coordinate(move, params, name, i, width)
+                        if self._sweeps < self._warmup_steps:
+                            self.widths[name, i, kind] = max(0.9 * width + 0.3 * change, 1e-6)
         self._sweeps += 1
         return params
 
@@ -127,114 +109,14 @@ class PolyaGammaGibbs(MCMCKernel):
 
     def diagnostics(self) -> dict[str, Any]:
         """Return the runs of the model per sweep that slices took, burn-in included."""
-        return {"model runs": self._evaluations / max(self._sweeps, 1)}
+        return {"model runs": self.moves.evaluations / max(self._sweeps, 1)}
 
     def cleanup(self) -> None:
         """Forget the starting values."""
         self._initial_params = None
 
-    def _trace(self, params: Params) -> Trace:
-        values = {name: self._potential.transforms[name].inv(z) for name, z in params.items()}
-        return run_at(_WHERE, self.model, self._args, self._kwargs, values)
-
-    def _prior(self, params: Params) -> NNGP:
-        return base_distribution(self._trace(params).nodes[self._site]["fn"])
-
     def _draw_latent(self, params: Params) -> Tensor:
-        trace = self._trace(params)
-        prior = base_distribution(trace.nodes[self._site]["fn"])
-        linear, precision = self._data.draw_terms(trace)
+        trace = self.moves.trace(params)
+        prior = base_distribution(trace.nodes[self.moves.site]["fn"])
+        linear, precision = self.moves.data.draw_terms(trace)
         return draw_posterior(prior.factor, linear, precision)
-
-    # What is held fixed while a coordinate moves.
-
-    def _find_moves(self, params: Params, name: str) -> list[str]:
-        """What f has to follow: found by changing the site."""
-        here, there = self._trace(params), self._trace({**params, name: params[name] + 0.5})
-        moves = ["values"]
-        before, after = (base_distribution(trace.nodes[self._site]["fn"]).conditionals for trace in (here, there))
-        if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            moves.append("white")
-        if not torch.equal(self._data.mean_offset(here), self._data.mean_offset(there)):
-            moves.append("logits")
-        return moves
-
-    def _hold_values(self, params: Params) -> Move:
-        return lambda moved: self._log_density(self._potential, moved), lambda moved: moved
-
-    def _hold_white(self, params: Params) -> Move:
-        white = self._prior(params).whiten(params[self._site])
-
-        def log_density(moved: Params) -> float:
-            rest = {name: z for name, z in moved.items() if name != self._site}
-            return self._log_density(self._white_potential, {**rest, self._white_site: white})
-
-        return log_density, lambda moved: {**moved, self._site: self._prior(moved).color(white)}
-
-    def _hold_logits(self, params: Params) -> Move:
-        logits = params[self._site] + self._data.mean_offset(self._trace(params))
-
-        def follow(moved: Params) -> Params:
-            return {**moved, self._site: logits - self._data.mean_offset(self._trace(moved))}
-
-        return lambda moved: self._log_density(self._potential, follow(moved)), follow
-
-    def _log_density(self, potential: ModelPotential, params: Params) -> float:
-        self._evaluations += 1
-        try:
-            return -float(potential.energy(potential.pack(params)))
-        except NotPositiveDefiniteError:
-            return -math.inf
-
-    def _slice(self, params: Params, name: str, i: int, move: str) -> Params:
-        """Draw a coordinate given all others: stepping out and shrinking, Neal (2003), figures 3 and 5."""
-        holds = {"values": self._hold_values, "white": self._hold_white, "logits": self._hold_logits}
-        log_density, follow = holds[move](params)
-
-        def moved(z: float) -> Params:
-            flat = params[name].flatten().clone()
-            flat[i] = z
-            return {**params, name: flat.reshape(params[name].shape)}
-
-        start = float(params[name].flatten()[i])
-        width = self._widths.get((name, i, move), 1.0)
-        place, share, drop = torch.rand(3, dtype=torch.float64).tolist()
-        level = log_density(params) + math.log1p(-drop)
-        low, high = start - place * width, start + (1 - place) * width
-        steps_down = int(share * _STEPS_OUT)
-        steps_up = _STEPS_OUT - 1 - steps_down
-        while steps_down > 0 and log_density(moved(low)) > level:
-            low, steps_down = low - width, steps_down - 1
-        while steps_up > 0 and log_density(moved(high)) > level:
-            high, steps_up = high + width, steps_up - 1
-        z = low + (high - low) * float(torch.rand((), dtype=torch.float64))
-        while not log_density(moved(z)) > level and low < high:
-            low, high = (z, high) if z < start else (low, z)
-            z = low + (high - low) * float(torch.rand((), dtype=torch.float64))
-        if self._sweeps < self._warmup_steps:
-            self._widths[name, i, move] = max(0.9 * width + 0.3 * abs(z - start), 1e-6)
-        return follow(moved(z))
-
-
-def _find_latent(trace: Trace, wanted: str | None) -> str:
-    """The name of the NNGP site."""
-    latent = {name: site for name, site in sample_sites(trace).items() if not site["is_observed"]}
-    sites = {name: site for name, site in latent.items() if isinstance(base_distribution(site["fn"]), NNGP)}
-    if wanted is not None and wanted not in sites:
-        fail(_WHERE, "latent", f"among the latent NNGP sites {sorted(sites)}", repr(wanted), "Name one of them.")
-    if wanted is None and len(sites) != 1:
-        expectation, cure = "with one latent NNGP site", "Sample one from NNGP(kernel, graph), or name it as latent=."
-        fail(_WHERE, "model", expectation, sorted(sites) or "none", cure)
-    name = wanted or next(iter(sites))
-    prior, site = base_distribution(sites[name]["fn"]), sites[name]
-    rows = torch.arange(prior.graph.num_points, device=prior.batch.rows.device)
-    if (
-        site["fn"] is not prior
-        or prior.batch_shape
-        or not all(map(rows.equal, (prior.batch.rows, prior.batch.targets)))
-    ):
-        actual = f"{type(site['fn']).__name__} of shape {tuple(site['fn'].shape())}"
-        fail(_WHERE, f"site {name!r}", "to be one NNGP over all points", actual, "Leave batch, expand and mask out.")
-    if site["mask"] is not None or torch.as_tensor(site["scale"]).ne(1).any():
-        fail(_WHERE, f"site {name!r}", "without mask and scale", "one with them", "Mask or scale the data instead.")
-    return name

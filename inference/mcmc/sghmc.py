@@ -10,7 +10,7 @@ as in Chen et al., equation 13:
 A step adds gradient noise of variance :math:`\varepsilon^2 \sigma^2` to r, which is :math:`2 \varepsilon \hat B` with
 :math:`\hat B = \varepsilon \sigma^2 / 2`. The friction is set by the part :math:`\alpha` of the momentum that a step
 loses, :math:`\varepsilon C M^{-1} = \alpha` (Springenberg et al., section 4.2, take 0.05). With the velocity
-:math:`v = M^{-1} r`, whose law :math:`N(0, T M^{-1})` does not depend on the step size, that is
+:math:`v = M^{-1} r`, whose distribution :math:`N(0, T M^{-1})` does not depend on the step size, that is
 
 .. math::
    v \leftarrow (1 - \alpha) v - \varepsilon M^{-1} \nabla \tilde U(\psi)

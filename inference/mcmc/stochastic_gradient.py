@@ -229,12 +229,13 @@ class StochasticGradientKernel(MCMCKernel):
         """Numbers that show the bias of a chain; a list with one number per chain where chains run side by side.
 
         Returns:
+            A dictionary with these keys.
+
             - "step size": epsilon of the last update.
             - "updates per draw": `num_steps`.
             - "kinetic temperature", of samplers with momentum r: the mean of r' M^-1 r / d after burn-in.
             - "configurational temperature": the mean of (psi - c)' grad U / d after burn-in, c the mean of burn-in's
-              second half.
-              Both are T, up to Monte-Carlo error, for an exact sampler; this one sees the position alone.
+              second half. Both are T, up to Monte-Carlo error, for an exact sampler; this one sees the position alone.
             - "gradient noise": sigma^2, averaged over coordinates.
             - "gradient noise share": the part of the sampler's noise that minibatches bring, in the worst coordinate.
               Above 1 it cannot be corrected for, and the coordinate is too hot.

@@ -22,7 +22,7 @@ Cost: that of one evaluation of model and guide with its gradient per step; one 
 import os
 from collections.abc import Callable
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from pyro.infer import ELBO
@@ -136,7 +136,7 @@ def fit(
     can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
-    num_data = getattr(method, "num_data", None) if num_data is None else num_data
+    num_data = cast(int, getattr(method, "num_data", None) if num_data is None else num_data)
     check_int("fit", "num_data", num_data, 1, "Pass num_data= with a (model, guide) pair.")
     solving = can_solve if solve_every is None else solve_every > 0
     training = Training(

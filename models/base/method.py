@@ -7,7 +7,7 @@ import copy
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import pyro
 import pyro.distributions as dist
@@ -252,6 +252,11 @@ class GPMethod(GPModule):
             fail(where, "to run", "outside vectorized plates", plates, cure)
         if idx is not None and is_validation_enabled():
             check_batch(where, "idx", idx, self.num_data)
+
+    def undefined(self, hook: str) -> NoReturn:
+        """Raise ``NotImplementedError`` for a method of the class that a subclass has to define."""
+        cure = "See docs/write_a_method.md."
+        fail(type(self).__name__, hook, "to be defined by the method", "nothing", cure, NotImplementedError)
 
     def site(self, name: str) -> str:
         """Full name of a site or plate, with that of the method in front if it has one."""

@@ -184,24 +184,24 @@ class PredictiveMethod(LeaveOneOutMethod):
             return [result(x_new, plan, draw) for draw, _ in draws]
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
-        """What moments at new points need that no hyperparameter changes, such as their neighbors."""
-        raise NotImplementedError
+        """Precompute what moments at new points need and no hyperparameter changes, such as their neighbors."""
+        self.undefined("plan")
 
     def moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
-        raise NotImplementedError
+        self.undefined("moments")
 
     def _predictive_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
         """Predictive distribution of y: under the guide, or given a posterior draw."""
         return self._predictive_of_y(*self.moments(x_new, plan, draw))
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
-        """The same for joint draws; the seed is that of the order of the new points."""
-        raise NotImplementedError
+        """Precompute what joint draws need and no hyperparameter changes; the seed is that of the new points' order."""
+        self.undefined("joint_plan")
 
     def joint_draws(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
         """Joint draws of f, (count, *L, P): under the guide, or given a posterior draw."""
-        raise NotImplementedError
+        self.undefined("joint_draws")
 
     def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
         """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.

@@ -4,7 +4,8 @@ With :math:`K_{zz} = L L^\top` and :math:`u = L \nu`, :math:`\nu \sim N(0, I)` u
 
 .. math:: f(x) \mid \nu \sim N(a^\top \nu, v), \qquad a = L^{-1} k_z(x), \quad v = k_{xx} - a^\top a.
 
-Jitter is a relative nugget of the process, as in :mod:`pyro_nngp.conditionals.nearest_neighbor`.
+Jitter is a relative nugget of the process, as in :mod:`pyro_nngp.conditionals.nearest_neighbor`. The covariance of
+hundreds of inducing points is nearly singular: its factor and the weights are computed in float64, whatever the dtype.
 
 Cost: O(M^3 + B M^2) time, O(M^2 + B M) memory.
 """
@@ -16,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.conditionals.general_kernel import variance_left
-from pyro_nngp.kernels import bind
+from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.linalg.cholesky import cholesky
 
@@ -38,10 +39,10 @@ def whitened_conditional(
     Raises:
         NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorized.
     """
-    cov = bind(kernel)
-    tril = cholesky(cov(z, z), jitter)
-    a = torch.linalg.solve_triangular(tril, cov(z, x), upper=False).mT
-    return a, variance_left(cov.diag(x), a, jitter)[0], tril
+    cov, points, targets = bind_double(kernel, x.dtype), z.double(), x.double()
+    tril = cholesky(cov(points, points), jitter)
+    a = torch.linalg.solve_triangular(tril, cov(points, targets), upper=False).mT
+    return a.to(x), variance_left(cov.diag(targets), a, jitter)[0].to(x), tril.to(x)
 
 
 def local_conditional(

@@ -49,18 +49,18 @@ def radial_conditional(
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
-    engine, noise = _NATIVE if compiled.supported(problem) else _TORCH, problem.noise
+    engine, noise = NATIVE if compiled.supported(problem) else TORCH, problem.noise
     w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
     if failed is not None and failed.any():  # torch finds out what they need on their diagonals
         rows = failed.nonzero()[:, 0]
         noise = None if noise is None else noise[rows]
         rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-        again = _Fused.apply(_TORCH, torch.is_grad_enabled(), *rest)
+        again = _Fused.apply(TORCH, torch.is_grad_enabled(), *rest)
         w, var = w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
     return w, var
 
 
-class _Engine(NamedTuple):
+class Engine(NamedTuple):
     """One way to compute; both take a :class:`Problem` and hand what they keep from one pass to the other.
 
     ``forward(problem, recording)`` returns w, v, which points have failed (None: none can) and what it keeps;
@@ -76,7 +76,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        engine: _Engine, recording: bool, *arguments: Any
+        engine: Engine, recording: bool, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
         return engine.forward(Problem(*arguments), recording)
 
@@ -89,7 +89,7 @@ class _Fused(torch.autograd.Function):
             ctx.mark_non_differentiable(failed)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, engine: _Engine, recording: bool, *arguments: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple, engine: Engine, recording: bool, *arguments: Any) -> tuple:
         """One member after the other, since what is done about an indefinite covariance depends on its values."""
         w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
         return (w, var, None, ()), (0, 0, None, ())
@@ -201,4 +201,4 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[part]
 
 
-_TORCH, _NATIVE = _Engine(_forward, _backward), _Engine(compiled.forward, compiled.backward)
+TORCH, NATIVE = Engine(_forward, _backward), Engine(compiled.forward, compiled.backward)

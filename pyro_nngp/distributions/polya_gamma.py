@@ -96,7 +96,7 @@ class PolyaGamma(TorchDistribution):
         if self._validate_args:
             self._validate_sample(value)
         b, c = self.concentration, self.tilt
-        start = _log_density_of_one(value) if self._unit else _log_density(value.double(), b.double()).to(value.dtype)
+        start = log_density_of_one(value) if self._unit else log_density(value.double(), b.double()).to(value.dtype)
         return start + b * log_cosh(c / 2) - c.square() * value / 2
 
     def sample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
@@ -106,7 +106,7 @@ class PolyaGamma(TorchDistribution):
             parts = zip(b.split(at_once(_CHUNK, 1)), c.split(at_once(_CHUNK, 1)), strict=True)
             num_draws = math.prod(sample_shape)
             distributions = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
-            log_draws = [_Tangents(pg).draw(num_draws) for pg in distributions]
+            log_draws = [Tangents(pg).draw(num_draws) for pg in distributions]
             draws = torch.cat(log_draws, -1).exp().reshape(shape).to(self.tilt.dtype)
             return draws.clamp_min(torch.finfo(draws.dtype).tiny)
 
@@ -161,7 +161,7 @@ def _is_one(concentration: Tensor | float) -> bool:
     return concentration == 1
 
 
-def _log_density_of_one(omega: Tensor) -> Tensor:
+def log_density_of_one(omega: Tensor) -> Tensor:
     """log p(omega | 1, 0)."""
     left, right = 1 / (2 * omega), 2 * math.pi**2 * omega
     start = torch.where(
@@ -171,7 +171,7 @@ def _log_density_of_one(omega: Tensor) -> Tensor:
     return start + torch.log1p(-3 * torch.exp(-2 * z) + 5 * torch.exp(-6 * z) - 7 * torch.exp(-12 * z))
 
 
-def _log_density(omega: Tensor, b: Tensor) -> Tensor:
+def log_density(omega: Tensor, b: Tensor) -> Tensor:
     """log p(omega | b, 0) in double precision, by the integral of the module's docstring."""
     omega, b = torch.broadcast_tensors(omega, b)
     with torch.no_grad():  # the integral does not depend on where its nodes are
@@ -202,7 +202,7 @@ def _saddle(x: Tensor) -> Tensor:
     return square.sqrt()
 
 
-class _Tangents:
+class Tangents:
     """Three tangents of the log density of y = log omega, for each entry of a batch, and exact draws below them."""
 
     def __init__(self, pg: PolyaGamma) -> None:
@@ -221,7 +221,7 @@ class _Tangents:
         left, right = rise[[0, 2]] + slope[[0, 2]] * corner
         middle = _log_integral(slope[1], corner[1] - corner[0])
         log_area = torch.stack([left - slope[0].log(), left + middle, right - (-slope[2]).log()])
-        self._rise, self._slope, self._corner, self._share = rise, slope, corner, log_area.softmax(0).cumsum(0)
+        self.rise, self.slope, self._corner, self._share = rise, slope, corner, log_area.softmax(0).cumsum(0)
 
     def draw(self, num_draws: int) -> Float[Tensor, "S B"]:
         """Independent draws of log omega, `num_draws` for each entry of the batch."""
@@ -231,7 +231,7 @@ class _Tangents:
         return torch.cat(parts).reshape(num_draws, size)
 
     def _draw_entries(self, entries: Tensor) -> Tensor:
-        y, left = self._slope.new_empty(entries.shape), torch.arange(len(entries), device=entries.device)
+        y, left = self.slope.new_empty(entries.shape), torch.arange(len(entries), device=entries.device)
         while len(left):
             entry = entries[left]
             proposal, log_hat = self._propose(entry)
@@ -243,10 +243,10 @@ class _Tangents:
 
     def _propose(self, entry: Tensor) -> tuple[Tensor, Tensor]:
         """A draw from the density proportional to the lowest tangent, and the log of that tangent there."""
-        pick, u = torch.rand(2, len(entry), dtype=self._slope.dtype, device=entry.device)
+        pick, u = torch.rand(2, len(entry), dtype=self.slope.dtype, device=entry.device)
         u = 1 - u  # in (0, 1]
         piece = (pick > self._share[:2, entry]).sum(0)
-        slope, rise = self._slope[piece, entry], self._rise[piece, entry]
+        slope, rise = self.slope[piece, entry], self.rise[piece, entry]
         low, high = self._corner[:, entry]
         length = high - low
         flat = (slope * length).abs() < 1e-6

@@ -166,7 +166,7 @@ class SparseCholeskyNormal(TorchDistribution):
         off = coefficients[..., None] * self.weights[..., positions, :]
         entries = torch.cat([own[..., None], off], -1).flatten(-2)
         columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)
-        order, slots = _align(columns)
+        order, slots = align(columns)
         ordered = entries[..., torch.arange(len(order), device=order.device)[:, None], order]
         sums = torch.zeros_like(entries).scatter_add(-1, slots.expand(entries.shape), ordered)
         return sums.square().sum(-1)
@@ -215,7 +215,7 @@ def _kl_independent_nngp(q: Independent, p: NNGP) -> Tensor:
     return kl_divergence(SparseCholeskyNormal(q.base_dist.loc, q.base_dist.scale), p)
 
 
-def _align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
+def align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
     """Per row: an order that brings equal columns together, and the slot of each sorted entry (one slot per column)."""
     ordered, order = columns.sort(dim=-1)
     fresh = torch.ones_like(ordered)

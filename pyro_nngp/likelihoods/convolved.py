@@ -33,10 +33,10 @@ def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
         noisier = copy.copy(likelihood)
         noisier.__dict__["variance"] = likelihood.variance.to(var.dtype) + var
         return noisier
-    return _Convolved(likelihood, var)
+    return Convolved(likelihood, var)
 
 
-class _Convolved(Likelihood):
+class Convolved(Likelihood):
     """What :func:`convolved` returns where there is no closed form."""
 
     def __init__(self, likelihood: Likelihood, var: Tensor) -> None:

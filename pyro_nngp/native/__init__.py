@@ -15,9 +15,9 @@ from pathlib import Path
 from pyro_nngp._checks import fail
 from pyro_nngp.native.structures import Arguments, Queries, Triangle
 
-_FILE = "libnative.so.4"  # the number rises when the interface changes
+FILE = "libnative.so.4"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
-_FUNCTIONS = {
+FUNCTIONS = {
     "nn_levels": (),
     "nn_conditional_width": (_INTEGER, _INTEGER),
     "nn_conditional_factors": (_INTEGER, _INTEGER, _INTEGER, _INTEGER),
@@ -31,7 +31,7 @@ _FUNCTIONS = {
     "nn_triangular_solve": (_POINTER, _INTEGER),
     "nn_triangular_size": (),
 }
-_SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries, "nn_triangular_size": Triangle}
+SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries, "nn_triangular_size": Triangle}
 
 
 def wanted() -> bool:
@@ -42,7 +42,7 @@ def wanted() -> bool:
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The compiled library, or None, with a warning, where the installation has none that fits."""
-    path = Path(__file__).with_name(_FILE)
+    path = Path(__file__).with_name(FILE)
     try:
         return load(path)
     except (OSError, AttributeError, ValueError) as error:
@@ -67,10 +67,10 @@ def load(path: Path) -> ctypes.CDLL:
     if not path.exists():
         raise OSError(f"{path} does not exist")
     found = ctypes.CDLL(str(path))
-    for name, arguments in _FUNCTIONS.items():
+    for name, arguments in FUNCTIONS.items():
         function = getattr(found, name)
         function.restype, function.argtypes = _INTEGER, arguments
-    for name, structure in _SIZES.items():
+    for name, structure in SIZES.items():
         size, own = getattr(found, name)(), ctypes.sizeof(structure)
         if size != own:
             fail(path.name, structure.__name__, f"of {own} bytes", size, "Build the package again.")

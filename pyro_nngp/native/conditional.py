@@ -23,7 +23,7 @@ MAX_NEIGHBORS = 1024
 
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
-_FACTORS_FROM, _FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
+FACTORS_FROM, FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
 _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, for which starting a thread is worthwhile
 
 
@@ -77,7 +77,7 @@ def forward(
     w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
     failed = torch.empty(shape[0], dtype=torch.bool)
     size = loaded().nn_conditional_factors(*shape, best_level(level), _is_double(problem))
-    keeps = recording and shape[1] >= _FACTORS_FROM and size <= _FACTORS_BYTES
+    keeps = recording and shape[1] >= FACTORS_FROM and size <= FACTORS_BYTES
     factors = memory.empty((size,), torch.uint8) if keeps else None
     _run(problem, level, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed,) if factors is None else (failed, factors)

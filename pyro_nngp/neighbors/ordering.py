@@ -34,7 +34,7 @@ Ints = NDArray[np.int64]
 ORDERINGS = ("random", "maximin", "coordinate", "given")
 
 _GROWTH = 1.4  # a batch multiplies the number of placed points by about this
-_MAX_PAIRS = 2_000_000  # directed pairs of points within reach of each other in one batch
+MAX_PAIRS = 2_000_000  # directed pairs of points within reach of each other in one batch
 _STEPS = 64  # single placements where a batch would hold too many pairs
 
 
@@ -143,7 +143,7 @@ def _place_batch(points: Floats, d2: Floats, top: float) -> Ints | None:
     near = np.flatnonzero(d2 >= floor)  # only these can be placed here
     radius = top**0.5 * (1 + 1e-12)
     tree = cKDTree(points[near], balanced_tree=False)
-    if tree.count_neighbors(tree, radius) > _MAX_PAIRS:
+    if tree.count_neighbors(tree, radius) > MAX_PAIRS:
         return None
     pairs = tree.query_pairs(radius, output_type="ndarray")
     one, two = np.concatenate([pairs, pairs[:, ::-1]]).T  # each pair in both directions

@@ -40,7 +40,7 @@ Moments: TypeAlias = tuple[Tensor, Tensor]
 Blocks: TypeAlias = Callable[[], Iterator[tuple[slice, Tensor, Tensor]]]
 """Some rows of the data, the weights (B, M) of the inducing values there, and the variances (B,) that they leave."""
 
-_MAX_STEPS, _TOLERANCE, _FAR = 50, 1e-3, 0.1
+MAX_STEPS, _TOLERANCE, _FAR = 50, 1e-3, 0.1
 _SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
 _START_VAR = 1e-2  # of latent values where the first natural-gradient step is taken
 _BLOCK = 2**22  # weights held at once
@@ -89,7 +89,7 @@ class LatentLeaveOneOut:
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
         loc, var = (mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
-        u, easy, steps = loc - mean, True, _MAX_STEPS
+        u, easy, steps = loc - mean, True, MAX_STEPS
 
         def state() -> tuple[Tensor, Tensor, float]:
             """Moments, and the divergence from the prior up to what does not change while variances stay."""
@@ -167,8 +167,8 @@ class InducingLeaveOneOut:
             last = state(target, precision)
             return last
 
-        steps, moved, improved = natural_gradient(seen, y, start, step, _MAX_STEPS, _TOLERANCE)
-        _warn(_MAX_STEPS - steps, moved)
+        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE)
+        _warn(MAX_STEPS - steps, moved)
         loc, var, _ = last if improved else start
         target, precision = self._start = gaussian_sites(seen, y, loc, var)
         loc, var, _ = state(target, precision)
@@ -220,7 +220,7 @@ def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tenso
 def _warn(steps_left: int, moved: float) -> None:
     if steps_left <= 0 and moved > _FAR:
         warnings.warn(
-            f"loo: means still moved by {moved:.1e} after {_MAX_STEPS} natural-gradient steps, in units of the "
+            f"loo: means still moved by {moved:.1e} after {MAX_STEPS} natural-gradient steps, in units of the "
             "likelihood's resolution: the result is rough. Check the hyperparameters.",
             stacklevel=2,
         )

@@ -7,6 +7,7 @@ from oracles.dense import dense_covariance
 from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg.cholesky import cholesky
 
 F64 = torch.float64
 
@@ -26,6 +27,18 @@ def test_whitened_conditional_is_the_dense_one(kernel, batch):
     weights = a @ torch.linalg.inv(tril)
     torch.testing.assert_close(weights, cross @ torch.linalg.inv(cov), rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(var, 1.3 * (1 + 1e-6) - (weights * cross).sum(-1), rtol=1e-6, atol=1e-9)
+
+
+def test_hundreds_of_inducing_points_have_a_conditional_in_float32():
+    x, z = torch.rand(20, 2), torch.rand(400, 2)
+    smooth = Matern52(2, variance=1.3, lengthscale=0.5).requires_grad_(False)
+    with pytest.raises(NotPositiveDefiniteError):
+        cholesky(smooth(z, z))
+    found = whitened_conditional(smooth, x, z)
+    exact = whitened_conditional(smooth, x.double(), z.double())
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-6)
 
 
 def test_at_an_inducing_point_the_nugget_is_left(kernel):

@@ -216,8 +216,8 @@ def test_combinations_are_computed_in_blocks_of_bounded_size(batch, monkeypatch)
     graph = NeighborGraph(points(), 5)
     q = factor(graph, columns=4, batch=batch)
     coefficients, positions = torch.randn(50, 6, dtype=F64), torch.rand(50, N).argsort(-1)[:, :6]
-    whole, sizes, align = q.combined_rows(coefficients, positions), [], sparse_cholesky._align
-    monkeypatch.setattr(sparse_cholesky, "_align", lambda columns: sizes.append(columns.shape) or align(columns))
+    whole, sizes, align = q.combined_rows(coefficients, positions), [], sparse_cholesky.align
+    monkeypatch.setattr(sparse_cholesky, "align", lambda columns: sizes.append(columns.shape) or align(columns))
     with block_limit(20 * 6 * 5 * (10 + 2 * math.prod(batch))):
         assert torch.equal(q.combined_rows(coefficients, positions), whole)
     assert sizes == [(20, 30), (20, 30), (10, 30)]

@@ -12,7 +12,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import PolyaGamma
-from pyro_nngp.distributions.polya_gamma import _log_density, _log_density_of_one, _Tangents
+from pyro_nngp.distributions.polya_gamma import Tangents, log_density, log_density_of_one
 from pyro_nngp.inference import uniformity
 
 F64 = torch.float64
@@ -58,19 +58,17 @@ def test_density_has_the_moments_and_the_laplace_transform(b, c):
 def test_density_is_the_alternating_series_where_that_converges_fast(b):
     omega = torch.logspace(-4, math.log10(max(b, 0.3) / 8), 200, dtype=F64)
     want = left_series(omega, b)
-    torch.testing.assert_close(_log_density(omega, omega.new_tensor(b)), want, rtol=1e-10, atol=1e-9)
+    torch.testing.assert_close(log_density(omega, omega.new_tensor(b)), want, rtol=1e-10, atol=1e-9)
     if b == 1:
-        torch.testing.assert_close(_log_density_of_one(omega), want, rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(log_density_of_one(omega), want, rtol=1e-13, atol=1e-13)
 
 
 def test_both_densities_of_one_agree_over_the_whole_range():
     switch = 1 / (2 * math.pi)
     near = switch + torch.linspace(-1e-6, 1e-6, 21, dtype=F64)
     omega = torch.cat([torch.logspace(-4, math.log10(50), 500, dtype=F64), near])
-    torch.testing.assert_close(
-        _log_density_of_one(omega), _log_density(omega, omega.new_tensor(1.0)), rtol=0, atol=1e-9
-    )
-    step = _log_density_of_one(near).diff()
+    torch.testing.assert_close(log_density_of_one(omega), log_density(omega, omega.new_tensor(1.0)), rtol=0, atol=1e-9)
+    step = log_density_of_one(near).diff()
     torch.testing.assert_close(step, step.mean().expand_as(step), rtol=1e-3, atol=0)  # no jump at the switch
 
 
@@ -79,9 +77,9 @@ def test_density_of_two_is_the_convolution_of_two_densities_of_one():
     nodes, node_weights = (torch.as_tensor(v, dtype=F64) for v in np.polynomial.legendre.leggauss(400))
     share = (nodes + 1) / 2
     for omega in (0.05, 0.5, 3.0, 20.0, 50.0):
-        pair = _log_density_of_one(share * omega) + _log_density_of_one((1 - share) * omega)
+        pair = log_density_of_one(share * omega) + log_density_of_one((1 - share) * omega)
         want = torch.logsumexp(pair + (node_weights / 2 * omega).log(), 0)
-        got = _log_density(torch.tensor(omega, dtype=F64), torch.tensor(2.0, dtype=F64))
+        got = log_density(torch.tensor(omega, dtype=F64), torch.tensor(2.0, dtype=F64))
         torch.testing.assert_close(got, want, rtol=0, atol=1e-8)
 
 
@@ -178,9 +176,9 @@ def test_log_omega_has_a_log_concave_density_below_its_tangents(b):
     height = polya_gamma(b, 0.0).log_prob(y.exp()) + y
     assert (height.diff().diff() < 0).all()
     for c in (0.0, 2.0, 50.0):
-        tangents = _Tangents(polya_gamma([b], [c]))
-        assert tangents._slope[0] > 0 > tangents._slope[2]
-        hat = (tangents._rise + tangents._slope * y).amin(0)
+        tangents = Tangents(polya_gamma([b], [c]))
+        assert tangents.slope[0] > 0 > tangents.slope[2]
+        hat = (tangents.rise + tangents.slope * y).amin(0)
         assert (polya_gamma(b, c).log_prob(y.exp()) + y - hat).max() < 1e-9 * (1 + hat.abs().max())
         area = torch.logsumexp(hat, 0) + (y[1] - y[0]).log()
         assert area < math.log(1 / 0.6)  # three draws in five are accepted at least
@@ -215,13 +213,13 @@ def test_chunks_of_draws_join_up():
 
 def test_cost_of_draws_does_not_grow_with_the_concentration(monkeypatch):
     evaluated = []
-    density = _log_density
+    density = PolyaGamma.log_prob
 
-    def counted(omega, b):
+    def counted(pg, omega):
         evaluated.append(omega.numel())
-        return density(omega, b)
+        return density(pg, omega)
 
-    monkeypatch.setattr("pyro_nngp.distributions.polya_gamma._log_density", counted)
+    monkeypatch.setattr(PolyaGamma, "log_prob", counted)
     for b in (3.0, 1e6):
         evaluated.clear()
         polya_gamma(b, 1.0).sample((1000,))
@@ -237,7 +235,7 @@ def test_arguments_and_values_are_checked():
         PolyaGamma(1.0, 0.0, validate_args=True).log_prob(torch.tensor(-1.0))
 
 
-def test_a_log_normal_guide_learns_the_law():
+def test_a_log_normal_guide_learns_the_distribution():
     tilt = torch.tensor([0.0, 2.0, 8.0])
 
     def model():

@@ -16,6 +16,7 @@ from pyro.poutine import enum_messenger, indep_messenger, messenger, runtime
 from torch import nn
 
 from pyro_nngp._random import RandomStream, seeded
+from pyro_nngp.hyperparameters.module import own_param_store
 from pyro_nngp.hyperparameters.threads import HandlerStack
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
@@ -167,10 +168,12 @@ def test_parameters_that_a_function_makes_stay_with_the_model():
 
     gp = Vecchia(X, Y, Matern52(2), Gaussian(0.1), num_neighbors=5, mean=mean)
     fit(gp, 3, lr=0.5, progress=False)
-    level = gp._store["_params"]["level"]
+    with own_param_store(gp):
+        level = pyro.param("level")
     assert level.item() != 3.0
     together(*[lambda: [moments(gp) for _ in range(10)]] * 2)
-    assert gp._store["_params"]["level"] is level
+    with own_param_store(gp):
+        assert pyro.param("level") is level
     assert "level" not in pyro.get_param_store()
 
 

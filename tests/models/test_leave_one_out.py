@@ -358,14 +358,14 @@ def test_methods_without_leave_one_out(problem):
 
 
 def test_too_many_inducing_points_for_a_dense_precision(problem, monkeypatch):
-    monkeypatch.setattr("pyro_nngp.models.swsgp._LARGEST_FULL", 10)
+    monkeypatch.setattr("pyro_nngp.models.swsgp.LARGEST_FULL", 10)
     gp = SWSGP(problem[0], problem[1][Gaussian], kernel(), Gaussian(), inducing=20, num_neighbors=5)
     with pytest.raises(ValueError, match=r"SWSGP.loo: expected M to be at most 10"):
         gp.loo()
 
 
 def test_slow_convergence_is_reported(problem, monkeypatch):
-    monkeypatch.setattr("pyro_nngp.variational.leave_one_out._MAX_STEPS", 1)
+    monkeypatch.setattr("pyro_nngp.variational.leave_one_out.MAX_STEPS", 1)
     gp = VNNGP(problem[0], problem[1][Poisson], kernel(), Poisson(), num_neighbors=5, mean=zero)
     with pytest.warns(UserWarning, match="loo: means still moved"):
         gp.loo()

@@ -586,7 +586,7 @@ def test_counts_far_above_their_r_start_near_the_data():
     started = gp.score(every)
     gp.solve(20)
     assert started < gp.score(every) + 0.3  # from the prior: some nats more, after 20 sweeps, too
-    assert gp.local.distribution(gp._bound(), gp._values(), every).mean.max() < gp._values().max() / 4
+    assert gp.local.distribution(gp.likelihood.bind(), y, every).mean.max() < y.max() / 4
 
 
 @pytest.mark.parametrize("likelihood", [NegativeBinomial, Bernoulli])

@@ -31,7 +31,7 @@ from pyro_nngp.likelihoods import (
     StudentT,
     convolved,
 )
-from pyro_nngp.likelihoods.convolved import _Convolved
+from pyro_nngp.likelihoods.convolved import Convolved
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import SVGP, VNNGP
@@ -350,7 +350,7 @@ def test_convolved_likelihood_is_the_integral(likelihood, y):
 
 def test_closed_forms_of_the_convolution_agree_with_quadrature():
     likelihood, g = Gaussian(0.2).bind(), torch.linspace(-1, 1, 5, dtype=F64)
-    closed, numeric = convolved(likelihood, g.square()), _Convolved(likelihood, g.square())
+    closed, numeric = convolved(likelihood, g.square()), Convolved(likelihood, g.square())
     one, two = (which.expected_log_prob(g, g + 0.1, g.square() + 0.1) for which in (closed, numeric))
     torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 

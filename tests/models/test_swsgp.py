@@ -185,23 +185,23 @@ def test_neighbors_given_are_neighbors_found():
 def test_learned_inducing_points_have_their_neighbors_found_at_each_step():
     x, y = data(150)
     gp = build(x, y)
-    before = gp._neighbors(None)
+    before = gp.neighbors(None)
     fit(gp, 25, batch_size=50, lr=0.05, progress=False)
     lengthscale = gp.kernel.lengthscale.detach().to(F64)
     after = torch.cdist(x / lengthscale, gp.z.detach() / lengthscale).argsort(-1)[:, :H]
     assert not torch.equal(before, after)
-    assert torch.equal(gp._neighbors(None), after)
+    assert torch.equal(gp.neighbors(None), after)
 
 
 @pytest.mark.parametrize("learn_inducing", [True, False])
 def test_refresh_takes_the_learned_lengthscales(learn_inducing):
     x, y = data()
     gp = build(x, y, learn_inducing=learn_inducing)
-    before = gp._neighbors(None).clone()
+    before = gp.neighbors(None).clone()
     gp.kernel.lengthscale = scale = torch.tensor([3.0, 0.1])
     gp.refresh_neighbors()
     after = torch.cdist(x / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
-    assert torch.equal(gp._neighbors(None), after)
+    assert torch.equal(gp.neighbors(None), after)
     assert not torch.equal(before, after)
 
 
@@ -295,7 +295,7 @@ def test_model_is_the_stated_density():
     gp, u, f = build(x, y), torch.randn(N, H, dtype=F64), torch.randn(N, dtype=F64)
     trace = pyro.poutine.trace(pyro.poutine.condition(gp.model, {"u": u, "f": f})).get_trace()
     want = 0.0
-    for i, near in enumerate(gp._neighbors(None)):
+    for i, near in enumerate(gp.neighbors(None)):
         prior = dense_covariance(gp.kernel, gp.z[near])
         w, var = nn_conditional(gp.kernel, x[i : i + 1], gp.z[near][None])
         want = want + MultivariateNormal(torch.zeros(H, dtype=F64), prior).log_prob(u[i]) / N

@@ -115,7 +115,7 @@ def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     w, v, _, (failed,) = compiled.forward(problem, recording=True, level=level)
     grads = case.grad_w.to(dtype), case.grad_v.to(dtype)
     want = compiled.backward(problem, (failed,), *grads, **every, level=level)
-    monkeypatch.setattr(compiled, "_FACTORS_FROM", 1)
+    monkeypatch.setattr(compiled, "FACTORS_FROM", 1)
     assert len(compiled.forward(problem, recording=False, level=level)[3]) == 1
     w2, v2, _, kept = compiled.forward(problem, recording=True, level=level)
     assert torch.equal(w2, w)
@@ -128,7 +128,7 @@ def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     nothing = torch.zeros_like(factors)  # it does read them
     found = compiled.backward(problem, (failed, nothing), *grads, **every, level=level)
     assert not torch.equal(found.log_variance, want.log_variance)
-    monkeypatch.setattr(compiled, "_FACTORS_BYTES", len(factors) - 1)
+    monkeypatch.setattr(compiled, "FACTORS_BYTES", len(factors) - 1)
     assert len(compiled.forward(problem, recording=True, level=level)[3]) == 1
 
 
@@ -214,7 +214,7 @@ def test_second_derivatives(way, monkeypatch):
 @needs_library
 @pytest.mark.parametrize("factors_from", [1, 1000])
 def test_indefinite_members_take_the_way_that_adds_jitter(factors_from, monkeypatch):
-    monkeypatch.setattr(compiled, "_FACTORS_FROM", factors_from)
+    monkeypatch.setattr(compiled, "FACTORS_FROM", factors_from)
     case = Case(RBF, b=20, k=6)
     case.neighbors[5, :3] = 7  # one point three times, with less than no noise
     case.noise[7] = -3e-5
@@ -244,8 +244,8 @@ def test_any_layout_of_memory():
 @needs_library
 def test_the_switch_and_what_is_not_supported(monkeypatch):
     calls, forward = [], compiled.forward
-    engine = radial_conditional._NATIVE._replace(forward=lambda *args: calls.append(1) or forward(*args))
-    monkeypatch.setattr(radial_conditional, "_NATIVE", engine)
+    engine = radial_conditional.NATIVE._replace(forward=lambda *args: calls.append(1) or forward(*args))
+    monkeypatch.setattr(radial_conditional, "NATIVE", engine)
     x, z = torch.randn(4, 2), torch.randn(4, 3, 2)
     for kernel, switch, taken in [
         (Matern52(2), "1", True),

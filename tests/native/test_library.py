@@ -14,7 +14,7 @@ def test_no_library_or_one_for_another_system_counts_as_none_and_is_reported(mon
     monkeypatch.setattr(native, "__file__", str(tmp_path / "__init__.py"))
     with pytest.warns(UserWarning, match=r"no compiled code \(.* does not exist\).*install one, then run `pip install"):
         assert native.library.__wrapped__() is None
-    (tmp_path / native._FILE).write_bytes(b"not a library")
+    (tmp_path / native.FILE).write_bytes(b"not a library")
     with pytest.warns(UserWarning, match=r"no compiled code \("):
         assert native.library.__wrapped__() is None
 
@@ -35,7 +35,7 @@ def test_a_missing_library_is_reported_once(monkeypatch, tmp_path, recwarn):
 
 @needs_library
 def test_a_library_that_lacks_a_function_counts_as_none(monkeypatch):
-    monkeypatch.setitem(native._FUNCTIONS, "nn_of_tomorrow", ())
+    monkeypatch.setitem(native.FUNCTIONS, "nn_of_tomorrow", ())
     with pytest.warns(UserWarning, match=r"no compiled code \(.*nn_of_tomorrow"):
         assert native.library.__wrapped__() is None
 
@@ -46,8 +46,8 @@ def test_a_library_with_a_structure_of_another_size_counts_as_none(monkeypatch, 
     class Longer(ctypes.Structure):
         _fields_ = [*structure._fields_, ("more", ctypes.c_double)]
 
-    sizes = {name: Longer if kind is structure else kind for name, kind in native._SIZES.items()}
-    monkeypatch.setattr(native, "_SIZES", sizes)
+    sizes = {name: Longer if kind is structure else kind for name, kind in native.SIZES.items()}
+    monkeypatch.setattr(native, "SIZES", sizes)
     size = ctypes.sizeof(structure)
     with pytest.warns(UserWarning, match=rf"expected Longer of {size + 8} bytes, got {size}\. Build the package again"):
         assert native.library.__wrapped__() is None

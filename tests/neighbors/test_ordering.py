@@ -52,7 +52,7 @@ def test_maximin_is_the_greedy_ordering(name, monkeypatch):
     expected = greedy_maximin(x)
     assert torch.equal(maximin_ordering(x), expected)
     for max_pairs in (0, 3000):  # points one by one, then in batches
-        monkeypatch.setattr(ordering, "_MAX_PAIRS", max_pairs)
+        monkeypatch.setattr(ordering, "MAX_PAIRS", max_pairs)
         assert torch.equal(maximin_ordering(x), expected)
 
 

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 DEVICE = torch.device("meta")
 _aten = torch.ops.aten
@@ -70,16 +69,27 @@ def _is_there(device):
     return device is not None and torch.device(device).type == DEVICE.type
 
 
+def _map(function, value):
+    """Apply a function to the tensors among the arguments or results of an operation; quicker than a pytree."""
+    if isinstance(value, torch.Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(_map(function, part) for part in value)
+    if type(value) is dict:
+        return {name: _map(function, part) for name, part in value.items()}
+    return value
+
+
 def _run(func, args, kwargs):
-    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    leaves = []
+    values, keywords = _map(lambda v: leaves.append(v) or getattr(v, "here", v), (args, kwargs))
     there = any(isinstance(leaf, Elsewhere) for leaf in leaves)
     if func not in _CROSSING and there:
         _refuse_mixed(func, args, leaves)
     wanted = kwargs.get("device")
     if wanted is not None:
         there = _is_there(wanted)
-        kwargs = kwargs | {"device": torch.device("cpu")}
-    values, keywords = tree_map(lambda v: v.here if isinstance(v, Elsewhere) else v, (args, kwargs))
+        keywords |= {"device": torch.device("cpu")}
     result = func(*values, **keywords)
     if torch.Tag.inplace_view in func.tags and isinstance(args[0], Elsewhere):
         with torch._C._DisableTorchDispatch():
@@ -93,7 +103,7 @@ def _run(func, args, kwargs):
     def wrapped(value):
         return known.get(id(value), Elsewhere(value)) if isinstance(value, torch.Tensor) else value
 
-    return tree_map(wrapped, result)
+    return _map(wrapped, result)
 
 
 def _refuse_mixed(func, args, leaves):

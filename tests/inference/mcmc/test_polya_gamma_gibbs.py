@@ -13,6 +13,7 @@ from pyro.ops.stats import effective_sample_size
 
 from pyro_nngp.distributions import NNGP, PolyaGamma
 from pyro_nngp.inference import PolyaGammaGibbs, sbc_ranks, to_arviz, uniformity
+from pyro_nngp.inference.mcmc.conditional_moves import slice_coordinate
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli
 from pyro_nngp.models import VNNGP
@@ -58,7 +59,7 @@ def moments(draws):
 COUNTS = torch.tensor([3.0, 4.0, 1.0, 0.0, 0.0, 2.0], dtype=F64)
 
 
-def test_latent_values_have_the_law_that_weighted_prior_draws_give():
+def test_latent_values_have_the_distribution_that_weighted_prior_draws_give():
     def likelihoods(f):
         return {
             "y": dist.Binomial(torch.arange(4.0, 10.0, dtype=F64), logits=f - 0.8),
@@ -98,7 +99,7 @@ def test_terms_are_those_of_the_augmentation(monkeypatch):
     kernel = PolyaGammaGibbs(model)
     kernel.setup(0)
     f = torch.randn(N, dtype=F64)
-    linear, precision = kernel._data.draw_terms(kernel._trace({"f": f}))
+    linear, precision = kernel.moves.data.draw_terms(kernel.moves.trace({"f": f}))
     want_linear, want_precision = torch.zeros(2, N, dtype=F64)
     for i, row in enumerate(rows):
         logit = f[row] + offset[i]
@@ -134,7 +135,7 @@ def geweke_chain(steps):
     data.y, data.count = model()
     gibbs = PolyaGammaGibbs(model)
     gibbs.setup(steps // 10)
-    assert gibbs._moves == {
+    assert gibbs.kinds == {
         "lengthscale": ["values", "white"],
         "variance": ["values", "white"],
         "a": ["values", "logits"],
@@ -179,24 +180,25 @@ def started(model, *args):
 def test_moves_weigh_a_coordinate_by_its_conditional_density():
     """The density of the whitened values is that of the values times |df / dwhite| = product of v^(1/2)."""
     kernel, params = started(hierarchical, COUNTS.clamp(max=3))
+    moves = kernel.moves
 
     def joint(p):
-        return -float(kernel._potential.energy(kernel._potential.pack(p)))
+        return -float(moves.potential.energy(moves.potential.pack(p)))
 
     moved = {**params, "lengthscale": params["lengthscale"] + 0.7}
     with torch.no_grad():
-        log_density, follow = kernel._hold_white(params)
+        log_density, follow = moves.hold("white", params)
         new = follow(moved)
-        half_log_var = [0.5 * float(kernel._prior(p).conditionals[1].log().sum()) for p in (params, new)]
-        torch.testing.assert_close(kernel._prior(new).whiten(new["f"]), kernel._prior(params).whiten(params["f"]))
+        half_log_var = [0.5 * float(moves.prior(p).conditionals[1].log().sum()) for p in (params, new)]
+        torch.testing.assert_close(moves.prior(new).whiten(new["f"]), moves.prior(params).whiten(params["f"]))
     got = log_density(moved) - log_density(params)
     assert got == pytest.approx(joint(new) - joint(params) + half_log_var[1] - half_log_var[0], rel=1e-9)
 
     moved = {**params, "intercept": params["intercept"] + 0.7}
-    log_density, follow = kernel._hold_logits(params)
+    log_density, follow = moves.hold("logits", params)
     torch.testing.assert_close(follow(moved)["f"], params["f"] - 0.7)
     assert log_density(moved) == pytest.approx(joint(follow(moved)), rel=1e-12)
-    log_density, follow = kernel._hold_values(params)
+    log_density, follow = moves.hold("values", params)
     assert follow(moved) is moved
     assert log_density(moved) == pytest.approx(joint(moved), rel=1e-12)
 
@@ -204,20 +206,14 @@ def test_moves_weigh_a_coordinate_by_its_conditional_density():
 @pytest.mark.parametrize("width", [0.1, 1.0, 30.0])
 def test_slices_keep_the_density_whatever_their_width(width):
     """The logarithm of a Gamma(2, 1) variable, which is skewed; the second coordinate must not move."""
-    kernel, _ = started(hierarchical, COUNTS.clamp(max=3))
 
-    def hold(params):
-        def log_density(moved):
-            z = float(moved["z"][0])
-            return 2 * z - math.exp(z)
+    def log_density(moved):
+        z = float(moved["z"][0])
+        return 2 * z - math.exp(z)
 
-        return log_density, lambda moved: moved
-
-    kernel._hold_values = hold
-    kernel._widths["z", 0, "values"] = width
     params, chain = {"z": torch.tensor([0.0, 7.0], dtype=F64)}, []
     for _ in range(1500):
-        params = kernel._slice(params, "z", 0, "values")
+        params, _ = slice_coordinate((log_density, lambda moved: moved), params, "z", 0, width)
         chain.append(params["z"])
     chain = torch.stack(chain)
     assert (chain[:, 1] == 7).all()
@@ -230,10 +226,10 @@ def test_widths_adapt_during_burn_in_only():
     kernel = PolyaGammaGibbs(hierarchical)
     kernel.setup(1, COUNTS.clamp(max=3))
     params = kernel.sample(kernel.initial_params)
-    widths = dict(kernel._widths)
+    widths = dict(kernel.widths)
     assert len(widths) == 4
     kernel.sample(params)
-    assert kernel._widths == widths
+    assert kernel.widths == widths
 
 
 def test_a_method_runs_and_exports():

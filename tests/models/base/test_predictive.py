@@ -12,6 +12,8 @@ from pyro_nngp.distributions import NNGPReparam
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
 from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP
+from pyro_nngp.models.base.predictive import PredictiveMethod
+from pyro_nngp.models.base.response import ResponseMethod
 
 F64 = torch.float64
 N, P = 15, 4
@@ -98,7 +100,7 @@ def test_draws_at_the_center_of_the_guide_predict_as_a_guide_that_is_a_point(met
     y = torch.arange(N) % (3 if likelihood is not Bernoulli else 2)
     gp = build(method, y.to(F64), likelihood(), **settings)
     if site == "omega":
-        q = gp.local.distribution(gp.likelihood, gp._values(), torch.arange(N))
+        q = gp.local.distribution(gp.likelihood, y.to(F64), torch.arange(N))
     else:
         family = gp.local if method is VNNGP else gp.q
         family.loc.data.normal_()
@@ -181,3 +183,27 @@ def test_samples_that_are_no_draws_are_refused():
             TypeError, match=r"expected samples\['u'\] to be a tensor of draws, got .*Pass mcmc\.get_samples"
         ):
             gp(X_NEW, samples=samples | {"u": wrong})
+
+
+@pytest.mark.parametrize(
+    ("base", "hook", "call"),
+    [
+        (PredictiveMethod, "plan", lambda gp: gp.predict(X_NEW)),
+        (PredictiveMethod, "joint_plan", lambda gp: gp.sample(X_NEW, 2)),
+        (PredictiveMethod, "moments", lambda gp: gp.moments(X_NEW, None, None)),
+        (PredictiveMethod, "joint_draws", lambda gp: gp.joint_draws(X_NEW, None, 1, None)),
+        (ResponseMethod, "observations", lambda gp: gp.observations(gp.likelihood, torch.arange(2), None)),
+    ],
+)
+def test_what_a_method_does_not_define_is_named(base, hook, call):
+    class Bare(base):
+        def __init__(self):
+            kernel = Matern32(2, variance=1.0, lengthscale=1.0)
+            super().__init__(X, Y, kernel, Gaussian(0.1), lambda x: 0 * x[:, 0], None)
+            self.finish()
+
+        def guide(self, idx=None):
+            self.start_guide(idx)
+
+    with pytest.raises(NotImplementedError, match=rf"Bare: expected {hook} to be defined by the method, got nothing"):
+        call(Bare())

@@ -29,7 +29,6 @@ from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, Coregionalized
 F64 = torch.float64
 N = 300
 UTM = torch.tensor([5e5, 5e6], dtype=F64)
-SCHEDULES = {"SWSGP": (40,)}  # q(u) is not solved for
 METHODS = {
     "Vecchia": lambda x, y: Vecchia(x, y, num_neighbors=12),
     "MLLk": lambda x, y: MLLk(x, y, num_neighbors=8),
@@ -72,16 +71,45 @@ def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
     ):
         raw_x, raw_y = (shift + unit * x).to(dtype), (level + size * y).to(dtype)
         gp = METHODS[name](raw_x[:N], raw_y[:N])
-        fit(
-            gp,
-            *((40,) if name == "SWSGP" else (8,)),
-            lr=0.1 if name == "SWSGP" else 0.01,
-            batch_size=100,
-            progress=False,
-        )
+        steps, rate = (40, 0.1) if name == "SWSGP" else (8, 0.01)  # its q(u) is not solved for
+        fit(gp, steps, lr=rate, batch_size=100, progress=False)
         found.append(score(gp, raw_x[N:], raw_y[N:], size))
     (r2, nll), *others = found
     assert r2 > 0.8
+    for other_r2, other_nll in others:
+        assert other_r2 == pytest.approx(r2, abs=0.02)
+        assert other_nll == pytest.approx(nll, abs=0.05)
+
+
+def test_overdispersed_counts_with_zeros_start_at_the_scale_of_their_logits():
+    """A count of zero far below its mean has a log density that is all but linear: no pseudo-observation of its own."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(N, 2, generator=generator, dtype=F64)
+    f = 8 + 2 * draw(Matern52(2, lengthscale=torch.tensor([0.3, 0.3], dtype=F64)).bind()(x, x))
+    torch.manual_seed(0)
+    y = dist.NegativeBinomial(0.2, logits=f).sample()
+    assert 0.2 < (y == 0).double().mean() < 0.6
+    gp = VNNGP(x, y, Matern52(2), NegativeBinomial(), num_neighbors=12)
+    assert 0.1 < gp.kernel.variance.item() < 40
+
+
+def test_inducing_points_are_learned_alike_in_all_units(field):
+    x, _, y = field
+    places, scores = [], []
+    for shift, unit, level, size, dtype in (
+        (0.0, 1.0, 0.0, 1.0, F64),
+        (UTM, 1e5, 3e5, 1e5, F64),
+        (UTM, 1e5, 3e5, 1e5, torch.float32),
+    ):
+        raw_x, raw_y = (shift + unit * x).to(dtype), (level + size * y).to(dtype)
+        gp = SWSGP(raw_x[:N], raw_y[:N], inducing=60, num_neighbors=12)
+        before = (gp.z.detach() - shift) / unit
+        fit(gp, 20, batch_size=100, progress=False)
+        places.append((gp.z.detach() - shift) / unit)
+        scores.append(score(gp, raw_x[N:], raw_y[N:], size))
+        assert (places[-1] - before).norm(dim=-1).median() > 0.02
+    torch.testing.assert_close(places[1], places[0], rtol=0, atol=1e-5)
+    (r2, nll), *others = scores
     for other_r2, other_nll in others:
         assert other_r2 == pytest.approx(r2, abs=0.02)
         assert other_nll == pytest.approx(nll, abs=0.05)
