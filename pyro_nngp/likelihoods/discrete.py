@@ -55,8 +55,9 @@ class Bernoulli(Likelihood):
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
             return self.forward(loc / (1 + var).sqrt())
-        log_probs = Marginal(self, loc[..., None], var[..., None]).log_prob(loc.new_tensor([0.0, 1.0]))
-        return _Bernoulli(logits=log_probs[..., 1] - log_probs[..., 0])
+        sign = torch.where(loc > 0, -1, 1).to(loc.dtype)  # the rarer label alone, by symmetry
+        rarer = Marginal(self, sign * loc, var).log_prob(torch.ones_like(loc))
+        return _Bernoulli(logits=sign * (rarer - torch.log1p(-rarer.exp())))
 
 
 class Binomial(Likelihood):

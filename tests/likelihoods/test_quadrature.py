@@ -19,6 +19,7 @@ from pyro_nngp.likelihoods import (
     Poisson,
     StudentT,
 )
+from pyro_nngp.likelihoods.base import Marginal
 
 F64 = torch.float64
 SCALES = [10.0**power for power in range(-3, 4)]
@@ -222,3 +223,14 @@ def test_categorical_marginal_of_two_classes_is_the_logistic_one() -> None:
     two = Categorical(2).marginal(loc, var).logits.diff(dim=-1)[:, 0]
     one = Bernoulli().marginal(loc[1] - loc[0], var.sum(0)).logits
     torch.testing.assert_close(two, one, rtol=0.0, atol=1e-2)
+
+
+def test_logits_of_the_logistic_marginal_are_odd_in_the_mean() -> None:
+    loc, var = (
+        torch.tensor([-40.0, -3.0, 0.0, 0.5, 20.0], dtype=F64),
+        torch.tensor([9.0, 0.01, 4.0, 1.0, 100.0]).double(),
+    )
+    logits, mirrored = Bernoulli().marginal(loc, var).logits, Bernoulli().marginal(-loc, var).logits
+    torch.testing.assert_close(logits, -mirrored, rtol=1e-10, atol=1e-12)
+    both = Marginal(Bernoulli().bind(), loc[:, None], var[:, None]).log_prob(torch.tensor([0.0, 1.0], dtype=F64))
+    torch.testing.assert_close(logits, both.diff(dim=-1)[:, 0], rtol=1e-3, atol=1e-4)
