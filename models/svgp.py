@@ -42,7 +42,7 @@ from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, combined_variance, factor, neighbor_variance
-from pyro_nngp.variational.natural_gradient import natural_gradient
+from pyro_nngp.variational.natural_gradient import natural_gradient, warn_unsettled
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
 
@@ -199,10 +199,12 @@ class SVGP(PredictiveMethod):
             return state()
 
         before = [p.clone() for p in self.solved_parameters()]
-        _, _, improved = natural_gradient(likelihood, y, state(), step, max_steps, tolerance)
+        first = not bool(self.q.distribution().mean.any())
+        steps, moved, improved = natural_gradient(likelihood, y, state(), step, max_steps, tolerance)
         if not improved:
             for p, old in zip(self.solved_parameters(), before, strict=True):
                 p.copy_(old)
+        warn_unsettled("SVGP.solve", moved, improved or steps >= max_steps, first)
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets."""

@@ -96,16 +96,17 @@ class LatentLeaveOneOut:
             return mean + u, var, float((u * prior.product(u.double())).sum()) / 2
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
-            nonlocal u, easy
+            nonlocal u, easy, natural
             u, easy = posterior_mean(prior, target - mean, precision, u, easy, _TOLERANCE)
+            natural = target * precision, precision
             return state()
 
-        used = None
+        used = natural = None
         while True:
-            before = u
-            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE)
+            before = u, natural
+            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE, natural)
             steps -= taken
-            u = u if improved else before
+            u, natural = (u, natural) if improved else before
             target, precision = gaussian_sites(likelihood, y, mean + u, var)
             _, left = graph_conditional(kernel, self._x, self._x, self._others, 1 / precision, self._jitter)
             settled = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES
@@ -167,7 +168,8 @@ class InducingLeaveOneOut:
             last = state(target, precision)
             return last
 
-        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE)
+        natural = sites[0] * sites[1], sites[1]
+        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural)
         _warn(MAX_STEPS - steps, moved)
         loc, var, _ = last if improved else start
         target, precision = self._start = gaussian_sites(seen, y, loc, var)

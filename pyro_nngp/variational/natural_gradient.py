@@ -131,21 +131,33 @@ def variational_optimum(
         q, used = _with_factor(q, *root(precision)), precision
         if one_step:
             break
-    stays = not improved and max_steps > 0  # no step of any length raises the bound
-    if stays and first:
-        warnings.warn(
-            "variational_optimum: expected some natural-gradient step from the prior mean to raise the bound, got none "
-            "of any length. Check expected_log_prob of the likelihood and its gradient, or train q(u) by "
-            "gradients: fit(..., solve_every=0).",
-            stacklevel=2,
-        )
-    if moved > _FAR and not (one_step or stays):
-        warnings.warn(
-            f"variational_optimum: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
-            "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
-            stacklevel=2,
-        )
+    if not one_step:
+        warn_unsettled("variational_optimum", moved, improved or max_steps <= 0, first)
     return q
+
+
+def warn_unsettled(where: str, moved: float, began: bool, first: bool) -> None:
+    """Warn where natural-gradient steps did not begin, or ended too early.
+
+    Args:
+        where: who took them.
+        moved: how far the last one would have moved means, from :func:`natural_gradient`.
+        began: whether any raised the bound, or there were too few to know.
+        first: whether no solution came before.
+    """
+    if not began and first:
+        warnings.warn(
+            f"{where}: expected some natural-gradient step from the start to raise the bound, got none of any length. "
+            "Check expected_log_prob of the likelihood and its gradient, or train q(u) by gradients: "
+            "fit(..., solve_every=0).",
+            stacklevel=3,
+        )
+    if began and moved > _FAR:
+        warnings.warn(
+            f"{where}: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
+            "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
+            stacklevel=3,
+        )
 
 
 def _with_factor(q: SparseCholeskyNormal, scale: Tensor, weights: Tensor) -> SparseCholeskyNormal:
@@ -159,6 +171,7 @@ def natural_gradient(
     solve: Callable[[Tensor, Tensor], tuple[Tensor, Tensor, float]],
     max_steps: int = 20,
     tolerance: float = 1e-3,
+    sites: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]] | None = None,
 ) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
@@ -180,13 +193,16 @@ def natural_gradient(
             of f, and its divergence from the prior, up to a constant.
         max_steps: at most so many steps.
         tolerance: where to stop.
+        sites: products of targets and precisions, and the precisions, of which `start` is the posterior, so that
+            short steps lead away from it and not from the prior; None is no sites, whose posterior is the prior.
 
     Returns:
         Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
         bound; if none did, q has to be put back.
     """
     loc, var, divergence = start
-    shift, precision, length, moved, steps = torch.zeros_like(loc), torch.zeros_like(loc), 1.0, math.inf, 0
+    shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
+    length, moved, steps = 1.0, math.inf, 0
     if isinstance(likelihood, Gaussian):
         target, found = gaussian_sites(likelihood, y, loc, var)
         loc_new, _, _ = solve(target, found)

@@ -39,7 +39,7 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.neighbors import NeighborGraph, enough_neighbors
-from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
 
 _PREDICTION_NEIGHBORS, _MOST_NEIGHBORS = 64, 512
@@ -48,9 +48,9 @@ _NO_PRECISION = 1e-6  # of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
-_ROUNDS = 6  # of means and variances in turn
+_ROUNDS = 10  # of means and variances in turn
+_STEPS = 4  # for the means in a round: the variances, which they cannot know, matter more than their last digits
 _SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
-_FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
 
 
 class GaussianSites(GPModule):
@@ -169,14 +169,13 @@ class GaussianSites(GPModule):
         prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
         if self._near is None:
             self._near = graph.query(graph.x)
-        near, easy, reduction, moved, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, 0.0, None
-        if bool(self.solved):
-            loc, variance = self.loc, self.variance
-        else:
-            own = kernel.diag(graph.x).expand(self.loc.shape)
-            loc, variance = _alone(likelihood, y, mean.expand(self.loc.shape), own)
-            loc = loc - mean
-        sites = gaussian_sites(likelihood, y, mean + loc, variance)
+        near, easy, reduction, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, None
+        first, moved, improved, loc, variance = not bool(self.solved), 0.0, True, self.loc, self.variance
+        sites = self.target + mean, self.precision
+        if first:
+            own = kernel.diag(graph.x).expand(loc.shape)
+            alone = _alone(likelihood, y, mean.expand(loc.shape), own)
+            loc, sites = alone[0] - mean, gaussian_sites(likelihood, y, *alone)
 
         def divergence() -> float:
             """KL of q from the prior, up to what does not change while variances stay."""
@@ -188,15 +187,29 @@ class GaussianSites(GPModule):
             sites = target, precision
             return mean + loc, variance, 0.0 if self.is_exact else divergence()
 
+        def variances() -> Tensor:
+            return graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)[1]
+
+        if not self.is_exact:  # the same sites at other hyperparameters: nearer than the same moments
+            step(*sites)
+            variance = variances()
+            used = None if first else sites[1]
         for _ in range(_ROUNDS):
             if max_steps <= 0:
                 break
             before = loc, sites
             start = mean + loc, variance, 0.0 if self.is_exact else divergence()
-            steps, moved, improved = natural_gradient(likelihood, y, start, step, max_steps, tolerance)
+            natural = sites[0] * sites[1], sites[1]
+            most = min(_STEPS, max_steps) if improved else max_steps
+            steps, moved, improved = natural_gradient(likelihood, y, start, step, most, tolerance, natural)
             max_steps -= steps
             if not improved:
                 loc, sites = before
+                if most == steps and max_steps > 0:  # shorter ones may
+                    continue
+            if not self.is_exact:  # with the same mean, but without the secants that limited steps
+                response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
+                sites = response + sites[1] / now * (sites[0] - response), now
             constant = self._constant()
             if constant is not None:  # the best level for these sites: one Newton step, exact
                 gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
@@ -210,7 +223,7 @@ class GaussianSites(GPModule):
                     change = change.clamp(-most, most)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x), loc - change * gain
-            _, given = graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)
+            given = variances()
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
                 break
@@ -220,13 +233,9 @@ class GaussianSites(GPModule):
         target, precision = sites
         for name, value in (("target", target - mean), ("precision", precision), ("loc", loc), ("variance", variance)):
             getattr(self, name).copy_(value)
+        if not self.is_exact:
+            warn_unsettled("GaussianSites.solve", moved, improved or max_steps <= 0, first and used is None)
         self.solved.fill_(True)
-        if moved > _FAR and not self.is_exact:
-            warnings.warn(
-                f"GaussianSites.solve: means still moved by {moved:.1e} in the last natural-gradient step, in units of "
-                "the likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
-                stacklevel=2,
-            )
 
     @pyro_entry
     @torch.no_grad()

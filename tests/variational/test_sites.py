@@ -11,7 +11,7 @@ from torch.distributions import kl_divergence
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -295,3 +295,16 @@ def test_means_and_standard_deviations_are_those_of_nuts_on_the_dense_process(na
         assert distance.abs().max() < 0.4
         assert 0.95 < ratio.median() < 1.05
         assert 0.8 < ratio.min() < ratio.max() < 1.2
+
+
+def test_one_call_settles_for_labels_without_noise():
+    """Short steps lead away from the present sites, not from the prior, and variances do not wait for the means."""
+    x = torch.rand(120, 2, dtype=F64)
+    labels = torch.bucketize(torch.sin(7 * x[:, 0]) + torch.cos(5 * x[:, 1]), torch.tensor([-0.5, 0.7], dtype=F64))
+    prior = Matern32(2, variance=500.0, lengthscale=0.3).double()
+    gp = VNNGP(x, labels, prior, Categorical(3), num_neighbors=8)
+    gp.solve()
+    once = gp.local.variance.clone()
+    for _ in range(6):
+        gp.solve()
+    assert (once / gp.local.variance).log().square().mean().sqrt() < 0.15
