@@ -37,8 +37,8 @@ pyro.set_rng_seed(1)
 # %% [markdown]
 # ## R-hat: have the chains met?
 # R-hat compares the spread between chains with that within them. Near 1 (below 1.01 for careful work, 1.1 at most) they
-# agree. Below, a logistic regression by SGHMC from scattered starts: left with a burn-in of 10 updates and a step far too
-# small, right with 600 updates and a good step. R-hat cannot see a bias that all chains share.
+# agree. Below, a logistic regression by SGHMC from scattered starts: left with a burn-in of 10 updates and a step far
+# too small, right with 600 updates and a good step. R-hat cannot see a bias that all chains share.
 
 # %%
 x = torch.randn(2_000, 2) @ torch.tensor([[1.0, 0.9], [0.0, 0.45]])

