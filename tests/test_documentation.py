@@ -37,7 +37,8 @@ def blocks(path):
 
 
 def pages():
-    found = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if "_build" not in path.parts]
+    built = ROOT / "docs/_build"
+    found = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if built not in path.parents]
     return sorted(path for path in ["README.md", *found] if not path.startswith("docs/tutorials") and blocks(path))
 
 
