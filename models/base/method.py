@@ -17,6 +17,7 @@ from pyro_nngp._checks import (
     check_new_inputs,
     check_number,
     fail,
+    undefined,
     warn_if_coarse,
 )
 from pyro_nngp._random import seeded
@@ -203,8 +204,7 @@ class GPMethod(DataSites):
 
     def undefined(self, hook: str) -> NoReturn:
         """Raise ``NotImplementedError`` for a method of the class that a subclass has to define."""
-        cure = "See docs/howto/write_a_method.md."
-        fail(type(self).__name__, hook, "to be defined by the method", "nothing", cure, NotImplementedError)
+        undefined(self, hook, "method")
 
     @torch.no_grad()
     def _try_mean(self, x: Tensor) -> None:

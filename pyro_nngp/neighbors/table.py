@@ -27,6 +27,7 @@ from pyro_nngp._checks import (
     check_rows,
     check_tensor,
     fail,
+    undefined,
 )
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
@@ -55,7 +56,7 @@ class Batch:
 
 
 class NeighborTable(torch.nn.Module):
-    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`_search`.
+    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`find_neighbors`.
 
     A subclass registers the buffer ``neighbors`` (N, K) once the points are there.
 
@@ -144,7 +145,7 @@ class NeighborTable(torch.nn.Module):
         if metric is not None:
             self._set_metric(metric)
         self._forget()
-        self.neighbors.copy_(self._search(self.num_neighbors))
+        self.neighbors.copy_(self.find_neighbors(self.num_neighbors))
 
     def resize(self, num_neighbors: int) -> None:
         """Search again for another number of neighbors, 1..N-1; the buffer ``neighbors`` becomes a new one.
@@ -154,7 +155,7 @@ class NeighborTable(torch.nn.Module):
         """
         check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
         self._forget()
-        self.neighbors = self._search(num_neighbors)
+        self.neighbors = self.find_neighbors(num_neighbors)
 
     def query(
         self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None
@@ -302,9 +303,9 @@ class NeighborTable(torch.nn.Module):
             self._index = self._search_index(self._scaled(self.x)[self.order]), positions_in(self.order)
         return self._index
 
-    def _search(self, k: int) -> Int[Tensor, "N k"]:
+    def find_neighbors(self, k: int) -> Int[Tensor, "N k"]:
         """The k neighbors of each row."""
-        raise NotImplementedError
+        undefined(self, "find_neighbors", "subclass", "Return the k neighbors of each row, (N, k).")
 
     def _rows(self, positions: Tensor) -> Tensor:
         return torch.where(positions < 0, -1, self.order[positions])
