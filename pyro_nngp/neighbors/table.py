@@ -60,17 +60,7 @@ class NeighborTable(torch.nn.Module):
 
     A subclass registers the buffer ``neighbors`` (N, K) once the points are there.
 
-    Args:
-        x: points (N, D), finite; exact duplicates are allowed.
-        num_neighbors: K, in 1..N-1.
-        ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
-        seed: of the random ordering.
-        metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
-            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
-            distances of its own (blocked brute force).
-        backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
-        nprobe: of the approximate search, see there.
-        progress: whether a search above three seconds shows a progress bar.
+    Arguments are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, but for the user's own `neighbors`.
 
     Attributes:
         x, order, neighbors, lengthscale: buffers, part of the ``state_dict``.
