@@ -37,7 +37,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.neighbors import NearestOthers
 
@@ -67,7 +67,7 @@ class CoregionalizedLOO(PredictiveMethod):
         kernels: one for each of the Q latent functions, or Q for kernels of Matern52 with one lengthscale per column;
             their variances and the columns of G share their scale. What is left unset starts from the data.
         likelihood: Gaussian with a variance that broadcasts against (T, 1); None has one variance per output.
-        num_neighbors: K.
+        num_neighbors: K; None is 16, or all others where there are fewer.
         mixing: G (T, Q), a tensor to start from or a prior; None starts from the principal axes of the outputs.
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs alike; None is a learnable constant per
             output.
@@ -92,7 +92,7 @@ class CoregionalizedLOO(PredictiveMethod):
         kernels: Sequence[Any] | int,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 16,
+        num_neighbors: int | None = None,
         mixing: Float[Tensor, "T Q"] | PyroParam | PyroSample | None = None,
         mean: Callable | None = None,
         jitter: float | None = None,
@@ -131,7 +131,7 @@ class CoregionalizedLOO(PredictiveMethod):
         self.mixing: Any = mixing
         if mixing is None or isinstance(mixing, Tensor):
             self.mixing = scaled(self._axes if mixing is None else mixing.to(x), column_scale(y)[:, None])
-        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x, 16), seed=seed, metric=self.neighbor_metric())
         self.finish()
 
     @pyro_entry

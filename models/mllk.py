@@ -24,7 +24,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import GaussianResponseMethod
+from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
 from pyro_nngp.neighbors import NearestOthers
 
 
@@ -45,7 +45,7 @@ class MLLk(GaussianResponseMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
-        num_neighbors: K; a block has K + 1 points.
+        num_neighbors: K; a block has K + 1 points. None is 32, or all others where there are fewer.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
         metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
@@ -67,7 +67,7 @@ class MLLk(GaussianResponseMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         mean: Callable | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
@@ -75,7 +75,7 @@ class MLLk(GaussianResponseMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
-        self.graph = NearestOthers(x, num_neighbors, seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x), seed=seed, metric=self.neighbor_metric())
         self.finish()
 
     @pyro_entry

@@ -25,8 +25,9 @@ from typing import Any, Literal
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_inputs, fail
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base import first_neighbors
 from pyro_nngp.models.vnngp import VNNGP
 from pyro_nngp.neighbors import SymmetricGraph
 from pyro_nngp.variational import AmortizedGaussian
@@ -53,7 +54,7 @@ class NPVI(VNNGP):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: K, for prior and guide.
+        num_neighbors: K, for prior and guide; None is 20, or all others where there are fewer.
         encoder: None for parameters of each point (NPVI);
             :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
             :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one of ours that learns in a fraction of the
@@ -88,7 +89,7 @@ class NPVI(VNNGP):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 20,
+        num_neighbors: int | None = None,
         encoder: nn.Module | None = None,
         posterior: Literal["factor", "sites"] = "factor",
         mean: Callable | None = None,
@@ -100,6 +101,8 @@ class NPVI(VNNGP):
         start: Any = None,
         seed: int = 0,
     ) -> None:
+        check_inputs("NPVI", "x", x)
+        num_neighbors = first_neighbors(num_neighbors, x, 20)
         super().__init__(
             x,
             y,

@@ -42,6 +42,8 @@ from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGauss
 
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
+_USUAL_NEIGHBORS = 32
+
 
 class SWSGP(PredictiveMethod):
     r"""Sparse within sparse Gaussian process.
@@ -70,7 +72,7 @@ class SWSGP(PredictiveMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: H, at most M; with H = M the bound is that of SVGP.
+        num_neighbors: H, at most M; None is 32, or M where that is less. With H = M the bound is that of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
         learn_inducing: whether the inducing points are parameters. Fixed ones have their neighbors found once.
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
@@ -100,7 +102,7 @@ class SWSGP(PredictiveMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         inducing: int | Float[Tensor, "M D"] = 1024,
         learn_inducing: bool = True,
         mean_field: bool = True,
@@ -114,6 +116,7 @@ class SWSGP(PredictiveMethod):
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         z = inducing_points("SWSGP", x, inducing, seed)
+        num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         if not mean_field and len(z) > LARGEST_FULL:
             fail("SWSGP", "mean_field", f"True beyond M = {LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")

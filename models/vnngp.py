@@ -29,7 +29,14 @@ from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, draws_given_observations
+from pyro_nngp.models.base import (
+    Densities,
+    Draw,
+    Plates,
+    PredictiveMethod,
+    draws_given_observations,
+    first_neighbors,
+)
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
@@ -68,7 +75,7 @@ class VNNGP(PredictiveMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: K, for the prior and for the data.
+        num_neighbors: K, for the prior and for the data; None is 32, or all others where there are fewer.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
         posterior: family of q(u). "sites" is the Gaussian posterior of the pseudo-observations that :meth:`solve` finds
@@ -107,7 +114,7 @@ class VNNGP(PredictiveMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        num_neighbors: int = 32,
+        num_neighbors: int | None = None,
         inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = False,
         posterior: Posterior | None = None,
@@ -128,6 +135,7 @@ class VNNGP(PredictiveMethod):
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
+        num_neighbors = first_neighbors(num_neighbors, z)
         self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         if learn_inducing:
             self.z = scaled(z, column_scale(x))

@@ -66,8 +66,8 @@ class _NearestNeighborGP(BaseEstimator):
         options = dict(self.method_options or {})
         if self.method == "svgp":
             options = {"inducing": min(500, len(x))} | options
-        elif self.num_neighbors is not None or len(x) <= 32:
-            options["num_neighbors"] = len(x) - 1 if self.num_neighbors is None else self.num_neighbors
+        elif self.num_neighbors is not None:
+            options["num_neighbors"] = self.num_neighbors
         inputs = torch.tensor(x, dtype=torch.float64, device=self.device)
         targets = torch.tensor(y, dtype=torch.float64, device=self.device)
         kernel = copy.deepcopy(self.kernel) if start is None else None
@@ -151,7 +151,7 @@ class NNGPRegressor(RegressorMixin, _NearestNeighborGP):
         method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`.
         kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is Matern52 with one lengthscale per column.
         likelihood: of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
-        num_neighbors: K; None is the method's default, or all other points where there are few.
+        num_neighbors: K; None is the method's choice.
         method_options: further arguments of the method, such as ``{"mean": LinearMean(2)}``.
         fit_options: arguments of :func:`pyro_nngp.fit`, such as ``{"max_seconds": 60}``.
         device: where to compute, such as "cuda"; None is the CPU.

@@ -208,14 +208,14 @@ class _Reader:
             return value
         (kind, content), *_ = value.items()
         if kind == "object":
-            return self._built[content] if content in self._built else self._build(content)
+            return self._built[content] if content in self._built else self._construct(content)
         if kind == "name":
             return self._named(content)
         if kind == "dtype":
             return getattr(torch, content)
         return torch.device(self._device) if kind == "device" else float(content)
 
-    def _build(self, number: int) -> Any:
+    def _construct(self, number: int) -> Any:
         node = self._nodes[number]
         if "tensor" in node:
             built: Any = self._tensors[node["tensor"]]

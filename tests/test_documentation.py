@@ -37,8 +37,8 @@ def blocks(path):
 
 
 def pages():
-    built = ROOT / "docs/_build"
-    found = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md") if built not in path.parents]
+    files = [path for folder in ("docs", "docs/howto", "docs/api") for path in (ROOT / folder).glob("*.md")]
+    found = [path.relative_to(ROOT).as_posix() for path in files]
     return sorted(path for path in ["README.md", *found] if not path.startswith("docs/tutorials") and blocks(path))
 
 

@@ -113,9 +113,11 @@ def test_names_at_the_front_door():
     assert set(pyro_nngp.__all__) <= set(dir(pyro_nngp))
     packages = {name: value for name in pyro_nngp.__all__ if inspect.ismodule(value := getattr(pyro_nngp, name))}
     assert all(package is importlib.import_module(f"pyro_nngp.{name}") for name, package in packages.items())
-    for name in set(pyro_nngp.__all__) - set(packages) - {"__version__"}:
-        value, homes = getattr(pyro_nngp, name), [*packages.values(), importlib.import_module("pyro_nngp.storage")]
-        assert len([home for home in homes if getattr(home, name, None) is value]) == 1, name
+    for name in set(pyro_nngp.__all__) - set(packages) - {"__version__", "load"}:
+        homes = [package for package in packages.values() if name in package.__all__]
+        assert len(homes) == 1, name
+        assert getattr(pyro_nngp, name) is getattr(homes[0], name)
+    assert pyro_nngp.load is importlib.import_module("pyro_nngp.storage").load
     assert set(importlib.import_module("pyro_nngp.models").__all__) <= set(pyro_nngp.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'VNGP'"):
         getattr(pyro_nngp, "VNGP")  # noqa: B009

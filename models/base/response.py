@@ -29,7 +29,7 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
+from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows, enough_neighbors
 
 _FIRST_NEIGHBORS = 32
 _TRIED = 64  # points at which numbers of neighbors are compared
@@ -39,9 +39,9 @@ _TABLE = 2**24  # entries of the table of neighbors beyond which training takes 
 TREND_POINTS = 4096
 
 
-def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"]) -> int:
-    """K to build a graph with: the one given, or 32 as long as there are as many others."""
-    return min(_FIRST_NEIGHBORS, len(x) - 1) if num_neighbors is None else num_neighbors
+def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS) -> int:
+    """K to build a graph with: the one given, or the usual one as long as there are as many others."""
+    return min(usual, len(x) - 1) if num_neighbors is None else num_neighbors
 
 
 class ResponseMethod(PredictiveMethod):
@@ -100,14 +100,7 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         rows = torch.linspace(0, self.num_data - 1, min(self.num_data, _TRIED), device=self.x.device).long().unique()
         near = self.graph.others(limit, rows)
-        before = self._mean_log_variance(rows, near[:, :enough])
-        while enough < limit:
-            more = min(2 * enough, limit)
-            now = self._mean_log_variance(rows, near[:, :more])
-            if before - now < worthwhile:
-                break
-            enough, before = more, now
-        return enough
+        return enough_neighbors(lambda k: self._mean_log_variance(rows, near[:, :k]), enough, limit, worthwhile)
 
     def _mean_log_variance(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> float:
         """Average of the log predictive variance of y at some rows, given its neighbors."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from oracles.dense import dense_covariance
 
+import pyro_nngp as nngp
 from pyro_nngp.data import nll
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
@@ -111,3 +112,27 @@ def test_more_neighbors_in_training_predict_better(method):
         fit(gp, progress=False)
         scores.append(float(nll(y[800:], gp.predict(x[800:]))))
     assert scores[1] < scores[0] - 0.1
+
+
+@pytest.mark.parametrize("rows", [2, 11, 20])
+@pytest.mark.parametrize("method", ["Vecchia", "LOO", "MLLk", "VNNGP", "NPVI", "SWSGP"])
+def test_few_rows_train_and_predict_with_defaults(method, rows):
+    x = torch.linspace(0, 1, rows).double()[:, None]
+    y = torch.sin(3 * x[:, 0])
+    gp = getattr(nngp, method)(x, y, **({"inducing": rows} if method == "SWSGP" else {}))
+    nngp.fit(gp, 2, progress=False)
+    mean, variance = gp(x + 0.01)
+    assert mean.isfinite().all()
+    assert (variance > 0).all()
+
+
+def test_sites_of_a_smooth_function_of_many_inputs_take_more_neighbors():
+    """Where K neighbors leave much of the prior's variance beside that of the posterior, others tell more."""
+    torch.manual_seed(0)
+    for inputs, more in ((1, False), (6, True)):
+        x = torch.rand(700, inputs).double()
+        y = torch.sin(3 * x).sum(-1)
+        gp = nngp.VNNGP(x, y, Matern52(inputs, 1.0, 1.0), Gaussian(1e-3))
+        gp.solve()
+        assert (gp.local.prediction_neighbors() > 64) is more
+        assert gp.plan(x[:3], None).shape == (3, gp.local.prediction_neighbors())

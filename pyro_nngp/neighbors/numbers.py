@@ -1,0 +1,27 @@
+"""How many neighbors are enough: a number that is doubled for as long as that helps."""
+
+from collections.abc import Callable
+
+
+def enough_neighbors(score: Callable[[int], float], first: int, most: int, worthwhile: float) -> int:
+    """K, doubled from `first` up to `most` for as long as the score falls by `worthwhile` or more.
+
+    Args:
+        score: of K neighbors, such as the mean log predictive variance that they leave; small is good.
+        first: the number to begin with.
+        most: the largest number; `first` where that is larger.
+        worthwhile: the least fall that a doubling has to bring.
+
+    Cost: that of the scores, at most log2(most / first) + 1 of them.
+    """
+    enough = first
+    if enough >= most:
+        return enough
+    before = score(enough)
+    while enough < most:
+        more = min(2 * enough, most)
+        now = score(more)
+        if before - now < worthwhile:
+            break
+        enough, before = more, now
+    return enough
