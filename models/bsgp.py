@@ -18,11 +18,10 @@ Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod
 """
 
 import copy
-import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 import pyro
 import torch
@@ -30,34 +29,25 @@ from jaxtyping import Float, Int
 from pyro.infer.autoguide.initialization import init_to_median, init_to_value
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_int, check_memory, check_seed, fail
+from pyro_nngp._checks import check_choice, check_int, check_memory, fail
 from pyro_nngp._memory import at_once
-from pyro_nngp._random import seeded
 from pyro_nngp.conditionals import whitened_conditional
-from pyro_nngp.distributions import Mixture
-from pyro_nngp.distributions.mixture import mixture_moments
-from pyro_nngp.hyperparameters import place_draws, pyro_entry, release
-from pyro_nngp.hyperparameters.priors import place_hyperparameters
+from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
 from pyro_nngp.kernels import Matern52, bind, column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.likelihoods.integrated import OBJECTIVES, marginals
+from pyro_nngp.likelihoods.integrated import OBJECTIVES
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, LeaveOneOutMethod
+from pyro_nngp.models.base import Densities, Draw
+from pyro_nngp.models.base.sampled import Moments, SampledMethod
 from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
 
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
-Samples: TypeAlias = Mapping[str, Tensor]
-"""Draws of all latent sites by name, as ``MCMC.get_samples()`` returns them."""
 
-Moments: TypeAlias = tuple[Tensor, Tensor]
-
-
-class BSGP(LeaveOneOutMethod):
+class BSGP(SampledMethod):
     r"""Bayesian sparse Gaussian process; with several layers, a deep one.
 
     Generative model of one layer (``layers.0``), with :math:`K_{zz} = L L^\top`:
@@ -230,56 +220,6 @@ class BSGP(LeaveOneOutMethod):
         with latents if likelihood.num_latents is None else nullcontext(), data:
             return pyro.sample(self.site("y"), target, obs=self._targets(idx))
 
-    @torch.no_grad()
-    def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
-        """Posterior mean and variance of f at new points.
-
-        Args:
-            x_new: new inputs.
-            samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them.
-
-        Returns:
-            Mean and variance, (P,), or (T, P) for T latent functions.
-
-        Raises:
-            ValueError: if a site is missing, or draws differ in number.
-
-        Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points after the other; memory O(S P).
-        """
-        return mixture_moments(*self.moments(x_new, samples))
-
-    @pyro_entry
-    @torch.no_grad()
-    def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
-        """Mean and variance of f at new points given each posterior draw, to compare chains by them.
-
-        Args:
-            x_new: new inputs.
-            samples: posterior draws of all sites.
-
-        Returns:
-            Means and variances, (S, P), or (S, T, P) for T latent functions.
-
-        Raises:
-            ValueError, TypeError: as in the call.
-
-        Cost: as in the call.
-        """
-        pairs = [mixture_moments(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
-        loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
-        return loc, var
-
-    @pyro_entry
-    @torch.no_grad()
-    def predict(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Distribution:
-        """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
-
-        Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
-        f, with the hyperparameters of the likelihood that belong to the draw.
-        """
-        found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
-        return Mixture([component for components in found for component in components])
-
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """With inducing values integrated out, so that draws count for hyperparameters and inducing inputs alone.
 
@@ -304,54 +244,6 @@ class BSGP(LeaveOneOutMethod):
 
         return self.scores(rows, moments) if len(self.layers) == 1 else given_values
 
-    @pyro_entry
-    @torch.no_grad()
-    def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, *, samples: Samples, seed: int | None = None
-    ) -> Float[Tensor, "S *T P"]:
-        """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
-
-        Args:
-            x_new: new inputs.
-            num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
-            samples: posterior draws of all sites.
-            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
-
-        Raises:
-            ValueError, TypeError: as in the call.
-
-        Cost: O(M^3 + P M^2 + P^3) per draw and layer.
-        """
-        self._check_new("sample", x_new)
-        check_int("BSGP.sample", "num_samples", num_samples, 1, "It is a number of draws.")
-        if seed is not None:
-            check_seed("BSGP.sample", seed)
-        check_memory("BSGP.sample", "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
-        draws = []
-        with seeded(seed, x_new):
-            for _, count in place_draws("BSGP.sample", self, samples, num_samples):
-                draws += [self.joint_draws(x_new) for _ in range(count)]
-        return torch.stack(draws)
-
-    def predictions_by_draw(self, x_new: Float[Tensor, "P D"]) -> Callable[[Draw], tuple[Tensor, Tensor]]:
-        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
-
-        Args:
-            x_new: new inputs.
-
-        Raises:
-            ValueError, TypeError: as in the call.
-        """
-        self._check_new("predictions_by_draw", x_new)
-        return lambda draw: self._predictions_at(draw, x_new)
-
-    @pyro_entry
-    @torch.no_grad()
-    def _predictions_at(self, draw: Draw, x_new: Tensor) -> tuple[Tensor, Tensor]:
-        place_hyperparameters("BSGP.predictions_by_draw", self, draw)
-        f = self.joint_draws(x_new)
-        return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
-
     def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""
         h = x_new
@@ -367,14 +259,12 @@ class BSGP(LeaveOneOutMethod):
         loc, var = self.layers[-1](h)
         return self._mean_at(x) + loc, var
 
-    def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
-        """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
-        self._check_new(method, x_new)
+    def moments_given(self, x_new: Tensor) -> Moments:
+        """Moments of f at new points given each draw of the hidden layers, (S, *T, P), in blocks of points."""
         block = at_once(_BLOCK_BUDGET, self.num_draws * len(self.layers[0].start))
-        for _ in place_draws(f"BSGP.{method}", self, samples):
-            parts = [self._propagate(part) for part in x_new.split(block)]
-            loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
-            yield self.likelihood.bind(), loc, var
+        parts = [self._propagate(part) for part in x_new.split(block)]
+        loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
+        return loc, var
 
 
 def _warn_unless_standardized(x: Tensor) -> None:

@@ -18,6 +18,11 @@ def fail(
     raise error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
 
 
+def undefined(instance: Any, hook: str, kind: str, cure: str = "See docs/howto/write_a_method.md.") -> NoReturn:
+    """Raise ``NotImplementedError`` for a method of a class that a subclass has to define."""
+    fail(type(instance).__name__, hook, f"to be defined by the {kind}", "nothing", cure, NotImplementedError)
+
+
 def check_tensor(where: str, arg: str, value: Any) -> None:
     """Raise `TypeError` unless `value` is a tensor with values and strides, of a dtype that LAPACK or a row knows."""
     if not isinstance(value, Tensor):

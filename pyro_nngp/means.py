@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._checks import undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 
 
@@ -30,15 +31,15 @@ class BasisMean(GPModule):
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         """Values of the p basis functions."""
-        raise NotImplementedError
+        undefined(self, "basis", "mean function")
 
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
         """Set the coefficients, one column per latent function."""
-        raise NotImplementedError
+        undefined(self, "assign", "mean function")
 
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         """Set what the user has not: the level, and the units of gradient steps."""
-        raise NotImplementedError
+        undefined(self, "start", "mean function")
 
     @property
     def is_free(self) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import BasisMean, ConstantMean
 from pyro_nngp.models import VNNGP, Vecchia
 
 
@@ -24,3 +24,16 @@ def test_constants_of_several_functions_are_assigned_together():
     mean = ConstantMean(num_latents=2)
     mean.value = torch.tensor([1.0, 2.0])
     assert mean(torch.zeros(3, 1)).tolist() == [[1.0, 2.0]] * 3
+
+
+class Bare(BasisMean):
+    """A mean function without any of its hooks."""
+
+
+@pytest.mark.parametrize("hook", ["basis", "assign", "start"])
+def test_a_mean_function_that_lacks_a_hook_is_told_its_name(hook):
+    x = torch.zeros(2, 1)
+    arguments = {"basis": (x,), "assign": (x,), "start": (torch.zeros(()), torch.ones(()), x)}[hook]
+    match = rf"Bare: expected {hook} to be defined by the mean function, got nothing\. See docs/howto/write_a_method.md"
+    with pytest.raises(NotImplementedError, match=match):
+        getattr(Bare(), hook)(*arguments)

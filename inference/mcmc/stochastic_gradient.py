@@ -12,8 +12,6 @@ Symbols: U potential, T temperature, psi position, epsilon step size, d unconstr
 
 import copy
 import math
-import warnings
-from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -21,41 +19,23 @@ from typing import Any, TypeVar
 import torch
 from jaxtyping import Float, Int
 from pyro.infer.autoguide.initialization import init_to_uniform
-from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
 from pyro_nngp._checks import check_callable, check_int, check_number, fail
-from pyro_nngp.inference.mcmc.adaptation import (
-    State,
-    configurational_temperature,
-    follow_center,
-    follow_noise,
-    follow_scale,
-    kinetic_temperature,
-)
+from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
-from pyro_nngp.inference.mcmc.step_search import (
-    first_scales,
-    follow_scales,
-    noise_ratio,
-    search,
-    updates_per_draw,
-    watch,
-)
-from pyro_nngp.inference.svi.run import DivergenceError
 
 Kernel = TypeVar("Kernel", bound="StochasticGradientKernel")
 
 _MOST_WATCHED = 1_000  # coordinates that a kernel under Pyro's MCMC looks at, to see whether its chain has settled
 _KINETIC_MEMORY = 100  # updates after which the kinetic energy is surely independent
-_PAIRS, _PAIR_EVERY = 100, 10  # gradient pairs that burn-in takes at least, and updates per pair at most
 
 
-class StochasticGradientKernel(MCMCKernel):
-    """Base of the samplers: everything but the update of one step.
+class StochasticGradientKernel(AdaptiveStep):
+    """Base of the samplers: everything but the step itself, which is :meth:`update`.
 
     A kernel works in Pyro's ``MCMC``, one chain at a time, and in :class:`~pyro_nngp.inference.mcmc.chains.SGMCMC`,
     chains side by side. A call of :meth:`sample` makes one update during burn-in and `num_steps` updates after it, so
@@ -120,35 +100,6 @@ class StochasticGradientKernel(MCMCKernel):
         self._loaded: dict[str, Any] | None = None
         self._coarse: StochasticGradientKernel | None = None
         self._draws: list[Tensor] | None = None  # of a chain of Pyro's MCMC, where the kernel itself looks at them
-
-    # What a sampler adds to the base.
-
-    @abstractmethod
-    def start(self, position: Float[Tensor, "*C d"]) -> State:
-        """Give the sampler's auxiliary variables their first values."""
-
-    @abstractmethod
-    def update(
-        self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
-    ) -> State:
-        """Make one step; return the entries of the state that it changes."""
-
-    @abstractmethod
-    def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Variance of the noise that a step needs, that of the gradient included, per coordinate."""
-
-    @abstractmethod
-    def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
-        """Largest sound step size for the stiffness lambda and the gradient noise R of the scaled problem."""
-
-    def gradient_part(self, state: State, step_size: float | Tensor) -> Float[Tensor, "*C d"]:
-        """Variance that minibatches bring to a step through epsilon M^-1 grad U, per coordinate."""
-        return (step_size * state["inverse_mass"]) ** 2 * state["gradient_variance"]
-
-    def inject(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Draw the noise that a step needs beside that of the gradient."""
-        variance = self.noise_variance(state, step_size, temperature) - self.gradient_part(state, step_size)
-        return variance.clamp_min(0).sqrt() * torch.randn_like(variance)
 
     def refined(self: Kernel) -> Kernel:
         """Copy the kernel with half the step size and twice the updates per draw."""
@@ -323,122 +274,6 @@ class StochasticGradientKernel(MCMCKernel):
         torch.set_rng_state(saved["rng"].cpu())
         if saved["device_rng"] is not None:
             torch.cuda.set_rng_state(saved["device_rng"].cpu(), device)
-
-    # One update.
-
-    def _first_state(self, batch: tuple[int, ...]) -> State:
-        if self._initial_params is not None:
-            position = self.potential.pack(self._initial_params).detach()
-        else:
-            starts = [self.potential.initial() for _ in range(math.prod(batch))]
-            position = torch.stack(starts).reshape(batch + starts[0].shape)
-        if position.shape[:-1] != batch:
-            actual = f"{tuple(position.shape[:-1])} in front of the sites' shapes"
-            fail(self._where, "initial_params", f"for {batch} chains", actual, "Give one value per chain.")
-        per_chain = torch.zeros_like(position[..., 0])
-        state = dict.fromkeys(("potential", "kinetic", "configurational"), per_chain)
-        state |= {name: torch.ones_like(position) for name in ("inverse_mass", "window", "mean", "square")}
-        noise = torch.full_like(position, self.gradient_noise or 0.0)
-        state |= {"gradient_variance": noise, "pairs": per_chain[..., None], "center": position}
-        state |= {"num_steps": torch.tensor(self.num_steps or 1), "watched": position.new_empty(0)}
-        return {"position": position, **state, **self.start(position)}
-
-    def _step(self, state: State, updates: int) -> State:
-        end = self._warmup_end
-        burn_in = updates < end
-        params = tuple(self._optimized.leaves.values()) if burn_in else ()
-        if burn_in and self.step_size is None:
-            state = self._prepare(state, updates)
-        potential, gradient, by_params = self.potential.gradient(state["position"], params)
-        self._check_finite(state["position"], potential, gradient, updates)
-        state, temperature = {**state, "potential": potential}, self.temperature(updates)
-        if burn_in:
-            if 2 * updates >= end:
-                state |= follow_center(state, updates + 1 - (end + 1) // 2)
-            learn = self._learn_scale if self.step_size is not None else self._learn_step
-            state = learn(state, gradient, updates)
-            self._optimized.step(by_params)
-            if self.step_size is None and 2 * updates < end:
-                return {**state, "position": search(state, gradient, temperature, updates, end)}
-        step_size = self._step_size(state, updates)
-        if updates == end:
-            self._warn_of_heat(state, step_size, temperature)
-        changed = self.update(state, gradient, step_size, temperature)
-        measured = {} if burn_in else self._measure(state, changed, gradient, updates - end + 1)
-        return {**state, **measured, **changed}
-
-    def _learn_scale(self, state: State, gradient: Tensor, updates: int) -> State:
-        """Learn the preconditioner and the gradient noise for a given step size."""
-        end, settled = self._warmup_end, 2 * updates >= self._warmup_end
-        if self.adapt:
-            state = state | follow_scale(state, gradient, settled)
-        pair_every = min(max(end // (2 * _PAIRS), 1), _PAIR_EVERY)
-        if self.gradient_noise is None and settled and (end - updates) % pair_every == 0:
-            state = state | follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
-        return state
-
-    def _prepare(self, state: State, updates: int) -> State:
-        """Look around before the first update, and give the sampler its first values where the search ends."""
-        if updates == 0:
-            state = state | first_scales(self.potential, state, self.temperature(updates) or 1.0)
-        if updates == (self._warmup_end + 1) // 2:
-            state = state | self.start(state["position"])
-        return state
-
-    def _learn_step(self, state: State, gradient: Tensor, updates: int) -> State:
-        """Learn scales, gradient noise, step size and thinning."""
-        end, temperature = self._warmup_end, self.temperature(updates) or 1.0
-        state = state | follow_scales(self.potential, state, gradient, temperature, updates, end)
-        if self.gradient_noise is not None:
-            state["gradient_variance"] = torch.full_like(gradient, self.gradient_noise)
-        coarse = self._coarse or self
-        found = coarse.find_step_size(state["stiffness"], noise_ratio(state, temperature))
-        state["step_size"] = found if self._coarse is None else found / 2
-        if self.num_steps is None:
-            state |= watch(state, updates, end)
-            if updates + 1 == end:
-                count = updates_per_draw(state["watched"], end)
-                state |= {"num_steps": torch.tensor(count), "watched": state["watched"][:0]}
-        return state
-
-    def _measure(self, state: State, changed: State, gradient: Tensor, count: int) -> State:
-        """Bring the mean temperatures up to date with the update that is number `count` after burn-in."""
-        now = {"configurational": configurational_temperature(state, gradient)}
-        if "velocity" in state:
-            now["kinetic"] = kinetic_temperature(state, changed["velocity"])
-        return {name: state[name] + (value - state[name]) / count for name, value in now.items()}
-
-    def _check_finite(self, position: Tensor, potential: Tensor, gradient: Tensor, updates: int) -> None:
-        finite = potential.isfinite() & gradient.isfinite().all(-1)
-        if not finite.all():
-            chain = int((~finite).reshape(-1).int().argmax())
-            sites = self.potential.not_finite(position.reshape(-1, position.shape[-1])[chain])
-            actual = f"potential {float(potential.reshape(-1)[chain])} in chain {chain} ({sites})"
-            shorter = "Start closer with init_strategy=, give a step size"
-            if self.step_size is not None:
-                shorter = f"Use a step size below {self.step_size(updates):.3g}"
-            cure = f"{shorter}, or check the model there."
-            where = f"{self._where}, update {updates}"
-            fail(where, "potential and gradient", "to be finite", actual, cure, DivergenceError)
-
-    def _warn_of_heat(self, state: State, step_size: float | Tensor, temperature: float) -> None:
-        share = self._noise_share(state, step_size, temperature)
-        hot = share > 1
-        if hot.any() and temperature > 0:
-            sites = self.potential.sites_of(hot.reshape(-1, hot.shape[-1]).any(0))
-            warnings.warn(
-                f"{self._where}: the minibatches bring more noise than a step needs to {int(hot.sum())} of "
-                f"{share.numel()} coordinates, of the sites {sites}, which will be too hot. Use larger minibatches, "
-                "smaller steps or more friction; or leave step_size out, and it is found during burn-in.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-
-    def _noise_share(self, state: State, step_size: float | Tensor, temperature: float) -> Tensor:
-        return self.gradient_part(state, step_size) / self.noise_variance(state, step_size, temperature)
-
-    def _step_size(self, state: State, updates: int) -> float | Tensor:
-        return state["step_size"] if self.step_size is None else self.step_size(updates)
 
     def _site_shapes(self) -> dict[str, list[int]]:
         return {name: list(shape) for name, shape in self.potential.shapes.items()}

@@ -40,8 +40,8 @@ from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
+from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
-from pyro_nngp.inference.svi.run import modules_of
 from pyro_nngp.inference.svi.training import Training
 
 

@@ -2,31 +2,33 @@
 
 import functools
 import math
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from pyro import poutine
 from pyro.infer import ELBO
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
-from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
-from pyro_nngp.inference.identity import differences, identity
+from pyro_nngp.inference.identity import identity
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
-from pyro_nngp.inference.svi.row_adam import RowAdam, coalesced
+from pyro_nngp.inference.svi.parameters import (
+    find_parameters,
+    local_modules,
+    make_optimizers,
+    modules_of,
+    set_rates,
+    warn_of_others,
+)
+from pyro_nngp.inference.svi.row_adam import coalesced
+from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError
-from pyro_nngp.variational import LocalTables
 
 _FIRST_SUBSAMPLE = 1000
-_LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as logarithms
-_RATE = 0.01  # of others
 
 
 class DivergenceError(RuntimeError):
@@ -74,7 +76,7 @@ class Run:
             "rates": [lr, schedule.local_lr, schedule.decay, *schedule.milestones],
             "solving": solving,
         }
-        self.params = self._find_parameters(seed)
+        self.params, logarithms = find_parameters(self.modules, self._evaluate_once, seed)
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
@@ -83,7 +85,9 @@ class Run:
         if optimizer == "lbfgs":
             self.quasi_newton = LBFGS(self.free_parameters())
         else:
-            self.optimizers = self._optimizers(lr, schedule.local_lr)
+            tables = local_modules(self.modules) if self.batches.size else []
+            local = {id(param) for table in tables for param in table.parameters(recurse=False)}
+            self.optimizers = make_optimizers(self.free_parameters(), local, logarithms, lr, schedule.local_lr)
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
@@ -109,6 +113,12 @@ class Run:
         args = self.batch_args(rows.next(self.device), rows.generator)
         with RandomStream(self.seed, self.cuda_devices()), validation_off():
             return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
+
+    def _evaluate_once(self, device: torch.device | None) -> None:
+        """The loss on the first rows, which touches every parameter."""
+        idx = None if self.batches.size is None else torch.arange(self.batches.size, device=device)
+        args = self.batch_args(idx, torch.Generator().manual_seed(0))
+        self.elbo.loss(self.model, self.guide, *args)
 
     def _gradient_step(self) -> float:
         """One step of Adam."""
@@ -151,7 +161,7 @@ class Run:
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         if not self.losses:
-            _warn_of_others(loss, self.params)
+            warn_of_others(loss, self.params)
         return loss
 
     def _differentiate(self, loss: Tensor) -> None:
@@ -234,7 +244,7 @@ class Run:
         for schedule, saved in zip(self.schedules, state["schedules"], strict=True):
             schedule.load_state_dict(saved)
             if longer:
-                _set_rates(schedule)
+                set_rates(schedule)
         if self.quasi_newton is not None:
             self.quasi_newton.load_state_dict(state["quasi_newton"])
         self.step, self.losses = state["step"], state["losses"].tolist()
@@ -251,39 +261,7 @@ class Run:
 
     def check(self, state: dict[str, Any]) -> bool:
         """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
-        saved: Any = state.get("kind")
-        check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
-        other = differences(saved["run"], self.kind["run"])
-        if other or saved["num_steps"] > self.num_steps:
-            got = other or f"num_steps = {saved['num_steps']} and not {self.num_steps}"
-            fail("fit", "a checkpoint", "of this run", f"one with {got}", "Name another file.", CheckpointError)
-        check_schema("fit", state, {**self.state(), "losses": None}, "checkpoint['run']")
-        step, losses = state["step"], state["losses"]
-        if not isinstance(step, int) or not 0 <= step <= saved["num_steps"]:
-            refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
-        if not isinstance(losses, Tensor) or losses.shape != (step,):
-            refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
-        place, most = "position", self.num_data
-        if isinstance(self.batches, Subsample):
-            place, most = "stage", len(self.batches.sizes) - 1
-        reached = state["batches"][place]
-        if not isinstance(reached, int) or not 0 <= reached <= most:
-            refuse_state("fit", f"checkpoint['run']['batches'][{place!r}]", f"in 0..{most}", reached)
-        for i, (optimizer, saved_optimizer) in enumerate(zip(self.optimizers, state["optimizers"], strict=True)):
-            params = [param for group in optimizer.param_groups for param in group["params"]]
-            for row, moments in saved_optimizer["state"].items():
-                like = params[row] if row in range(len(params)) else None
-                at = f"checkpoint['run']['optimizers'][{i}]['state'][{row}]"
-                check_schema("fit", moments, {"step": None, "exp_avg": like, "exp_avg_sq": like}, at)
-        randoms = {"['random']": state["random"]}
-        batches = state["batches"]
-        randoms |= {f"['batches'][{key!r}]": batches[key] for key in ("now", "epoch") if key in batches}
-        for at, random in randoms.items():
-            try:
-                torch.Generator().set_state(random)
-            except RuntimeError as error:
-                refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
-        return saved["num_steps"] < self.num_steps
+        return check_run(self, state)
 
     def cuda_devices(self) -> list[int]:
         """Devices whose random state belongs to the run."""
@@ -292,7 +270,7 @@ class Run:
     @contextmanager
     def sparse_gradients(self) -> Iterator[None]:
         """Let the modules that can do so give sparse gradients, and only meanwhile."""
-        switches = self._local_modules()
+        switches = local_modules(self.modules)
         for module in switches:
             module.sparse_grad = self.batches.size is not None
         try:
@@ -300,45 +278,6 @@ class Run:
         finally:
             for module in switches:
                 module.sparse_grad = False
-
-    def _find_parameters(self, seed: int) -> dict[str, Tensor]:
-        """Every parameter that model and guide touch, by its Pyro name."""
-        idx = None if self.batches.size is None else torch.arange(self.batches.size)
-        known = next((param for module in self.modules for param in module.parameters()), None)
-        if idx is not None and known is not None:  # an AutoGuide has no parameters before its first call
-            idx = idx.to(known.device)
-        args = self.batch_args(idx, torch.Generator().manual_seed(0))
-        cuda = [known.device.index] if known is not None and known.is_cuda else []
-        with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
-            self.elbo.loss(self.model, self.guide, *args)
-        sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
-        leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
-        params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
-        pairs = {name: (value, value.unconstrained()) for name, value in sites.items()}
-        logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
-        self.logarithms = {id(sites[name].unconstrained()) for name in logs}
-        if not params:
-            fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
-        return params
-
-    def _optimizers(self, lr: float | None, local_lr: float | None) -> list[torch.optim.Optimizer]:
-        local = {id(p) for m in self._local_modules() for p in m.parameters(recurse=False) if self.batches.size}
-        free = self.free_parameters()
-        dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
-        made: list[torch.optim.Optimizer] = []
-        if dense and lr is not None:
-            made.append(torch.optim.Adam(dense, lr=lr))
-        elif dense:
-            logs = [p for p in dense if id(p) in self.logarithms]
-            rest = [p for p in dense if id(p) not in self.logarithms]
-            groups = [{"params": logs, "lr": _LOG_RATE}, {"params": rest, "lr": _RATE}]
-            made.append(torch.optim.Adam([group for group in groups if group["params"]]))
-        if sparse:
-            made.append(RowAdam(sparse, lr=local_lr or lr or _RATE))
-        return made
-
-    def _local_modules(self) -> list[LocalTables]:
-        return [m for module in self.modules for m in module.modules() if isinstance(m, LocalTables)]
 
     def _gradient_norms(self) -> dict[str, Tensor]:
         norms = {}
@@ -351,39 +290,3 @@ class Run:
             else:
                 norms[name] = param.grad.norm()
         return norms
-
-
-def _set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
-    """Give the optimizer the rates that the schedule has at its present step."""
-    passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
-    for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
-        group["lr"] = rate * schedule.gamma**passed
-
-
-def modules_of(method: Any) -> list[nn.Module]:
-    """The modules that own model and guide: the method itself, or those of a pair."""
-    parts = method if isinstance(method, tuple) else (method.model, method.guide)
-    owners = [getattr(part, "__self__", part) for part in parts]
-    return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
-
-
-def _warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
-    """Warn of parameters of modules that the loss depends on but that the run does not train."""
-    known = {id(param) for param in params.values()}
-    nodes, seen, shapes = [loss.grad_fn], set(), []
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [inner for inner, _ in node.next_functions]
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
-            shapes.append(tuple(leaf.shape))
-    if shapes:
-        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
-        warnings.warn(
-            "fit: expected all torch parameters to be parameters of model or guide, got others of shapes "
-            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
-            stacklevel=7,
-        )

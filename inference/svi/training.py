@@ -10,28 +10,21 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-from pyro import poutine
 from pyro.infer import ELBO
-from pyro.poutine.util import prune_subsample_sites
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
-from pyro_nngp._random import seeded
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
-from pyro_nngp.inference.svi.run import DivergenceError, Run, modules_of
+from pyro_nngp.inference.svi.run import DivergenceError, Run
 
-_BATCH, _LEAST_BATCH = 1024, 128
-_FEW = 1000  # parameters, for quasi-Newton steps
-_SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
-_FIRST_SUBSAMPLE = 1000
-_TRIED = 32  # rows, to see whether the guide has sites
 _PROBE = 2048  # rows whose loss decides about convergence
 _ROUND = (50, 200)  # steps of Adam
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
@@ -40,6 +33,7 @@ _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _MOVED, _CHECK_EVERY = 0.05, 50  # of the kernel's logarithms, and how often to look
 _MAX_STEPS_BACK = 5
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")  # saved attributes
 
 
 class Training:
@@ -69,7 +63,7 @@ class Training:
         self.refresh_every, self.solve_every = refresh_every, solve_every
         self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
         if optimizer is None:
-            optimizer = "lbfgs" if num_steps is None and lr is None and _suits_lbfgs(method, solving) else "adam"
+            optimizer = "lbfgs" if num_steps is None and lr is None and suits_lbfgs(method, solving) else "adam"
         self.optimizer = optimizer
         if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
             fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
@@ -78,19 +72,19 @@ class Training:
         self.milestone = min(schedule.milestones, default=1.0)
         self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
         if batch_size is None:
-            batch_size = _subsample(method, num_data) if optimizer == "lbfgs" else _minibatch(method)
+            batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
         self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
-        self.judged = optimizer == "lbfgs" and num_steps is None and _alternates(method, solving)
+        self.judged = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.judged else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
         self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
         self.judges = self.judges.to(self.run.device)
-        self.watched = _watched(method)
+        self.watched = neighbor_parameters(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
         self.slower, self.converged, self.ended, self.begin = 0, False, False, time.perf_counter()
@@ -318,51 +312,3 @@ class Training:
         self.plateau.load(state["plateau"])
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
-
-
-_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")
-
-
-def _subsample(method: Any, num_data: int) -> int:
-    """Rows of the largest subsample."""
-    k = getattr(getattr(method, "graph", None), "num_neighbors", 32)
-    return min(num_data, _SUBSAMPLE, max(_FIRST_SUBSAMPLE, _SUBSAMPLE_MEMORY // k**2))
-
-
-def _minibatch(method: Any) -> int:
-    """Rows of a minibatch: fewer where each has several latent functions."""
-    return max(_LEAST_BATCH, _BATCH // (getattr(method, "num_latents", None) or 1))
-
-
-def _watched(method: Any) -> list[nn.Parameter]:
-    """What decides about neighbors: parameters of the kernel and of its priors' guide, and inducing points."""
-    if not hasattr(method, "refresh_neighbors"):
-        return []
-    parts = [getattr(method, name, None) for name in ("kernel", "hyper_guide")]
-    params = [param for part in parts if isinstance(part, nn.Module) for param in part.parameters()]
-    params += [param for name, param in method.named_parameters(recurse=False) if name.split("_")[0] == "z"]
-    return params
-
-
-def _alternates(method: Any, solving: bool) -> bool:
-    """Whether solutions for local variables alternate with steps on the hyperparameters, judged by the method's score.
-
-    The loss is then a function of the hyperparameters for one draw of the local variables at a time.
-    """
-    return solving and hasattr(method, "score") and method.can_alternate
-
-
-@torch.no_grad()
-def _suits_lbfgs(method: Any, solving: bool) -> bool:
-    """Whether there are few parameters, and no latent values but those solved for: the loss at given rows is smooth."""
-    alternates = _alternates(method, solving)
-    solved = {id(param) for param in method.solved_parameters()} if alternates else set()
-    params = [param for module in modules_of(method) for param in module.parameters()]
-    count = sum(param.numel() for param in params if id(param) not in solved)
-    if isinstance(method, tuple) or not 0 < count <= _FEW:
-        return False
-    idx = torch.arange(min(_TRIED, method.num_data), device=next(method.parameters()).device)
-    args = getattr(method, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator())
-    with seeded(0, next(method.parameters())):
-        trace = poutine.trace(method.guide).get_trace(*args)
-    return alternates or not prune_subsample_sites(trace).stochastic_nodes

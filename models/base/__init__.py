@@ -1,7 +1,7 @@
 """What the methods share: data and sites, predictions, and conditioning on observed neighbors."""
 
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
-from pyro_nngp.models.base.method import GPMethod, Plates
+from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import (
     GaussianResponseMethod,
@@ -9,6 +9,7 @@ from pyro_nngp.models.base.response import (
     draws_given_observations,
     first_neighbors,
 )
+from pyro_nngp.models.base.sites import Plates
 
 __all__ = [
     "Densities",

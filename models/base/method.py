@@ -1,43 +1,29 @@
-"""What the methods have in common: data, likelihood and mean function, the sites f and y, prediction from moments.
+"""What the methods have in common: data, likelihood, mean function, hyperparameters and where they start.
 
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
 
-import copy
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn
 
-import pyro
-import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
-from pyro.infer.util import is_validation_enabled
-from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 
 from pyro_nngp._checks import (
-    check_batch,
     check_callable,
-    check_finite,
-    check_inputs,
-    check_memory,
     check_new_inputs,
     check_number,
-    check_same_kind,
-    check_tensor,
     fail,
+    undefined,
     warn_if_coarse,
 )
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters import (
-    GPModule,
     HyperparameterGuide,
-    check_same_sites,
     pyro_entry,
-    read_hyperparameters,
     release,
     scaled,
 )
@@ -46,6 +32,8 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
+from pyro_nngp.models.base.arguments import check_data, copied_parts
+from pyro_nngp.models.base.sites import DataSites
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
 from pyro_nngp.storage import save
@@ -53,10 +41,8 @@ from pyro_nngp.storage import save
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
-
-class GPMethod(GPModule):
+class GPMethod(DataSites):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
     A subclass builds its own parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
@@ -93,8 +79,6 @@ class GPMethod(GPModule):
             of the likelihood, a kernel for other columns, a mean function that does not give one value per row.
     """
 
-    x: Tensor
-    y: Tensor | None
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
@@ -116,10 +100,10 @@ class GPMethod(GPModule):
             cure = "Its tensors could not be trained: build it outside, and predict inside."
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
         if start is not None:
-            kernel, likelihood, mean = _copied_parts(where, start, kernel, likelihood, mean, y is not None)
+            kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
             likelihood = Gaussian()
-        self.latent_shape = _check_data(where, x, y, likelihood)
+        self.latent_shape = check_data(where, x, y, likelihood)
         warn_if_coarse(where, x)
         if kernel is None and not self.has_own_kernels:
             kernel = Matern52(x.shape[1])
@@ -210,16 +194,6 @@ class GPMethod(GPModule):
         """
         save(self, path)
 
-    @property
-    def num_data(self) -> int:
-        """N."""
-        return len(self.x)
-
-    @property
-    def num_latents(self) -> int | None:
-        """L; None for one latent function, without a dimension of its own."""
-        return self.latent_shape[0] if self.latent_shape else None
-
     def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
         """Inducing points, as a parameter or as a buffer."""
         self.learn_inducing = learn
@@ -228,52 +202,9 @@ class GPMethod(GPModule):
         else:
             self.register_buffer("z", z.clone())
 
-    def start_model(self, idx: Tensor | None) -> None:
-        """What every model starts with: its rows checked, then the sites of the hyperparameters."""
-        self._check_start("model", idx)
-        read_hyperparameters(self)
-
-    def start_guide(self, idx: Tensor | None) -> None:
-        """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
-        self._check_start("guide", idx)
-        check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
-        self.hyper_guide()
-
-    def _place_medians(self) -> None:
-        """Put the hyperparameters that have priors at the median of their guide within the present Pyro context."""
-        check_same_sites(type(self).__name__, self, self.hyper_guide)
-        self.hyper_guide.median()
-
-    def _check_start(self, method: str, idx: Tensor | None) -> None:
-        where = f"{type(self).__name__}.{method}"
-        plates = [frame.name for frame in get_plates() if frame.vectorized]
-        if plates:
-            cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
-            fail(where, "to run", "outside vectorized plates", plates, cure)
-        if idx is not None and is_validation_enabled():
-            check_batch(where, "idx", idx, self.num_data)
-
     def undefined(self, hook: str) -> NoReturn:
         """Raise ``NotImplementedError`` for a method of the class that a subclass has to define."""
-        cure = "See docs/write_a_method.md."
-        fail(type(self).__name__, hook, "to be defined by the method", "nothing", cure, NotImplementedError)
-
-    def site(self, name: str) -> str:
-        """Full name of a site or plate, with that of the method in front if it has one."""
-        return self._pyro_get_fullname(name)
-
-    @pyro_entry
-    def _mean_at(self, x: Tensor) -> Tensor:
-        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
-        mean, rows = self.mean(x), len(x)
-        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
-            where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
-            columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
-            cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
-            fail(where, "mean(x)", f"of shape ({rows},) or ({rows}, 1){columns}", actual, cure)
-        if mean.dim() == 1:
-            return mean
-        return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
+        undefined(self, hook, "method")
 
     @torch.no_grad()
     def _try_mean(self, x: Tensor) -> None:
@@ -304,86 +235,3 @@ class GPMethod(GPModule):
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
-
-    def _inputs(self, idx: Tensor | None) -> Tensor:
-        return self.x if idx is None else self.x[idx]
-
-    def _targets(self, idx: Tensor | None) -> Tensor | None:
-        """y at the batch, outputs first."""
-        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
-
-    def plates(self, idx: Tensor | None) -> Plates:
-        """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
-        data = pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1)
-        if not self.latent_shape:
-            return data, nullcontext()
-        return data, pyro.plate(self.site("latents"), *self.latent_shape, dim=-2)
-
-    def sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
-        """The site f ~ N(loc, var) given the inducing values.
-
-        The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
-        ELBO reads.
-        """
-        infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
-        data, latents = plates
-        with latents, data:
-            return pyro.sample(self.site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
-
-    def record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
-        """The site f where it is a function of other sites; `marginal` as in :meth:`sample_f`."""
-        data, latents = plates
-        with latents, data:
-            if marginal is None:
-                return pyro.deterministic(self.site("f"), f, event_dim=0)
-            infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
-            return pyro.sample(self.site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
-
-    def observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
-        """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
-        if self.likelihood is None:
-            return f
-        likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
-        with latents if likelihood.num_latents is None else nullcontext(), data:
-            infer = {"integrate": (self.site("f"), likelihood)}
-            return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
-
-
-def _check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
-    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
-    check_inputs(where, "x", x)
-    if y is not None:
-        check_tensor(where, "y", y)
-        if y.dim() not in (1, 2) or len(y) != len(x):
-            fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
-        if y.is_floating_point():
-            check_finite(where, "y", y)
-        check_same_kind(where, x=x, y=y)
-    if likelihood is None:
-        return ()
-    if not isinstance(likelihood, Likelihood):
-        cure = "Pass an instance such as Gaussian(0.1), after the kernel."
-        fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
-    if y is None:
-        fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
-    likelihood.check(y)
-    check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
-    outputs = tuple(y.shape[1:])
-    if likelihood.num_latents is None:
-        return outputs
-    if outputs:
-        fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
-    return (likelihood.num_latents,)
-
-
-def _copied_parts(
-    where: str, start: Any, kernel: Any, likelihood: Likelihood | None, mean: Callable | None, observed: bool
-) -> tuple[Any, Likelihood | None, Callable | None]:
-    """The parts given, and copies of those of another method where none is given."""
-    if not isinstance(start, GPMethod) or start.kernel is None:
-        cure = "Pass a method with one kernel, such as a Vecchia that has been fitted."
-        fail(where, "start", "to be a trained method", type(start).__name__, cure, TypeError)
-    copies = copy.deepcopy((start.kernel, start.likelihood, start.mean))
-    kernel = copies[0] if kernel is None else kernel
-    likelihood = copies[1] if likelihood is None and observed else likelihood
-    return kernel, likelihood, copies[2] if mean is None else mean

@@ -217,7 +217,20 @@ def _kl_independent_nngp(q: Independent, p: NNGP) -> Tensor:
 
 def align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
     """Per row: an order that brings equal columns together, and the slot of each sorted entry (one slot per column)."""
-    ordered, order = columns.sort(dim=-1)
-    fresh = torch.ones_like(ordered)
-    fresh[:, 1:] = (ordered[:, 1:] != ordered[:, :-1]).to(fresh.dtype)
-    return order, fresh.cumsum(-1) - 1
+    ordered, order = _sorted(columns)
+    slots = torch.zeros_like(order)
+    slots[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    return order, slots.cumsum_(-1)
+
+
+def _sorted(columns: Tensor) -> tuple[Tensor, Tensor]:
+    """``columns.sort(dim=-1, stable=True)``.
+
+    On CPUs column and place are sorted as one number by NumPy, whose vectorized sort takes a third of the time.
+    """
+    if columns.device.type != "cpu":
+        return columns.sort(dim=-1, stable=True)
+    bits = columns.shape[1].bit_length()
+    keys = (columns.long() << bits) | torch.arange(columns.shape[1])
+    keys.numpy().sort(-1)  # in place
+    return keys >> bits, keys & (2**bits - 1)

@@ -29,7 +29,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_callable, fail
+from pyro_nngp._checks import check_callable, fail, undefined
 from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.linalg.cholesky import cholesky
@@ -61,7 +61,7 @@ class Flat(TorchDistribution):
         _no_draws("Flat", "to be proper")
 
 
-class _Interacting(TorchDistribution):
+class Interacting(TorchDistribution):
     """A base distribution over (M, D) times an interaction between its points."""
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -78,16 +78,17 @@ class _Interacting(TorchDistribution):
         """Log density up to the constant that normalizes it."""
         if self._validate_args:
             self._validate_sample(value)
-        return self.base.log_prob(value) + self._interaction(value)
+        return self.base.log_prob(value) + self.interaction(value)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         _no_draws(type(self).__name__, "with a known normalizing constant")
 
-    def _interaction(self, value: Tensor) -> Tensor:
-        raise NotImplementedError
+    def interaction(self, value: Tensor) -> Tensor:
+        """Logarithm of the factor that depends on the points together."""
+        undefined(self, "interaction", "subclass", "Return one logarithm per set of points.")
 
 
-class Determinantal(_Interacting):
+class Determinantal(Interacting):
     r"""Determinantal point process, :math:`p(z) \propto p_0(z) \det K_{zz}`, which keeps points apart.
 
     Args:
@@ -114,13 +115,13 @@ class Determinantal(_Interacting):
         self.jitter = DEFAULT_JITTER if jitter is None else jitter
         super().__init__(base, validate_args)
 
-    def _interaction(self, value: Tensor) -> Tensor:
+    def interaction(self, value: Tensor) -> Tensor:
         cov = self.kernel(value, value)
         log_det = 2 * cholesky(cov, self.jitter).diagonal(dim1=-2, dim2=-1).log().sum(-1)
         return log_det - self.kernel.diag(value).log().sum(-1) if self.correlation else log_det
 
 
-class Strauss(_Interacting):
+class Strauss(Interacting):
     r"""Strauss process, :math:`p(z) \propto p_0(z) \lambda^M \gamma^{s(z)}`, s the number of pairs closer than r.
 
     A pair at distance d counts :math:`1 / (1 + \exp((d^2 - r^2) / (2 r \tau)))`, which is smooth in z, also at d = 0.
@@ -165,7 +166,7 @@ class Strauss(_Interacting):
             return (inside > 0).sum(-1).to(value.dtype)
         return torch.sigmoid(inside / (2 * self.radius * self.softness)).sum(-1)
 
-    def _interaction(self, value: Tensor) -> Tensor:
+    def interaction(self, value: Tensor) -> Tensor:
         constant = value.shape[-2] * math.log(self.intensity)
         return constant + math.log(self.repulsion) * self.num_close_pairs(value)
 

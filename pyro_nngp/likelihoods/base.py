@@ -19,7 +19,7 @@ from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_int, check_tensor, fail
+from pyro_nngp._checks import check_int, check_tensor, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
@@ -56,7 +56,7 @@ class Likelihood(GPModule):
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         """The distribution of y given f, of the batch shape of f (without the latent dimension, if there is one)."""
-        raise NotImplementedError
+        undefined(self, "forward", "likelihood")
 
     @pyro_entry
     def bind(self) -> "Likelihood":

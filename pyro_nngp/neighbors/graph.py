@@ -61,7 +61,7 @@ class NeighborGraph(NeighborTable):
         )
         self._given = neighbors is not None
         if neighbors is None:
-            neighbors = self._search(num_neighbors)
+            neighbors = self.find_neighbors(num_neighbors)
         else:
             _check_neighbors(neighbors, self.order, num_neighbors)
             neighbors = neighbors.clone()
@@ -73,7 +73,7 @@ class NeighborGraph(NeighborTable):
             self._levels = dependency_levels(self.neighbors)
         return self._levels
 
-    def _search(self, k: int) -> Int[Tensor, "N k"]:
+    def find_neighbors(self, k: int) -> Int[Tensor, "N k"]:
         if self._given:
             cure = "Give no neighbors at construction to have them searched."
             fail("NeighborGraph", "neighbors", "to come from a search", "the user's own", cure)

@@ -32,7 +32,7 @@ class NearestOthers(NeighborTable):
 
     def __init__(self, x: Float[Tensor, "N D"], num_neighbors: int, *, seed: int = 0, **options: Any) -> None:
         super().__init__(x, num_neighbors, seed=seed, **options)
-        self.register_buffer("neighbors", self._search(num_neighbors))
+        self.register_buffer("neighbors", self.find_neighbors(num_neighbors))
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]
@@ -42,5 +42,5 @@ class NearestOthers(NeighborTable):
             self.neighbors[new] = self.others(idx=new)
         return super()._neighbors_of(idx)
 
-    def _search(self, k: int) -> Tensor:
+    def find_neighbors(self, k: int) -> Tensor:
         return torch.full((self.num_points, k), -1, device=self.x.device)

@@ -26,7 +26,7 @@ class SymmetricGraph(NeighborGraph):
     processes", AISTATS.
     """
 
-    def _search(self, k: int) -> Int[Tensor, "N K"]:
+    def find_neighbors(self, k: int) -> Int[Tensor, "N K"]:
         index, positions = self._searcher()
         every = torch.arange(self.num_points, device=self.order.device)
         near = index.nearest(self._scaled(self.x)[self.order], k, every)

@@ -27,6 +27,7 @@ from pyro_nngp._checks import (
     check_rows,
     check_tensor,
     fail,
+    undefined,
 )
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
@@ -55,21 +56,11 @@ class Batch:
 
 
 class NeighborTable(torch.nn.Module):
-    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`_search`.
+    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`find_neighbors`.
 
     A subclass registers the buffer ``neighbors`` (N, K) once the points are there.
 
-    Args:
-        x: points (N, D), finite; exact duplicates are allowed.
-        num_neighbors: K, in 1..N-1.
-        ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
-        seed: of the random ordering.
-        metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
-            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
-            distances of its own (blocked brute force).
-        backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
-        nprobe: of the approximate search, see there.
-        progress: whether a search above three seconds shows a progress bar.
+    Arguments are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, but for the user's own `neighbors`.
 
     Attributes:
         x, order, neighbors, lengthscale: buffers, part of the ``state_dict``.
@@ -144,7 +135,7 @@ class NeighborTable(torch.nn.Module):
         if metric is not None:
             self._set_metric(metric)
         self._forget()
-        self.neighbors.copy_(self._search(self.num_neighbors))
+        self.neighbors.copy_(self.find_neighbors(self.num_neighbors))
 
     def resize(self, num_neighbors: int) -> None:
         """Search again for another number of neighbors, 1..N-1; the buffer ``neighbors`` becomes a new one.
@@ -154,7 +145,7 @@ class NeighborTable(torch.nn.Module):
         """
         check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
         self._forget()
-        self.neighbors = self._search(num_neighbors)
+        self.neighbors = self.find_neighbors(num_neighbors)
 
     def query(
         self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None
@@ -302,9 +293,9 @@ class NeighborTable(torch.nn.Module):
             self._index = self._search_index(self._scaled(self.x)[self.order]), positions_in(self.order)
         return self._index
 
-    def _search(self, k: int) -> Int[Tensor, "N k"]:
+    def find_neighbors(self, k: int) -> Int[Tensor, "N k"]:
         """The k neighbors of each row."""
-        raise NotImplementedError
+        undefined(self, "find_neighbors", "subclass", "Return the k neighbors of each row, (N, k).")
 
     def _rows(self, positions: Tensor) -> Tensor:
         return torch.where(positions < 0, -1, self.order[positions])

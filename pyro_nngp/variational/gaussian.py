@@ -118,16 +118,9 @@ class DenseGaussian(GPModule):
     r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R a dense lower triangle, or diagonal.
 
     Args:
-        num_points: M.
-        num_latents: L; None is one function, without a batch dimension of its own.
         mean_field: whether R is diagonal.
-        loc: initial mean, (M, L), or (M,) for one function; None is zero.
-        scale: initial standard deviation, positive; None is a tenth of `unit`.
-        unit: of the values, in which their parameters move; a method gives the spread of its data.
-        like: tensor whose dtype and device the parameters take.
 
-    Raises:
-        ValueError: if `scale` is not positive or a shape is wrong.
+    Other arguments and errors are those of :class:`LocalGaussian`, without a pattern.
     """
 
     def __init__(

@@ -375,3 +375,14 @@ def test_a_model_that_builds_its_kernel_at_every_call_leaves_no_names_behind():
     kept = kernel()
     kept(points())
     assert len(known) > before
+
+
+@pytest.mark.parametrize(("width", "dtype"), [(1, torch.int64), (7, torch.int64), (8, torch.int32), (90, torch.int64)])
+def test_equal_columns_come_together_in_slots_of_their_own(width, dtype):
+    columns = torch.randint(-1, 5 if width < 90 else 10**9, (40, width), generator=torch.Generator().manual_seed(0))
+    order, slots = sparse_cholesky.align(columns.to(dtype))
+    for row, place, slot in zip(columns, order, slots, strict=True):
+        assert sorted(place.tolist()) == list(range(width))
+        _, expected = row.unique(return_inverse=True)
+        assert torch.equal(slot, expected[place])
+    assert torch.equal(order, columns.sort(dim=-1, stable=True).indices)  # as on other devices

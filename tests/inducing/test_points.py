@@ -5,7 +5,7 @@ import torch
 from pyro.infer import MCMC, NUTS
 from pyro.infer.autoguide.initialization import init_to_value
 
-from pyro_nngp.inducing.priors import Determinantal, Flat, Strauss, inducing_prior
+from pyro_nngp.inducing.priors import Determinantal, Flat, Interacting, Strauss, inducing_prior
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
 
 F64 = torch.float64
@@ -176,3 +176,12 @@ def test_wrong_priors():
         inducing_prior("test", "gaussian", (M, D))
     with pytest.raises(ValueError, match=r"expected inducing_prior to be a distribution over \(7, 3\)"):
         inducing_prior("test", normal(), (M, 3))
+
+
+def test_a_prior_without_an_interaction_is_told_so():
+    class Bare(Interacting):
+        pass
+
+    match = r"Bare: expected interaction to be defined by the subclass, got nothing\. Return one logarithm"
+    with pytest.raises(NotImplementedError, match=match):
+        Bare(normal()).log_prob(points())

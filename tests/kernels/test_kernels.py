@@ -498,7 +498,7 @@ def test_callables_that_return_something_else_are_errors() -> None:
 
 
 def test_the_base_class_is_abstract() -> None:
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Kernel: expected the kernel to define forward or bind"):
         Kernel(1)(points(3, 1))
 
 

@@ -698,7 +698,7 @@ def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None
 def test_unknown_keywords_and_the_abstract_base() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'noise'"):
         Gaussian(noise=1.0)  # type: ignore[call-arg]
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="Likelihood: expected forward to be defined by the likelihood"):
         Likelihood()(torch.zeros(2))
 
 

@@ -23,7 +23,7 @@ from pyro_nngp.neighbors.graph import NeighborGraph
 def there(monkeypatch):
     """The pretended device; it has no sparse tensors, so that gradients of single rows are dense."""
     monkeypatch.setattr(Run, "sparse_gradients", lambda self: nullcontext())
-    monkeypatch.setattr("pyro_nngp.inference.svi.run.RowAdam", torch.optim.Adam)
+    monkeypatch.setattr("pyro_nngp.inference.svi.parameters.RowAdam", torch.optim.Adam)
     with pretended_device():
         yield DEVICE
 

@@ -11,6 +11,7 @@ from pyro_nngp.neighbors import table as neighbor_table
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search import backends as search_backends
+from pyro_nngp.neighbors.table import NeighborTable
 
 F64 = torch.float64
 N, K = 300, 9
@@ -533,3 +534,12 @@ def test_distinct_rows():
     assert found.tolist() == [-1, 0, 3, 5, 2**31 - 1]
     assert found.dtype == places.dtype == torch.int64
     assert torch.equal(found[places], rows)
+
+
+def test_a_table_without_a_search_is_told_so():
+    class Bare(NeighborTable):
+        pass
+
+    match = r"Bare: expected find_neighbors to be defined by the subclass, got nothing\. Return the k neighbors"
+    with pytest.raises(NotImplementedError, match=match):
+        Bare(points(), 3).find_neighbors(3)

@@ -1,14 +1,12 @@
 """Neighbor search against a float64 oracle: every backend, ties, duplicates, any order of the points, every error."""
 
 import builtins
-import subprocess
 import sys
-import types
 from typing import ClassVar
 
-import numpy as np
 import pytest
 import torch
+from oracles.neighbors import PLANE, POINTS, N, oracle, shuffled, uniform
 from tqdm.auto import tqdm
 
 from pyro_nngp.neighbors.search import backends as search_backends
@@ -20,21 +18,6 @@ F64 = torch.float64
 EXACT = ("kdtree", "scipy", "torch", "faiss")  # "kdtree" is the compiled one where it is there
 
 
-def oracle(queries, points, k, limit=None, exclude=None):
-    """All distances, summed over the dimensions in order; sorted by (distance, index); -1 where no point is left."""
-    queries, points = queries.double().numpy(), points.double().numpy()
-    d2 = np.zeros((len(queries), len(points)))
-    for q, p in zip(queries.T, points.T, strict=True):
-        d2 += (p - q[:, None]) ** 2
-    if limit is not None:
-        d2[np.arange(len(points)) >= np.asarray(limit)[:, None]] = np.inf
-    if exclude is not None:
-        d2[np.arange(len(queries)), exclude] = np.inf
-    index = np.argsort(d2, kind="stable")[:, :k]
-    index[np.isinf(np.take_along_axis(d2, index, -1))] = -1
-    return torch.from_numpy(np.pad(index, ((0, 0), (0, k - index.shape[1])), constant_values=-1))
-
-
 @pytest.fixture
 def use(monkeypatch):
     """Name of a backend, SciPy's tree among them."""
@@ -44,36 +27,6 @@ def use(monkeypatch):
         return "kdtree" if backend == "scipy" else backend
 
     return switch
-
-
-def uniform(n, dim, seed=0):
-    return torch.rand(n, dim, dtype=F64, generator=torch.Generator().manual_seed(seed))
-
-
-def shuffled(points, seed=0):
-    return points[torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))]
-
-
-def grid(a, b):
-    return torch.cartesian_prod(torch.arange(a, dtype=F64), torch.arange(b, dtype=F64))
-
-
-N = 900
-PLANE = uniform(N, 2)
-POINTS = {
-    **{f"uniform in {dim}-d": uniform(N, dim) for dim in (1, 2, 3, 8, 20)},
-    "grid": grid(30, 30),
-    "shuffled grid": shuffled(grid(30, 30)),
-    "stretched grid": shuffled(grid(30, 30)) * torch.tensor([0.37, 1.1], dtype=F64),
-    "float32, far away": (uniform(N, 3) + 1e3).float(),
-    "ascending": torch.arange(N, dtype=F64)[:, None],
-    "by coordinate": PLANE[PLANE.sum(-1).argsort()],
-    "from outside": PLANE[(PLANE - 0.5).norm(dim=-1).argsort(descending=True)],
-    "clusters in turn": (uniform(9, 2)[:, None] + 1e-4 * uniform(N, 2, 1).view(9, 100, 2)).flatten(0, 1),
-    "few places": shuffled(grid(5, 5).repeat(36, 1)),
-    "two places": shuffled(torch.tensor([[0.0], [-0.0], [1.0]], dtype=F64).repeat(300, 1)),
-    "one place": torch.ones(N, 2, dtype=F64),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -259,34 +212,6 @@ def test_automatic_choice_uses_faiss_in_high_dimension_except_on_macos(monkeypat
     assert SearchIndex(POINTS["uniform in 20-d"]).backend == "torch"
 
 
-def rough_faiss(error, calls):
-    """A stand-in for a GPU build of FAISS, whose distances have a relative error."""
-
-    def knn_gpu(resources, queries, points, k):
-        calls.append(resources)
-        distance = ((queries[:, None] - points) ** 2).sum(-1)
-        distance *= 1 + error * np.sin(1e4 * distance)
-        index = np.argsort(distance, -1, kind="stable")[:, :k]
-        return np.take_along_axis(distance, index, -1), index
-
-    return types.SimpleNamespace(StandardGpuResources=lambda: "resources", get_num_gpus=lambda: 1, knn_gpu=knn_gpu)
-
-
-@pytest.mark.parametrize("error", [0.0, 0.5])
-def test_rough_arithmetic_of_a_gpu_build_is_found_out(monkeypatch, error):
-    points, calls = POINTS["uniform in 3-d"][:300], []
-    monkeypatch.setitem(sys.modules, "faiss", rough_faiss(error, calls))
-    assert search_backends.has_gpu_faiss()
-    monkeypatch.setattr(search, "FlatFaiss", lambda array, on_gpu: search_backends.FlatFaiss(array, True))
-    assert torch.equal(nearest(points, points, 6, backend="faiss"), oracle(points, points, 6))
-    assert set(calls) == {"resources"}
-
-
-def test_faiss_built_for_the_cpu_is_not_taken_for_a_gpu_build(monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace())
-    assert not search_backends.has_gpu_faiss()
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", ["shuffled grid", "uniform in 20-d", "float32, far away", "few places"])
@@ -295,19 +220,6 @@ def test_gpu_finds_the_same_predecessors(name):
     found = nearest_predecessors(points.cuda(), 12)
     assert found.is_cuda
     assert torch.equal(found.cpu(), nearest_predecessors(points, 12))
-
-
-def test_faiss_and_torch_run_in_one_process_whichever_comes_first():
-    program = (
-        "import faiss, torch; torch.set_num_threads(2); faiss.omp_set_num_threads(2)\n"
-        "from pyro_nngp.neighbors.search.index import nearest_predecessors as search\n"
-        "x, m = torch.rand(800, 20), torch.rand(300, 300)\n"
-        "for _ in range(2):\n"
-        "    a, b = search(x, 9, backend='faiss'), search(x, 9, backend='torch')\n"
-        "    assert torch.equal(a, b) and torch.equal(m @ m.T, (m @ m.T).T)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_faiss_inverted_file_is_measured_by_recall():
@@ -334,41 +246,7 @@ def test_recall_counts_real_neighbors():
         recall(exact[:, :1], exact)
 
 
-# duplicates, progress
-
-
-def test_copies_are_counted_from_the_first():
-    points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -0.0], [2.0, 0.0], [1.0, 0.0]], dtype=F64).numpy()
-    assert search_proof.earlier_copies(points).tolist() == [0, 0, 1, 0, 2]
-
-
-def test_different_points_with_one_hash_are_no_copies():
-    one = np.random.default_rng(0).random(3)
-    factor, shift, ones = 0x9E3779B97F4A7C15, np.uint64(32), 2**64 - 1
-
-    def first_step(value):
-        code = np.uint64(int(np.float64(value).view(np.uint64)) * factor & ones)
-        return code ^ code >> shift
-
-    other = one.copy()
-    other[0] = 0.5
-    twin = first_step(one[0]) ^ one[1].view(np.uint64) ^ first_step(other[0])
-    other[1] = twin.view(np.float64)
-    assert search_proof.earlier_copies(np.stack([one, one])).tolist() == [0, 1]
-    assert search_proof.earlier_copies(np.stack([one, other, other])).tolist() == [0, 0, 1]
-
-
-def test_places_that_many_points_share_are_searched_once(monkeypatch):
-    sizes = []
-    build = search_backends.BruteForce.__init__
-    monkeypatch.setattr(
-        search_backends.BruteForce, "__init__", lambda s, p, *args: (sizes.append(len(p)), build(s, p, *args))[1]
-    )
-    points = POINTS["few places"]
-    index = SearchIndex(points, backend="torch")
-    for k in (3, 12, 3):
-        index.nearest(points[:5], k)
-    assert sizes == [25 * 4, 25 * 13]
+# progress
 
 
 class Bar(tqdm):
@@ -433,7 +311,7 @@ def test_progress_shows_in_a_slow_search_only_if_wanted(bar, capsys, monkeypatch
         (lambda x: nearest(x, x, 2, torch.zeros(5)), ValueError, r"expected exclude to be int64 .* got torch.float32"),
         (lambda x: nearest(x, x, 2, torch.arange(5) + 1), ValueError, r"expected exclude in -1\.\.4, got 1\.\.5"),
         (lambda x: nearest(x, x, 2, torch.arange(5) - 2), ValueError, r"expected exclude in -1\.\.4, got -2\.\.2"),
-        (lambda x: nearest(x, x, 2, backend="annoy"), ValueError, r"expected backend to be 'auto' or .* got 'annoy'"),
+        (lambda x: nearest(x, x, 2, backend="annoy"), ValueError, r"expected backend to be 'auto' or .*, got 'annoy'"),
         (lambda x: nearest(x, x, 2, backend="ivf", nprobe=0), ValueError, r"expected nprobe >= 1, got 0"),
         (lambda x: nearest(x, x, 2, workers=3), TypeError, r"unexpected keyword argument 'workers'"),
     ],

@@ -1,0 +1,113 @@
+"""The parameters of model and guide that a run trains, and the optimizers that train them."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+from pyro_nngp._random import RandomStream
+from pyro_nngp.inference.svi.row_adam import RowAdam
+from pyro_nngp.variational import LocalTables
+
+_LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as logarithms
+_RATE = 0.01  # of others
+
+
+def modules_of(method: Any) -> list[nn.Module]:
+    """The modules that own model and guide: the method itself, or those of a pair."""
+    parts = method if isinstance(method, tuple) else (method.model, method.guide)
+    owners = [getattr(part, "__self__", part) for part in parts]
+    return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
+
+
+def local_modules(modules: list[nn.Module]) -> list[LocalTables]:
+    """The parts that hold a row of parameters per datum."""
+    return [part for module in modules for part in module.modules() if isinstance(part, LocalTables)]
+
+
+def find_parameters(
+    modules: list[nn.Module], evaluate: Callable[[torch.device | None], object], seed: int
+) -> tuple[dict[str, Tensor], set[int]]:
+    """Every parameter that model and guide touch, by its Pyro name, and the identities of those that are logarithms.
+
+    Args:
+        modules: that own model and guide.
+        evaluate: the loss on some rows, whose index is on that device.
+        seed: of the draws in the loss.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    known = next((param for module in modules for param in module.parameters()), None)
+    device = None if known is None else known.device  # an AutoGuide has no parameters before its first call
+    cuda = [known.device.index] if known is not None and known.is_cuda else []
+    with torch.no_grad(), RandomStream(seed, cuda), poutine.trace(param_only=True) as capture:
+        evaluate(device)
+    sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
+    leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
+    params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
+    pairs = {name: (value, value.unconstrained()) for name, value in sites.items()}
+    logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
+    logarithms = {id(sites[name].unconstrained()) for name in logs}
+    if not params:
+        fail("fit", "method", "to have parameters to train", "none", "Use pyro.param, PyroParam or nn.Parameter.")
+    return params, logarithms
+
+
+def make_optimizers(
+    free: list[Tensor], local: set[int], logarithms: set[int], lr: float | None, local_lr: float | None
+) -> list[torch.optim.Optimizer]:
+    """Adam, and for rows of local parameters its sparse form.
+
+    Args:
+        free: the parameters.
+        local: identities of those that have sparse gradients.
+        logarithms: identities of those that are logarithms.
+        lr: learning rate; None is one for logarithms and one for others.
+        local_lr: of local parameters; None is `lr`.
+    """
+    dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
+    made: list[torch.optim.Optimizer] = []
+    if dense and lr is not None:
+        made.append(torch.optim.Adam(dense, lr=lr))
+    elif dense:
+        logs = [p for p in dense if id(p) in logarithms]
+        rest = [p for p in dense if id(p) not in logarithms]
+        groups = [{"params": logs, "lr": _LOG_RATE}, {"params": rest, "lr": _RATE}]
+        made.append(torch.optim.Adam([group for group in groups if group["params"]]))
+    if sparse:
+        made.append(RowAdam(sparse, lr=local_lr or lr or _RATE))
+    return made
+
+
+def set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
+    """Give the optimizer the rates that the schedule has at its present step."""
+    passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
+    for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = rate * schedule.gamma**passed
+
+
+def warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
+    """Warn of parameters of modules that the loss depends on but that the run does not train."""
+    known = {id(param) for param in params.values()}
+    nodes, seen, shapes = [loss.grad_fn], set(), []
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [inner for inner, _ in node.next_functions]
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
+            shapes.append(tuple(leaf.shape))
+    if shapes:
+        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
+        warnings.warn(
+            "fit: expected all torch parameters to be parameters of model or guide, got others of shapes "
+            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
+            stacklevel=7,
+        )

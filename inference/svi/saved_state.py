@@ -1,0 +1,48 @@
+"""Checks of the saved state of a training run against the run that is to go on from it."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
+from pyro_nngp.inference.identity import differences
+from pyro_nngp.inference.svi.batches import Subsample
+
+
+def check_run(run: Any, state: dict[str, Any]) -> bool:
+    """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
+    saved: Any = state.get("kind")
+    check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
+    other = differences(saved["run"], run.kind["run"])
+    if other or saved["num_steps"] > run.num_steps:
+        got = other or f"num_steps = {saved['num_steps']} and not {run.num_steps}"
+        fail("fit", "a checkpoint", "of this run", f"one with {got}", "Name another file.", CheckpointError)
+    check_schema("fit", state, {**run.state(), "losses": None}, "checkpoint['run']")
+    step, losses = state["step"], state["losses"]
+    if not isinstance(step, int) or not 0 <= step <= saved["num_steps"]:
+        refuse_state("fit", "checkpoint['run']['step']", f"in 0..{saved['num_steps']}", step)
+    if not isinstance(losses, Tensor) or losses.shape != (step,):
+        refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
+    place, most = "position", run.num_data
+    if isinstance(run.batches, Subsample):
+        place, most = "stage", len(run.batches.sizes) - 1
+    reached = state["batches"][place]
+    if not isinstance(reached, int) or not 0 <= reached <= most:
+        refuse_state("fit", f"checkpoint['run']['batches'][{place!r}]", f"in 0..{most}", reached)
+    for i, (optimizer, saved_optimizer) in enumerate(zip(run.optimizers, state["optimizers"], strict=True)):
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        for row, moments in saved_optimizer["state"].items():
+            like = params[row] if row in range(len(params)) else None
+            at = f"checkpoint['run']['optimizers'][{i}]['state'][{row}]"
+            check_schema("fit", moments, {"step": None, "exp_avg": like, "exp_avg_sq": like}, at)
+    randoms = {"['random']": state["random"]}
+    batches = state["batches"]
+    randoms |= {f"['batches'][{key!r}]": batches[key] for key in ("now", "epoch") if key in batches}
+    for at, random in randoms.items():
+        try:
+            torch.Generator().set_state(random)
+        except RuntimeError as error:
+            refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
+    return saved["num_steps"] < run.num_steps

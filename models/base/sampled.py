@@ -1,0 +1,144 @@
+"""Predictions of a method that is sampled: mixtures and joint draws over posterior draws of all sites."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeAlias
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import check_int, check_memory, check_seed
+from pyro_nngp._random import seeded
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.distributions.mixture import mixture_moments
+from pyro_nngp.hyperparameters import place_draws, pyro_entry
+from pyro_nngp.hyperparameters.priors import place_hyperparameters
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods.integrated import marginals
+from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+
+Samples: TypeAlias = Mapping[str, Tensor]
+"""Draws of all latent sites by name, as ``MCMC.get_samples()`` returns them."""
+
+Moments: TypeAlias = tuple[Tensor, Tensor]
+
+
+class SampledMethod(LeaveOneOutMethod):
+    """Base of a method without a guide, which predicts from posterior draws of its sites."""
+
+    likelihood: Likelihood
+
+    def moments_given(self, x_new: Float[Tensor, "P D"]) -> Moments:
+        """Means and variances of f at new points, (H, *T, P) for H hidden draws, at the sites' present values."""
+        self.undefined("moments_given")
+
+    def joint_draws(self, x_new: Float[Tensor, "P D"]) -> Float[Tensor, "*T P"]:
+        """One joint draw of f at new points, at the sites' present values."""
+        self.undefined("joint_draws")
+
+    @torch.no_grad()
+    def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+        """Posterior mean and variance of f at new points.
+
+        Args:
+            x_new: new inputs.
+            samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them.
+
+        Returns:
+            Mean and variance, (P,), or (T, P) for T latent functions.
+
+        Raises:
+            ValueError: if a site is missing, or draws differ in number.
+
+        Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points after the other; memory O(S P).
+        """
+        return mixture_moments(*self.moments(x_new, samples))
+
+    @pyro_entry
+    @torch.no_grad()
+    def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+        """Mean and variance of f at new points given each posterior draw, to compare chains by them.
+
+        Args:
+            x_new: new inputs.
+            samples: posterior draws of all sites.
+
+        Returns:
+            Means and variances, (S, P), or (S, T, P) for T latent functions.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+
+        Cost: as in the call.
+        """
+        pairs = [mixture_moments(loc, var) for _, loc, var in self._at_draws("moments", x_new, samples)]
+        loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
+        return loc, var
+
+    @pyro_entry
+    @torch.no_grad()
+    def predict(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Distribution:
+        """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
+
+        Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
+        f, with the hyperparameters of the likelihood that belong to the draw.
+        """
+        found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
+        return Mixture([component for components in found for component in components])
+
+    @pyro_entry
+    @torch.no_grad()
+    def sample(
+        self, x_new: Float[Tensor, "P D"], num_samples: int, *, samples: Samples, seed: int | None = None
+    ) -> Float[Tensor, "S *T P"]:
+        """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
+            samples: posterior draws of all sites.
+            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+
+        Cost: O(M^3 + P M^2 + P^3) per draw and layer.
+        """
+        self._check_new("sample", x_new)
+        where = f"{type(self).__name__}.sample"
+        check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
+        if seed is not None:
+            check_seed(where, seed)
+        check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
+        draws = []
+        with seeded(seed, x_new):
+            for _, count in place_draws(where, self, samples, num_samples):
+                draws += [self.joint_draws(x_new) for _ in range(count)]
+        return torch.stack(draws)
+
+    def predictions_by_draw(self, x_new: Float[Tensor, "P D"]) -> Callable[[Draw], tuple[Tensor, Tensor]]:
+        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+
+        Args:
+            x_new: new inputs.
+
+        Raises:
+            ValueError, TypeError: as in the call.
+        """
+        self._check_new("predictions_by_draw", x_new)
+        return lambda draw: self._predictions_at(draw, x_new)
+
+    @pyro_entry
+    @torch.no_grad()
+    def _predictions_at(self, draw: Draw, x_new: Tensor) -> tuple[Tensor, Tensor]:
+        place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
+        f = self.joint_draws(x_new)
+        return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
+
+    def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
+        """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
+        self._check_new(method, x_new)
+        for _ in place_draws(f"{type(self).__name__}.{method}", self, samples):
+            yield self.likelihood.bind(), *self.moments_given(x_new)

@@ -1,0 +1,132 @@
+"""Data, sites and plates of a method, by which model and guide of a subclass are written.
+
+Symbols as in :mod:`pyro_nngp.models.base.method`.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
+
+import pyro
+import pyro.distributions as dist
+from pyro.infer.util import is_validation_enabled
+from pyro.poutine.runtime import get_plates
+from torch import Tensor
+
+from pyro_nngp._checks import check_batch, fail
+from pyro_nngp.hyperparameters import (
+    GPModule,
+    HyperparameterGuide,
+    check_same_sites,
+    pyro_entry,
+    read_hyperparameters,
+)
+from pyro_nngp.likelihoods import Likelihood
+
+Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
+
+
+class DataSites(GPModule):
+    """Sites of hyperparameters, f and y on rows of the data; base of :class:`~pyro_nngp.models.base.GPMethod`."""
+
+    x: Tensor
+    y: Tensor | None
+    latent_shape: tuple[int, ...]
+    likelihood: Likelihood | None
+    mean: Callable
+    hyper_guide: HyperparameterGuide
+
+    @property
+    def num_data(self) -> int:
+        """N."""
+        return len(self.x)
+
+    @property
+    def num_latents(self) -> int | None:
+        """L; None for one latent function, without a dimension of its own."""
+        return self.latent_shape[0] if self.latent_shape else None
+
+    def start_model(self, idx: Tensor | None) -> None:
+        """What every model starts with: its rows checked, then the sites of the hyperparameters."""
+        self._check_start("model", idx)
+        read_hyperparameters(self)
+
+    def start_guide(self, idx: Tensor | None) -> None:
+        """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
+        self._check_start("guide", idx)
+        check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
+        self.hyper_guide()
+
+    def _place_medians(self) -> None:
+        """Put the hyperparameters that have priors at the median of their guide within the present Pyro context."""
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
+        self.hyper_guide.median()
+
+    def _check_start(self, method: str, idx: Tensor | None) -> None:
+        where = f"{type(self).__name__}.{method}"
+        plates = [frame.name for frame in get_plates() if frame.vectorized]
+        if plates:
+            cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
+            fail(where, "to run", "outside vectorized plates", plates, cure)
+        if idx is not None and is_validation_enabled():
+            check_batch(where, "idx", idx, self.num_data)
+
+    def site(self, name: str) -> str:
+        """Full name of a site or plate, with that of the method in front if it has one."""
+        return self._pyro_get_fullname(name)
+
+    @pyro_entry
+    def _mean_at(self, x: Tensor) -> Tensor:
+        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
+        mean, rows = self.mean(x), len(x)
+        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
+            where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
+            columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
+            cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
+            fail(where, "mean(x)", f"of shape ({rows},) or ({rows}, 1){columns}", actual, cure)
+        if mean.dim() == 1:
+            return mean
+        return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
+
+    def _inputs(self, idx: Tensor | None) -> Tensor:
+        return self.x if idx is None else self.x[idx]
+
+    def _targets(self, idx: Tensor | None) -> Tensor | None:
+        """y at the batch, outputs first."""
+        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
+
+    def plates(self, idx: Tensor | None) -> Plates:
+        """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""
+        data = pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1)
+        if not self.latent_shape:
+            return data, nullcontext()
+        return data, pyro.plate(self.site("latents"), *self.latent_shape, dim=-2)
+
+    def sample_f(self, plates: Plates, loc: Tensor, var: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f ~ N(loc, var) given the inducing values.
+
+        The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
+        ELBO reads.
+        """
+        infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
+        data, latents = plates
+        with latents, data:
+            return pyro.sample(self.site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
+
+    def record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
+        """The site f where it is a function of other sites; `marginal` as in :meth:`sample_f`."""
+        data, latents = plates
+        with latents, data:
+            if marginal is None:
+                return pyro.deterministic(self.site("f"), f, event_dim=0)
+            infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "is_auxiliary": True}
+            return pyro.sample(self.site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
+
+    def observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
+        """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
+        if self.likelihood is None:
+            return f
+        likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
+        with latents if likelihood.num_latents is None else nullcontext(), data:
+            infer = {"integrate": (self.site("f"), likelihood)}
+            return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
