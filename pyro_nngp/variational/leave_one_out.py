@@ -90,6 +90,7 @@ class LatentLeaveOneOut:
         """
         loc, var = (mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
         u, easy, steps = loc - mean, True, MAX_STEPS
+        natural: tuple[Tensor, Tensor] | None = None
 
         def state() -> tuple[Tensor, Tensor, float]:
             """Moments, and the divergence from the prior up to what does not change while variances stay."""
@@ -101,7 +102,7 @@ class LatentLeaveOneOut:
             natural = target * precision, precision
             return state()
 
-        used = natural = None
+        used = None
         while True:
             before = u, natural
             taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE, natural)

@@ -219,8 +219,8 @@ class GaussianSites(GPModule):
                 else:
                     change = slope.sum() / curvature.sum()
                 if not self.is_exact:  # where sites are all but flat, a step of Newton's may go anywhere
-                    most = kernel.diag(graph.x).mean().sqrt()
-                    change = change.clamp(-most, most)
+                    spread = kernel.diag(graph.x).mean().sqrt()
+                    change = change.clamp(-spread, spread)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x), loc - change * gain
             given = variances()
