@@ -27,6 +27,13 @@ FEWER = {  # sizes on a page, and in the test
     "docs/howto/priors.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("200)", "20)")],
     "docs/howto/missing_and_offsets.md": [("gp, 150", "gp, 20"), ("600", "200")],
     "docs/howto/scikit_learn.md": [(", 400)", ", 80)"), ("[:300]", "[:60]"), ("[300:]", "[60:]"), ("cv=3", "cv=2")],
+    "docs/methods.md": [
+        ("2_000", "600"),
+        ("1_500", "450"),
+        ("data, 500)", "data, 100)"),
+        ("(gp, 100", "(gp, 40"),
+        ("50, b", "9, b"),
+    ],
     "docs/intervals.md": [("fit(gp)", "fit(gp, 10)")],
     "docs/sgmcmc.md": [("num_samples=50, warmup_steps=600", "num_samples=5, warmup_steps=50")],
 }

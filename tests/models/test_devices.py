@@ -48,7 +48,12 @@ def test_the_pretended_device_refuses_to_meet_the_cpu(there):
         one + two
 
 
-@pytest.mark.parametrize("name", METHODS)
+# Every operation on the pretended device costs: the variants that differ in parts tested elsewhere are slow tests.
+VARIANTS = ("NPVI-conditional", "NPVI-sites", "VNNGP-inducing")
+CASES = [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in METHODS]
+
+
+@pytest.mark.parametrize("name", CASES)
 def test_methods_train_and_predict_elsewhere(name, there):
     moved = agrees(build(name), there)
     assert to_arviz(moved, num_samples=2).posterior_predictive.sizes["draw"] == 2
