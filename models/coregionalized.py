@@ -131,7 +131,9 @@ class CoregionalizedLOO(PredictiveMethod):
         self.mixing: Any = mixing
         if mixing is None or isinstance(mixing, Tensor):
             self.mixing = scaled(self._axes if mixing is None else mixing.to(x), column_scale(y)[:, None])
-        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x, 16), seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(
+            x, first_neighbors("CoregionalizedLOO", num_neighbors, x, 16), seed=seed, metric=self.neighbor_metric()
+        )
         self.finish()
 
     @pyro_entry

@@ -154,7 +154,9 @@ class LOO(ResponseMethod):
         coded = coded_labels("LOO", likelihood, y, x.dtype)
         super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start)
         self.divergence, self.coupling = divergence, coupling
-        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x), seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(
+            x, first_neighbors("LOO", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
+        )
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             with seeded(seed, x):  # its hyperparameters may have priors

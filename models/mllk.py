@@ -75,7 +75,9 @@ class MLLk(GaussianResponseMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
-        self.graph = NearestOthers(x, first_neighbors(num_neighbors, x), seed=seed, metric=self.neighbor_metric())
+        self.graph = NearestOthers(
+            x, first_neighbors("MLLk", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
+        )
         self.finish()
 
     @pyro_entry

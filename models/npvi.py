@@ -102,7 +102,7 @@ class NPVI(VNNGP):
         seed: int = 0,
     ) -> None:
         check_inputs("NPVI", "x", x)
-        num_neighbors = first_neighbors(num_neighbors, x, 20)
+        num_neighbors = first_neighbors("NPVI", num_neighbors, x, 20)
         super().__init__(
             x,
             y,

@@ -79,7 +79,7 @@ class Vecchia(GaussianResponseMethod):
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
         self.graph = NeighborGraph(
-            x, first_neighbors(num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
+            x, first_neighbors("Vecchia", num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
         )
         self.finish()
         if num_neighbors is None:

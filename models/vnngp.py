@@ -135,7 +135,7 @@ class VNNGP(PredictiveMethod):
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
-        num_neighbors = first_neighbors(num_neighbors, z)
+        num_neighbors = first_neighbors(where, num_neighbors, z)
         self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         if learn_inducing:
             self.z = scaled(z, column_scale(x))

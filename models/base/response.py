@@ -20,7 +20,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_int, fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
@@ -39,9 +39,18 @@ _TABLE = 2**24  # entries of the table of neighbors beyond which training takes 
 TREND_POINTS = 4096
 
 
-def first_neighbors(num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS) -> int:
-    """K to build a graph with: the one given, or the usual one as long as there are as many others."""
-    return min(usual, len(x) - 1) if num_neighbors is None else num_neighbors
+def first_neighbors(
+    where: str, num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS
+) -> int:
+    """K to build a graph with: the one given, or the usual one as long as there are as many others.
+
+    Raises:
+        ValueError, TypeError: if the one given is no int >= 1.
+    """
+    if num_neighbors is None:
+        return min(usual, len(x) - 1)
+    check_int(where, "num_neighbors", num_neighbors, 1, "It is a number of points.")
+    return num_neighbors
 
 
 class ResponseMethod(PredictiveMethod):

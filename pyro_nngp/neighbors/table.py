@@ -20,6 +20,7 @@ from torch import Tensor
 from pyro_nngp._checks import (
     check_batch,
     check_callable,
+    check_choice,
     check_finite,
     check_inputs,
     check_new_inputs,
@@ -33,7 +34,7 @@ from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
-from pyro_nngp.neighbors.search.index import SearchIndex
+from pyro_nngp.neighbors.search.index import BACKENDS, SearchIndex
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class NeighborTable(torch.nn.Module):
         where = type(self).__name__
         check_inputs(where, "x", x)
         check_num_neighbors(where, num_neighbors, len(x) - 1)
+        check_choice(where, "backend", backend, BACKENDS, "Use 'auto' if in doubt.")
         if metric is not None and not isinstance(metric, Tensor):
             check_callable(where, "metric", metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
