@@ -165,10 +165,7 @@ def _digest_of_rest(file: BinaryIO) -> str:
 
 
 def _refuse(name: str, expectation: str, actual: str, cause: Exception | None = None) -> NoReturn:
-    try:
-        fail("load_checkpoint", name, expectation, actual, "Delete it, or name another path.", CheckpointError)
-    except CheckpointError as error:
-        raise error from cause
+    fail("load_checkpoint", name, expectation, actual, "Delete it, or name another path.", CheckpointError, cause)
 
 
 def _form(value: Any) -> str:

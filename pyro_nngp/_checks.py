@@ -12,10 +12,22 @@ from torch._C._functorch import is_batchedtensor
 
 
 def fail(
-    where: str, arg: str, expectation: str, actual: Any, cure: str, error: type[Exception] = ValueError
+    where: str,
+    arg: str,
+    expectation: str,
+    actual: Any,
+    cure: str,
+    error: type[Exception] = ValueError,
+    cause: Exception | None = None,
 ) -> NoReturn:
-    """Raise `error` in the house format `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`."""
-    raise error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
+    """Raise `error` in the house format `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`.
+
+    `cause` is another library's error that it explains.
+    """
+    raised = error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
+    if cause is not None:
+        raise raised from cause
+    raise raised
 
 
 def undefined(instance: Any, hook: str, kind: str, cure: str = "See docs/howto/write_a_method.md.") -> NoReturn:

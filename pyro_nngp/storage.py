@@ -182,10 +182,8 @@ class _Writer:
 
     def _refuse(self, path: str, actual: str, cause: Exception | None = None) -> NoReturn:
         cure = "Give it a name by class or def, and pass it to load(path, custom=[...])."
-        try:
-            fail(self.where, path, "to be a tensor, a number, or of a class with a name", actual, cure, ModelFileError)
-        except ModelFileError as error:
-            raise error from cause
+        expectation = "to be a tensor, a number, or of a class with a name"
+        fail(self.where, path, expectation, actual, cure, ModelFileError, cause)
 
 
 class _Reader:
@@ -313,10 +311,7 @@ def _series(of: str) -> list[str]:
 
 
 def _refuse(where: str, name: str, expectation: str, actual: str, cause: Exception | None = None) -> NoReturn:
-    try:
-        fail(where, name, expectation, actual, "Save the model again, or name another file.", ModelFileError)
-    except ModelFileError as error:
-        raise error from cause
+    fail(where, name, expectation, actual, "Save the model again, or name another file.", ModelFileError, cause)
 
 
 __all__ = ["ModelFileError", "load", "save"]
