@@ -3,6 +3,7 @@
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -14,8 +15,11 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import (
     check_callable,
+    check_int,
+    check_memory,
     check_new_inputs,
     check_number,
+    check_seed,
     fail,
     undefined,
     warn_if_coarse,
@@ -235,3 +239,12 @@ class GPMethod(DataSites):
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` are inputs like those of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
+
+    def _check_sample(self, x_new: Any, num_samples: Any, seed: Any) -> None:
+        """Raise unless ``sample`` can make so many draws at `x_new`."""
+        self._check_new("sample", x_new)
+        where = f"{type(self).__name__}.sample"
+        check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
+        if seed is not None:
+            check_seed(where, seed)
+        check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)

@@ -11,7 +11,6 @@ Cost: that of the method's moments, once or for each posterior draw; neighbors a
 L latent functions, T outputs, S draws.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
@@ -21,7 +20,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_int, check_memory, check_num_neighbors, check_seed, fail
+from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
@@ -120,12 +119,7 @@ class PredictiveMethod(LeaveOneOutMethod):
 
         Cost: once for all draws, or per draw where hyperparameters differ between draws.
         """
-        self._check_new("sample", x_new)
-        where = f"{type(self).__name__}.sample"
-        check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
-        if seed is not None:
-            check_seed(where, seed)
-        check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
+        self._check_sample(x_new, num_samples, seed)
         with seeded(seed, x_new):
             plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
             if samples is None:

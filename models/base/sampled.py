@@ -1,6 +1,5 @@
 """Predictions of a method that is sampled: mixtures and joint draws over posterior draws of all sites."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
@@ -9,7 +8,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_int, check_memory, check_seed
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
@@ -106,15 +104,10 @@ class SampledMethod(LeaveOneOutMethod):
 
         Cost: O(M^3 + P M^2 + P^3) per draw and layer.
         """
-        self._check_new("sample", x_new)
-        where = f"{type(self).__name__}.sample"
-        check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
-        if seed is not None:
-            check_seed(where, seed)
-        check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
+        self._check_sample(x_new, num_samples, seed)
         draws = []
         with seeded(seed, x_new):
-            for _, count in place_draws(where, self, samples, num_samples):
+            for _, count in place_draws(f"{type(self).__name__}.sample", self, samples, num_samples):
                 draws += [self.joint_draws(x_new) for _ in range(count)]
         return torch.stack(draws)
 
