@@ -30,10 +30,9 @@ from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows, enough_neighbors
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
 
 _FIRST_NEIGHBORS = 32
-_TRIED = 64  # points at which numbers of neighbors are compared
-_MOST_NEIGHBORS, _WORTHWHILE = 512, 0.01  # for predictions; gain in log variance that another doubling has to bring
 _MOST_TRAINING, _WORTHWHILE_TRAINING = 128, 0.1  # in training, where each step pays for it
 _TABLE = 2**24  # entries of the table of neighbors beyond which training takes no more of them
 TREND_POINTS = 4096
@@ -86,7 +85,7 @@ class ResponseMethod(PredictiveMethod):
         That of training, doubled for as long as it lowers the predictive variance of y at 64 training points, given the
         others, by more than 1 % on average; at most 512.
         """
-        return self._enough_neighbors(_MOST_NEIGHBORS, _WORTHWHILE)
+        return self._enough_neighbors(MOST_NEIGHBORS, WORTHWHILE)
 
     @pyro_entry
     @torch.no_grad()
@@ -107,7 +106,7 @@ class ResponseMethod(PredictiveMethod):
         if enough >= limit:
             return enough
         self._place_medians()
-        rows = torch.linspace(0, self.num_data - 1, min(self.num_data, _TRIED), device=self.x.device).long().unique()
+        rows = rows_to_try(self.num_data, self.x.device)
         near = self.graph.others(limit, rows)
         return enough_neighbors(lambda k: self._mean_log_variance(rows, near[:, :k]), enough, limit, worthwhile)
 

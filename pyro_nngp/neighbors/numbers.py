@@ -2,6 +2,13 @@
 
 from collections.abc import Callable
 
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; gain in log variance that another doubling has to bring
+_TRIED = 64  # points at which numbers of neighbors are compared
+
 
 def enough_neighbors(score: Callable[[int], float], first: int, most: int, worthwhile: float) -> int:
     """K, doubled from `first` up to `most` for as long as the score falls by `worthwhile` or more.
@@ -25,3 +32,8 @@ def enough_neighbors(score: Callable[[int], float], first: int, most: int, worth
             break
         enough, before = more, now
     return enough
+
+
+def rows_to_try(num_points: int, device: torch.device) -> Int[Tensor, " B"]:
+    """Some evenly spaced rows, at which numbers of neighbors are compared."""
+    return torch.linspace(0, num_points - 1, min(num_points, _TRIED), device=device).long().unique()

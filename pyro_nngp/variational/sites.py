@@ -39,11 +39,11 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.neighbors import NeighborGraph, enough_neighbors
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
 
-_PREDICTION_NEIGHBORS, _MOST_NEIGHBORS = 64, 512
-_TRIED, _WORTHWHILE = 64, 0.01  # points at which numbers of neighbors are compared; gain that a doubling has to bring
+_PREDICTION_NEIGHBORS = 64
 _NO_PRECISION = 1e-6  # of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances identify a kernel
@@ -246,18 +246,18 @@ class GaussianSites(GPModule):
         leave of the prior's, by more than 1 % on average.
         """
         kernel, graph, _, jitter, _ = self._prior
-        first, most = max(_PREDICTION_NEIGHBORS, graph.num_neighbors), min(_MOST_NEIGHBORS, graph.num_points - 1)
+        first, most = max(_PREDICTION_NEIGHBORS, graph.num_neighbors), min(MOST_NEIGHBORS, graph.num_points - 1)
         if first >= most or not bool(self.solved):
             return min(graph.num_points, first)
         cov, x = bind_double(kernel, graph.x.dtype), graph.x.double()  # many neighbors and no noise: ill-conditioned
-        rows = torch.linspace(0, len(x) - 1, min(len(x), _TRIED), device=x.device).long().unique()
+        rows = rows_to_try(len(x), x.device)
         near = graph.others(most, rows)
 
         def score(k: int) -> float:
             left = graph_conditional(cov, x[rows], x, near[:, :k], jitter=jitter)[1]
             return float((self.variance[..., rows] + left).log().mean())
 
-        return enough_neighbors(score, first, most, _WORTHWHILE)
+        return enough_neighbors(score, first, most, WORTHWHILE)
 
     @pyro_entry
     def moments(
