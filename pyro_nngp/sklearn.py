@@ -40,7 +40,7 @@ class _NearestNeighborGP(BaseEstimator):
     def __init__(
         self,
         *,
-        method: Method,
+        method: Method = "vnngp",
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         num_neighbors: int | None = None,
@@ -58,7 +58,7 @@ class _NearestNeighborGP(BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def _train(self, x: NDArray, y: NDArray, likelihood: Likelihood | None, start: Any = None) -> None:
+    def _train(self, x: NDArray, y: NDArray, start: Any = None) -> None:
         """Build the method on the data and train it until convergence."""
         where = type(self).__name__
         check_choice(where, "method", self.method, _METHODS)
@@ -70,17 +70,21 @@ class _NearestNeighborGP(BaseEstimator):
             options["num_neighbors"] = self.num_neighbors
         inputs = torch.tensor(x, dtype=torch.float64, device=self.device)
         targets = torch.tensor(y, dtype=torch.float64, device=self.device)
-        kernel = copy.deepcopy(self.kernel) if start is None else None
-        likelihood = copy.deepcopy(likelihood) if start is None else None
+        parts = (self.kernel, self._likelihood()) if start is None else (None, None)
+        kernel, likelihood = copy.deepcopy(parts)
         method = getattr(models, _METHODS[self.method])
         self.gp_ = method(inputs, targets, kernel, likelihood, start=start, seed=seed, **options)
         self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
 
-    def _extend(self, x: NDArray, y: NDArray, likelihood: Likelihood | None) -> None:
+    def _likelihood(self) -> Likelihood | None:
+        """What the method is built with: the user's, or the one that suits the targets."""
+        return self.likelihood
+
+    def _extend(self, x: NDArray, y: NDArray) -> None:
         """Train on the data so far and new rows, from the hyperparameters found so far."""
         before = self.gp_
         x = np.concatenate([before.x.cpu().numpy(), x])
-        self._train(x, np.concatenate([before.y.cpu().numpy(), y]), likelihood, before)
+        self._train(x, np.concatenate([before.y.cpu().numpy(), y]), before)
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -144,7 +148,55 @@ class _NearestNeighborGP(BaseEstimator):
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 
-class NNGPRegressor(RegressorMixin, _NearestNeighborGP):
+class _Regressor(RegressorMixin, _NearestNeighborGP):
+    """What the estimators of numbers and of counts share."""
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    @property
+    def kernel_(self) -> Any:
+        """The trained kernel."""
+        check_is_fitted(self)
+        return self.gp_.kernel
+
+    @property
+    def noise_(self) -> float:
+        """Variance of the noise."""
+        check_is_fitted(self)
+        if not isinstance(self.gp_.likelihood, Gaussian):
+            raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
+        return float(self.gp_.likelihood.variance.detach())
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
+        """Train on X (N, D) and y (N,) or (N, T)."""
+        x, targets = self._data(X, y, reset=True)
+        self._train(x, targets)
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
+        """Append rows and train further, from the hyperparameters found so far."""
+        if not hasattr(self, "gp_"):
+            return self.fit(X, y)
+        self._extend(*self._data(X, y, reset=False))
+        return self
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> NDArray | tuple[NDArray, NDArray]:
+        """Predictive mean of y at X, (P,) or (P, T); with `return_std` also its standard deviation, noise included."""
+        found = self._predictive(X)
+        mean = found.mean.movedim(-1, 0).cpu().numpy()
+        return (mean, found.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
+
+    def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
+        x, targets = validate_data(
+            self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        return x, np.asarray(targets, dtype=np.float64)
+
+
+class NNGPRegressor(_Regressor):
     """Regression with a nearest-neighbor Gaussian process, one output or several.
 
     Args:
@@ -191,52 +243,8 @@ class NNGPRegressor(RegressorMixin, _NearestNeighborGP):
             random_state=random_state,
         )
 
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
-    @property
-    def kernel_(self) -> Any:
-        """The trained kernel."""
-        check_is_fitted(self)
-        return self.gp_.kernel
-
-    @property
-    def noise_(self) -> float:
-        """Variance of the noise."""
-        check_is_fitted(self)
-        if not isinstance(self.gp_.likelihood, Gaussian):
-            raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
-        return float(self.gp_.likelihood.variance.detach())
-
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPRegressor":
-        """Train on X (N, D) and y (N,) or (N, T)."""
-        x, targets = self._data(X, y, reset=True)
-        self._train(x, targets, self.likelihood)
-        return self
-
-    def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPRegressor":
-        """Append rows and train further, from the hyperparameters found so far."""
-        if not hasattr(self, "gp_"):
-            return self.fit(X, y)
-        self._extend(*self._data(X, y, reset=False), self.likelihood)
-        return self
-
-    def predict(self, X: ArrayLike, return_std: bool = False) -> NDArray | tuple[NDArray, NDArray]:
-        """Predictive mean of y at X, (P,) or (P, T); with `return_std` also its standard deviation, noise included."""
-        found = self._predictive(X)
-        mean = found.mean.movedim(-1, 0).cpu().numpy()
-        return (mean, found.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
-
-    def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
-        x, targets = validate_data(
-            self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
-        return x, np.asarray(targets, dtype=np.float64)
-
-
-class NNGPCountRegressor(NNGPRegressor):
+class NNGPCountRegressor(_Regressor):
     """Regression of counts on a nearest-neighbor Gaussian process by a log link.
 
     Args:
@@ -251,39 +259,13 @@ class NNGPCountRegressor(NNGPRegressor):
         ValueError, TypeError: for malformed data or arguments, and for what are not counts.
     """
 
-    def __init__(
-        self,
-        *,
-        method: Method = "vnngp",
-        kernel: Any = None,
-        likelihood: Likelihood | None = None,
-        num_neighbors: int | None = None,
-        method_options: Mapping[str, Any] | None = None,
-        fit_options: Mapping[str, Any] | None = None,
-        device: Any = None,
-        random_state: Any = 0,
-    ) -> None:
-        super().__init__(
-            method=method,
-            kernel=kernel,
-            likelihood=likelihood,
-            num_neighbors=num_neighbors,
-            method_options=method_options,
-            fit_options=fit_options,
-            device=device,
-            random_state=random_state,
-        )
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPCountRegressor":
-        """Train on X (N, D) and counts y (N,) or (N, T)."""
-        x, targets = self._data(X, y, reset=True)
-        self._train(x, targets, NegativeBinomial() if self.likelihood is None else self.likelihood)
-        return self
+    def _likelihood(self) -> Likelihood:
+        return NegativeBinomial() if self.likelihood is None else self.likelihood
 
 
 class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
@@ -304,29 +286,6 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
 
     classes_: NDArray
 
-    def __init__(
-        self,
-        *,
-        method: Method = "vnngp",
-        kernel: Any = None,
-        likelihood: Likelihood | None = None,
-        num_neighbors: int | None = None,
-        method_options: Mapping[str, Any] | None = None,
-        fit_options: Mapping[str, Any] | None = None,
-        device: Any = None,
-        random_state: Any = 0,
-    ) -> None:
-        super().__init__(
-            method=method,
-            kernel=kernel,
-            likelihood=likelihood,
-            num_neighbors=num_neighbors,
-            method_options=method_options,
-            fit_options=fit_options,
-            device=device,
-            random_state=random_state,
-        )
-
     def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPClassifier":
         """Train on X (N, D) and labels y (N,) of any kind."""
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
@@ -334,7 +293,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
-        self._train(x, numbers, self._default_likelihood())
+        self._train(x, numbers)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
@@ -346,7 +305,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         if len(unknown):
             where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
             fail(where, "y", f"of the classes {self.classes_.tolist()}", unknown.tolist(), cure)
-        self._extend(x, np.searchsorted(self.classes_, labels), self._default_likelihood())
+        self._extend(x, np.searchsorted(self.classes_, labels))
         return self
 
     def predict_proba(self, X: ArrayLike) -> NDArray:
@@ -360,7 +319,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         probs = self.predict_proba(X)
         return self.classes_[probs.argmax(-1)]
 
-    def _default_likelihood(self) -> Likelihood:
+    def _likelihood(self) -> Likelihood:
         if self.likelihood is not None:
             return self.likelihood
         return Bernoulli() if len(self.classes_) == 2 else Categorical(len(self.classes_))
