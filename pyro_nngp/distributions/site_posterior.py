@@ -31,18 +31,18 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
 
-class SitePosterior(TorchDistribution):
+class SitePosterior(Expandable):
     r"""A nearest-neighbor prior times Gaussian sites.
 
     Draws over all points are exact and joint. While gradients are recorded, and for a batch, they are independent draws
@@ -63,6 +63,7 @@ class SitePosterior(TorchDistribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
     has_rsample = True
+    batched = ("target", "precision", "loc", "_variance")
 
     def __init__(
         self,
@@ -80,17 +81,6 @@ class SitePosterior(TorchDistribution):
             fail("SitePosterior", "target, precision, loc, variance", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc, self._variance = prior, target, precision, loc, variance
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "SitePosterior":
-        """The same distribution with a broadcast batch shape."""
-        new = self._get_checked_instance(SitePosterior, _instance)
-        shape = torch.Size(batch_shape) + self.event_shape
-        new.prior = self.prior
-        new.target, new.precision = self.target.expand(shape), self.precision.expand(shape)
-        new.loc, new._variance = self.loc.expand(shape), self._variance.expand(shape)
-        super(SitePosterior, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:

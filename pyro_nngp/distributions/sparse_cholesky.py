@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pyro.distributions import Normal, TorchDistribution
+from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.neighbors import distinct_rows
@@ -32,7 +33,7 @@ from pyro_nngp.neighbors import distinct_rows
 _INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
 
 
-class SparseCholeskyNormal(TorchDistribution):
+class SparseCholeskyNormal(Expandable):
     r"""Multivariate normal with mean m and covariance :math:`R R^\top`, R sparse and triangular in some ordering.
 
     Args:
@@ -53,6 +54,7 @@ class SparseCholeskyNormal(TorchDistribution):
     arg_constraints = {"loc": constraints.real_vector, "scale": constraints.independent(constraints.positive, 1)}
     support = constraints.real_vector
     has_rsample = True
+    batched = ("loc", "scale", "weights")
 
     def __init__(
         self,
@@ -82,17 +84,6 @@ class SparseCholeskyNormal(TorchDistribution):
         self.weights = torch.where(pattern >= 0, weights, 0.0)
         self._drawn: tuple[Tensor, Tensor] | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "SparseCholeskyNormal":
-        """The same distribution with a broadcast batch shape."""
-        new = self._get_checked_instance(SparseCholeskyNormal, _instance)
-        shape = torch.Size(batch_shape) + self.event_shape
-        new.loc, new.scale = self.loc.expand(shape), self.scale.expand(shape)
-        new.weights = self.weights.expand(shape + self.weights.shape[-1:])
-        new.pattern, new.rows, new.targets, new._drawn = self.pattern, self.rows, self.targets, None
-        super(SparseCholeskyNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:
