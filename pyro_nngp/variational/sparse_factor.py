@@ -41,9 +41,10 @@ from torch import Tensor
 
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
 _SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
-_DELAY, _GAIN = 8, 1e-6
+_MISSING = 2e-6  # energy of a long column, relative to that of the solution: 1e-6 nats
 
 
 class FactorLimits(NamedTuple):
@@ -102,7 +103,7 @@ class FactorOptimum:
             for systems, members, slots in self._supports.systems(short, precision, rows):
                 _by_cholesky(systems, members, slots, tau, scale, entries)
             for column in long.tolist():
-                unfinished += _by_gradients(
+                unfinished += not _by_gradients(
                     precision, rows, *self._supports.one(column), tau, scale, entries, self._limits.max_iterations
                 )
         if unfinished:
@@ -141,32 +142,22 @@ def _by_gradients(
     scale: Tensor,
     entries: Tensor,
     max_iterations: int,
-) -> int:
-    """Set one column, with support (S,), itself last, and places (S - 1,); for how many latents it did not suffice."""
-    prior = precision[np.searchsorted(rows, members)][:, members]
-    own, unfinished = prior.diagonal(), 0
-    for tau_l, scale_l, entries_l in zip(*(t.view(-1, t.shape[-1]) for t in (tau, scale, entries)), strict=True):
-        added = tau_l[members].cpu().numpy()
-        x, residual, direction = np.zeros((3, len(members)))
-        gains: list[float] = []
-        residual[-1], before = 1.0, np.inf
-        while len(gains) < max_iterations:
-            scaled = residual / (own + added)
-            strength = residual @ scaled
-            if not strength or (len(gains) > _DELAY and sum(gains[-_DELAY:]) < 2 * _GAIN * x[-1]):
-                break
-            direction = scaled + strength / before * direction
-            image = prior @ direction + added * direction
-            step, before = strength / (direction @ image), strength
-            x += step * direction
-            residual -= step * image
-            gains.append(step * strength)  # of x_c
-        else:
-            unfinished += 1
-        found = torch.from_numpy(x / np.sqrt(x[-1])).to(tau_l)
-        scale_l[members[-1]] = found[-1]
-        entries_l[slots] = found[:-1]
-    return unfinished
+) -> bool:
+    """Set one column, with support (S,), itself last, and places (S - 1,); return whether iterations sufficed."""
+    prior, added = precision[np.searchsorted(rows, members)][:, members], tau[..., members].cpu()
+    right = torch.zeros_like(added)
+    right[..., -1] = 1.0
+
+    def product(z: Tensor) -> Tensor:
+        image = prior @ z.reshape(-1, len(members)).numpy().T
+        return torch.from_numpy(image.T).reshape(z.shape) + added * z
+
+    diagonal = torch.from_numpy(prior.diagonal()) + added
+    x, left = conjugate_gradients(product, right, None, diagonal, _MISSING, max_iterations, energy=True)
+    found = (x / x[..., -1:].sqrt()).to(tau)
+    scale[..., members[-1]] = found[..., -1]
+    entries[..., slots] = found[..., :-1]
+    return left <= _MISSING
 
 
 class _Supports:
