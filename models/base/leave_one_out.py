@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_batch, fail
+from pyro_nngp._checks import check_batch, fail, undefined
 from pyro_nngp.hyperparameters import place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.likelihoods import Likelihood
@@ -121,8 +121,7 @@ class LeaveOneOutMethod(GPMethod):
             num_neighbors: neighbors of each datum; None is the method's own choice.
             sampled: whether hyperparameters come from posterior draws of the model, in place of the guide.
         """
-        where, cure = f"{type(self).__name__}.loo", "Define it, or score held-out data."
-        fail(where, "leave_one_out", "to be defined by the method", "nothing", cure, NotImplementedError)
+        undefined(self, "leave_one_out", "method", "Define it for loo, or score held-out data.")
 
     def scores(self, rows: Tensor, moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Densities:
         """Log densities of y at some rows from the means and variances of f at all of them, each given the others.
