@@ -30,7 +30,9 @@ class RandomStream:
         _GENERATORS.acquire()
         self._outside.append(self._states())
         if self._here is None:
-            torch.manual_seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)  # torch.manual_seed would seed all other devices, too
+            for device in self._devices:
+                torch.cuda.default_generators[device].manual_seed(self._seed)
         else:
             self._set(self._here)
 
