@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.signal import lombscargle
 from torch import Tensor, nn
 
 from pyro_nngp.hyperparameters import freeze
@@ -105,5 +104,7 @@ def _period(column: Tensor, obs: Tensor | None) -> Tensor:
         return column.new_tensor(span / 4 or 1.0)
     values = obs[0, :1024].cpu().numpy()
     frequencies = np.linspace(2, max(3, len(np.unique(t)) // 4), 2048) / span
+    from scipy.signal import lombscargle  # takes half a second to import, and few kernels have periods
+
     power = lombscargle(t, values - values.mean(), 2 * np.pi * frequencies)
     return column.new_tensor(1 / frequencies[power.argmax()])
