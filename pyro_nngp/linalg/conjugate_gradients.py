@@ -4,8 +4,8 @@ The iterations minimize the energy :math:`\tfrac12 z^\top A z - b^\top z`, and e
 last eight of these sum to an estimate, from below, of the energy that was missing eight iterations ago
 (Strakoš and Tichý 2002).
 
-Differs from ``scipy.sparse.linalg.cg``: torch tensors on any device, right-hand sides in a batch that may each have
-a system of their own, and a stop by energy. Cost: one product per iteration.
+Differs from ``scipy.sparse.linalg.cg``: torch tensors on any device, a batch of right-hand sides, each of which may
+have a different system, and a stopping rule by energy. Cost: one product per iteration.
 """
 
 import math
@@ -36,16 +36,16 @@ def conjugate_gradients(
     """Solve A z = right for positive definite A.
 
     Args:
-        product: z to A z, for all right-hand sides at once.
+        product: maps z to A z, for all right-hand sides at once.
         right: right-hand sides, in double precision.
         start: z to start from; None is zero.
-        diagonal: positive, the preconditioner, such as the diagonal of A; None is the identity.
+        diagonal: positive diagonal preconditioner, such as the diagonal of A; None is the identity.
         tolerance: on the norm of the residual relative to `size`, or on the missing energy.
-        max_iterations: at most so many.
-        norm: of residuals, (*L, N) to (*L); None is the Euclidean one.
+        max_iterations: largest number of iterations.
+        norm: norm of residuals, (*L, N) to (*L); None is the Euclidean norm.
         size: None is the norm of the right-hand side.
-        every: iterations between looks at the residual, where its norm is expensive.
-        halving: whether to stop where the residual is not half of what it was at the look before.
+        every: iterations between checks of the residual, for a norm that is expensive.
+        halving: whether to stop when the residual has not halved since the last check.
         energy: whether the tolerance is on the energy missing at z relative to that of the solution, in place of the
             residual; from a start at zero only.
 
