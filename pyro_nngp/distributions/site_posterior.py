@@ -13,14 +13,14 @@ sites is that of a response model with known noise (Vecchia 1988; :class:`~pyro_
    - \log N\big(t_j \mid w_j^\top t_{n(j)},\; v_j + \tau_j^{-1}\big) \Big],
 
 w and v from :mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`1 / \tau` on the neighbors. It is a sum
-over points that needs no more of q than the marginals at the points themselves. At the optimal sites the likelihood
+over points that involves only the marginals of q at the points themselves. At the optimal sites the likelihood
 cancels the first term to first order, and the gradient with respect to the prior is that of the evidence:
 hyperparameters are learned as with the full Gaussian q (Khan and Lin 2017; Adam, Chang, Khan and Solin 2021), which a
 mean-field q cannot do.
 
 The evidence is that of the sites under Vecchia's approximation of the *observations*; with K = N-1 it is exact. With
-less, it is one of the two approximations that share the exact Gaussian process as their limit, and not the normalizer
-of the sparse prior to the last digit.
+smaller K, it approximates the same exact Gaussian process, but is not exactly the normalizer of the sparse prior times
+the sites.
 
 Cost: O(B K^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a
 batch and its neighbors, S batch dimensions (latent functions).
@@ -47,7 +47,7 @@ class SitePosterior(Expandable):
 
     Draws over all points are exact and joint. While gradients are recorded, and for a batch, they are independent draws
     of the marginals: an ELBO needs no more, since the prior cancels between model and guide. Densities of single values
-    on a batch are up to a term of the prior that cancels likewise.
+    on a batch are up to a term of the prior that cancels in the same way.
 
     Args:
         prior: p(u), over all points or a batch.
