@@ -150,7 +150,7 @@ def test_a_box_is_a_base():
 @pytest.mark.parametrize("prior", [Flat(M, D), Strauss(normal()), Determinantal(RBF(D), normal())])
 def test_unnormalized_densities_have_no_draws(prior):
     with pytest.raises(
-        NotImplementedError, match=r"expected a prior that is sampled from .* Start chains with a value"
+        NotImplementedError, match=r"expected a prior that is sampled from .* Start chains at given values"
     ):
         prior.sample()
 
