@@ -80,7 +80,7 @@ areas = 100 * (draws > high).mean(["north", "east"])
 alone = 100 * (above[::4, ::4] * (1 - above[::4, ::4])).sum() ** 0.5 / coarse.size
 known = 100 * float((coarse > high).mean())
 print(
-    f"land above {high:.0f} m: {float(areas.mean()):.1f} % ± {2 * float(areas.std()):.2f} (2 sd); in truth {known:.1f} %"
+    f"land above {high:.0f} m: {float(areas.mean()):.1f} % ± {2 * float(areas.std()):.2f} (2 sd), truth {known:.1f} %"
 )
 print(f"were the cells independent, 2 sd would be {2 * float(alone):.2f}")
 
