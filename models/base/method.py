@@ -54,9 +54,9 @@ class GPMethod(DataSites):
     predictions are in :mod:`pyro_nngp.models.base.predictive`.
 
     Args:
-        x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
-            use in a larger program.
+        x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions, of any of these kinds; None where
+            the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Hyperparameters that were left unset start from the data
             (:mod:`pyro_nngp.models.base.starts`).
@@ -73,6 +73,7 @@ class GPMethod(DataSites):
 
     Attributes:
         x, y: the data, as buffers.
+        columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         latent_shape: () for one latent function, (L,) for several.
         generative: whether draws of y from ``model`` are from the prior predictive distribution; else they are given
             the data of the neighbors.
@@ -86,6 +87,8 @@ class GPMethod(DataSites):
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
+    columns: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
 
     def __init__(
         self,
