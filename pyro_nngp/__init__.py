@@ -10,7 +10,18 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyro_nngp import data, distributions, inference, kernels, likelihoods, maps, models, neighbors, variational
+    from pyro_nngp import (
+        data,
+        distributions,
+        inference,
+        kernels,
+        likelihoods,
+        maps,
+        models,
+        neighbors,
+        plots,
+        variational,
+    )
     from pyro_nngp.distributions import NNGP, NNGPReparam
     from pyro_nngp.inference import fit, to_arviz
     from pyro_nngp.maps import predict_grid
@@ -29,6 +40,7 @@ _PACKAGES = (
     "maps",
     "models",
     "neighbors",
+    "plots",
     "variational",
 )
 _HOME = {
@@ -65,6 +77,7 @@ __all__ = [
     "maps",
     "models",
     "neighbors",
+    "plots",
     "predict_grid",
     "to_arviz",
     "variational",

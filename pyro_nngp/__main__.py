@@ -18,7 +18,7 @@ import xarray
 from pyro_nngp import fit, likelihoods, models
 from pyro_nngp.data import lon_lat
 from pyro_nngp.maps import predict_grid
-from pyro_nngp.maps.plots import plot_map
+from pyro_nngp.plots import plot_map
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = (
     "pyro_nngp._checks",
     "pyro_nngp._files",
+    "pyro_nngp._matplotlib",
     "pyro_nngp._memory",
     "pyro_nngp._random",
     "pyro_nngp.native",
@@ -36,11 +37,7 @@ LAYERS = (
     "pyro_nngp.storage",
 )
 
-ON_TOP = (
-    "pyro_nngp.__main__",
-    "pyro_nngp.maps",
-    "pyro_nngp.sklearn",
-)  # use models and inference; nothing else imports them
+ON_TOP = tuple(f"pyro_nngp.{name}" for name in ("__main__", "maps", "plots", "sklearn"))  # of models and inference
 
 
 def sources():

@@ -13,6 +13,7 @@ import os
 import time
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pandas as pd
 import xarray as xr
 
@@ -56,6 +57,18 @@ print(f"{truth.size:,} cells in {time.perf_counter() - start:.1f} s")
 print(found)
 
 # %% [markdown]
+# ## What was learned?
+# Half the squared difference of pairs of stations, and what the model says it is; the neighbors that three stations are
+# conditioned on; and the height along a line to the east, averaged over the stations.
+
+# %%
+panels = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")[1]
+nngp.plots.plot_variogram(gp, max_distance=4, ax=panels[0])
+nngp.plots.plot_neighbors(gp.graph, ax=panels[1])
+nngp.plots.plot_dependence(gp, "east", ax=panels[2])
+panels[0].figure.savefig(args.out / "learned.png", dpi=90)
+
+# %% [markdown]
 # ## Is it right?
 # All cells but the stations are new to the model.
 
@@ -85,7 +98,7 @@ print(
 print(f"were the cells independent, 2 sd would be {2 * float(alone):.2f}")
 
 # %%
-axes = nngp.maps.plot_map(found, stations[["east", "north"]].to_numpy())
+axes = nngp.plots.plot_map(found, stations[["east", "north"]].to_numpy())
 for axis in axes:
     axis.set_aspect("equal")
 axes[0].figure.savefig(args.out / "map.png", dpi=110)

@@ -27,6 +27,7 @@ from pyro_nngp._checks import (
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters import (
     HyperparameterGuide,
+    freeze,
     pyro_entry,
     release,
     scaled,
@@ -159,6 +160,16 @@ class GPMethod(DataSites):
             return self.metric
         self.hyper_guide.median()
         return neighbor_metric(self.kernel, self.x)
+
+    @pyro_entry
+    @torch.no_grad()
+    def at_medians(self) -> tuple[Any, Any, Any]:
+        """Copies of kernel, likelihood and mean function whose hyperparameters are numbers; those with priors, medians.
+
+        They serve outside of Pyro, to plot a covariance function for instance.
+        """
+        self.hyper_guide.median()
+        return freeze(self.kernel), freeze(self.likelihood), freeze(self.mean)
 
     def finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""

@@ -2,22 +2,29 @@
 
 import sys
 
-import matplotlib
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
-matplotlib.use("Agg")
+import pyro_nngp as nngp
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.maps import predict_grid
+from pyro_nngp.plots import plot_map
 
-from matplotlib import pyplot
 
-from pyro_nngp.maps import plot_map, predict_grid
+@pytest.fixture
+def axes():
+    return {"east": np.linspace(0, 1, 7), "north": np.linspace(0, 1, 5)}
 
 
-@pytest.fixture(autouse=True)
-def closed():
-    yield
-    pyplot.close("all")
+@pytest.fixture
+def gp():
+    x = torch.rand(80, 2, dtype=torch.float64)
+    gp = nngp.Vecchia(x, torch.sin(6 * x[:, 0]), Matern52(2, 1.0, 0.3), Gaussian(0.01), num_neighbors=8)
+    gp.columns = ("east", "north")
+    return gp
 
 
 def test_mean_and_sd_side_by_side_with_the_places(gp, axes):

@@ -1,8 +1,9 @@
-"""Pictures of maps. Matplotlib is imported by the first that needs it."""
+"""Pictures of maps."""
 
 from typing import TYPE_CHECKING, Any
 
 from pyro_nngp._checks import fail
+from pyro_nngp._matplotlib import pyplot as pyplot_of
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -23,18 +24,7 @@ def plot_map(found: "Dataset", places: Any = None) -> Any:
         ValueError: for a grid of more dimensions, or several outputs.
         ImportError: without matplotlib.
     """
-    try:
-        from matplotlib import pyplot
-    except ImportError as error:
-        fail(
-            "plot_map",
-            "matplotlib",
-            "to be installed",
-            "no such package",
-            "pip install matplotlib.",
-            ImportError,
-            error,
-        )
+    pyplot = pyplot_of("plot_map")
     has_classes = "probability" in found
     panels = list(found["probability"]) if has_classes else [found["mean"], found["sd"]]
     names = [f"probability of {number}" for number in range(len(panels))] if has_classes else ["mean", "sd"]
