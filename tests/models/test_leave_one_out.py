@@ -16,11 +16,14 @@ from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia, swsgp
 from pyro_nngp.models.base import PredictiveMethod
 from pyro_nngp.variational import leave_one_out
-from pyro_nngp.variational.leave_one_out import without_site
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 N = 200
+
+
 DTYPE = torch.float64
+
+
 NOISE = 0.1
 
 
@@ -313,13 +316,6 @@ def test_deep_bsgp_is_given_inducing_values(problem):
     found = gp.loo(samples=draws)
     assert found.shape == (2, 30)
     assert gp.loo_kind.startswith("given")
-
-
-def test_cavity_undoes_conditioning():
-    prior_loc, prior_var, target, precision = (torch.tensor(v, dtype=DTYPE) for v in (0.3, 1.7, -0.4, 2.5))
-    var = 1 / (1 / prior_var + precision)
-    loc = var * (prior_loc / prior_var + precision * target)
-    torch.testing.assert_close(without_site(loc, var, target, precision), (prior_loc, prior_var), rtol=1e-12, atol=0)
 
 
 def test_refusals(problem):
