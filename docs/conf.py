@@ -2,8 +2,10 @@
 
 import hashlib
 import importlib.metadata
+import importlib.resources
 import os
 import re
+import shutil
 from pathlib import Path
 
 from docutils import nodes
@@ -74,6 +76,8 @@ napoleon_attr_annotations = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
+toc_object_entries_show_parents = "hide"
+mathjax_path = "mathjax.js"  # of the site itself, which needs no network; see copy_mathjax
 intersphinx_mapping: dict[str, tuple[str, None]] = {}  # links to other projects' pages need the network
 
 html_theme = "pydata_sphinx_theme"
@@ -84,6 +88,7 @@ html_theme_options = {
     "show_toc_level": 2,
     "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
+    "navbar_align": "left",
     "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
@@ -91,9 +96,17 @@ html_theme_options = {
 html_context = {"default_mode": "light"}
 
 
-def escape_shapes(app, what, name, obj, options, lines):
-    """Shapes such as (*L, N) in docstrings are no emphasis."""
+def escape_signs(app, what, name, obj, options, lines):
+    """Shapes such as (*L, N) in docstrings are no emphasis, attributes such as gp_ no links."""
     lines[:] = [re.sub(r"(?<![\\*`])\*(?=[A-Za-z]+[,) ])", r"\\*", line) for line in lines]
+    if name.startswith("pyro_nngp.sklearn."):
+        lines[:] = [re.sub(r"(?<=[a-z])_(?=[,:])", r"\\_", line) for line in lines]
+
+
+def shorten_arrays(app, what, name, obj, options, signature, returns):
+    """NumPy's ArrayLike under its name, not spelled out."""
+    found = re.sub(r"[~\w.]*_?Buffer \| .*?_NestedSequence\[complex \| bytes \| str\]", "ArrayLike", signature or "")
+    return found or signature, returns
 
 
 def add_title(app, name, source):
@@ -114,8 +127,19 @@ def copy_thumbnails(app, exception):
             picture.quantize(64).save(folder / f"{Path(name).name}.png", optimize=True)
 
 
+def copy_mathjax(app):
+    """One file, with its fonts as outlines; pages without formulas do not load it."""
+    folder = Path(app.outdir, "_static")
+    folder.mkdir(parents=True, exist_ok=True)
+    source = importlib.resources.files("mathjax").joinpath("static/mathjax/es5/tex-svg.js")
+    with importlib.resources.as_file(source) as path:
+        shutil.copyfile(path, folder / mathjax_path)
+
+
 def setup(app):
     """Connect the hooks of this file."""
-    app.connect("autodoc-process-docstring", escape_shapes, priority=400)  # before napoleon, which comes at 500
+    app.connect("autodoc-process-docstring", escape_signs, priority=400)  # before napoleon, which comes at 500
+    app.connect("autodoc-process-signature", shorten_arrays)
     app.connect("source-read", add_title)
+    app.connect("builder-inited", copy_mathjax)
     app.connect("build-finished", copy_thumbnails)
