@@ -12,7 +12,8 @@ from torch.distributions import constraints
 from pyro_nngp._checks import check_tensor, fail
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
-"""A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
+"""A positive value (it becomes a ``PyroParam``), or what is taken as it is: a ``PyroParam``, a ``PyroSample``, a tensor
+with a gradient."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -27,6 +28,9 @@ class Unset(PyroParam):
 
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
     """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
+
+    A tensor that a program has drawn or computed, such as ``pyro.sample("lengthscale", ...)`` in a model that builds
+    its kernel, stays as it is: a parameter would cut its gradient off.
 
     Args:
         where: name of the class, for the error message.
@@ -48,6 +52,8 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
+    if tensor.grad_fn is not None:
+        return tensor
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 
 
