@@ -6,6 +6,7 @@ from typing import Any, TypeAlias, TypeVar
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import constraints
 
@@ -13,7 +14,7 @@ from pyro_nngp._checks import check_tensor, fail
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 """A positive value (it becomes a ``PyroParam``), or what is taken as it is: a ``PyroParam``, a ``PyroSample``, a tensor
-with a gradient."""
+of a running program."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -29,8 +30,8 @@ class Unset(PyroParam):
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
     """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
 
-    A tensor that a program has drawn or computed, such as ``pyro.sample("lengthscale", ...)`` in a model that builds
-    its kernel, stays as it is: a parameter would cut its gradient off.
+    A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can draw a lengthscale
+    and build its kernel from it; a parameter would cut the gradient off and take the name of the site.
 
     Args:
         where: name of the class, for the error message.
@@ -44,6 +45,8 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     """
     if isinstance(value, PyroParam | PyroSample):
         return value
+    if isinstance(value, Tensor) and (am_i_wrapped() or value.grad_fn is not None):
+        return value  # also where a trajectory of a sampler has gone to infinity: it will be rejected
     cure = "Pass a float or a float tensor."
     if isinstance(value, Tensor):
         check_tensor(where, arg, value)
@@ -52,8 +55,6 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
-    if tensor.grad_fn is not None:
-        return tensor
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 
 

@@ -88,7 +88,7 @@ def test_a_prior_belongs_to_one_method():
     kernel = Matern32(1, lengthscale=PyroSample(dist.LogNormal(0.0, 1.0)))
     first = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
     second = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
-    samples = {"kernel.lengthscale": torch.ones(2)}
+    samples = {"lengthscale": torch.ones(2)}
     for call in (first.model, first.guide, lambda: first(X), lambda: first.predict(X, samples=samples)):
         with pytest.raises(ValueError, match=r"expected the prior of 'lengthscale' in one method alone.*deepcopy"):
             call()
@@ -252,16 +252,21 @@ def test_nuts_samples_a_lengthscale_of_a_kernel_that_the_model_builds():
 
     def model(kernel=None):
         if kernel is None:
-            lengthscale = pyro.sample("kernel.lengthscale", dist.LogNormal(torch.zeros((), dtype=x.dtype), 1.0))
+            lengthscale = pyro.sample("lengthscale", dist.LogNormal(torch.zeros((), dtype=x.dtype), 1.0))
             kernel = Matern32(2, lengthscale=lengthscale)
         pyro.sample("f", NNGP(kernel, graph), obs=f)
 
-    own = Matern32(2).double().named("kernel")
+    own = Matern32(2).double()
     own.lengthscale = PyroSample(dist.LogNormal(torch.zeros((), dtype=x.dtype), 1.0))
-    start = {"kernel.lengthscale": torch.tensor(0.3, dtype=torch.float64)}
+    start = {"lengthscale": torch.tensor(0.3, dtype=torch.float64)}
     gradients = []
     for kernel in (None, own):
         _, potential, transforms, _ = initialize_model(model, (kernel,))
         z = {key: transforms[key](value) for key, value in start.items()}
-        gradients.append(potential_grad(potential, z)[0]["kernel.lengthscale"])
+        gradients.append(potential_grad(potential, z)[0]["lengthscale"])
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_draw_out_of_range_is_for_the_sampler_to_reject():
+    lengthscale = torch.tensor(1000.0, requires_grad=True).exp()
+    assert Matern32(2, lengthscale=lengthscale).lengthscale.isinf()
