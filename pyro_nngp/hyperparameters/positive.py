@@ -30,8 +30,8 @@ class Unset(PyroParam):
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
     """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
 
-    A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can draw a lengthscale
-    and build its kernel from it; a parameter would cut the gradient off and take the name of the site.
+    A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can build its kernel
+    from what it draws; a parameter would cut the gradient off and take the name of the site.
 
     Args:
         where: name of the class, for the error message.
