@@ -134,14 +134,16 @@ def add_title(app, name, source):
 
 
 def copy_thumbnails(app, exception):
-    """The last figure of each tutorial is its picture in the gallery; without execution the committed ones stay."""
+    """The last figure of each tutorial (the first of the demonstration, a map) is its picture in the gallery; without
+    execution the committed ones stay."""
     folder = Path(app.outdir, "_static/thumbnails")
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(name for name in app.env.found_docs if name.startswith("tutorials/")) if not exception else ():
         images = [node["uri"] for node in app.env.get_doctree(name).findall(nodes.image)]
         if images:
-            picture = Image.open(Path(app.srcdir, images[-1])).convert("RGB")
-            picture.thumbnail((640, 640))
+            chosen = images[0] if name == "tutorials/demo" else images[-1]
+            picture = Image.open(Path(app.srcdir, chosen)).convert("RGB")
+            picture.thumbnail((960, 640))
             picture.quantize(64).save(folder / f"{Path(name).name}.png", optimize=True)
 
 
