@@ -19,6 +19,7 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -49,10 +50,14 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ModelFileError: if the model holds what has no name in a module, such as a lambda.
+        FileNotFoundError: if the folder does not exist.
     """
     from safetensors.torch import save as to_bytes  # only those who save need it
 
-    writer = _Writer(type(model).__name__)
+    where, folder = f"{type(model).__name__}.save", Path(path).parent
+    if not folder.is_dir():
+        fail(where, "path", "in a folder that exists", str(path), "Make the folder first.", FileNotFoundError)
+    writer = _Writer(where)
     structure = {"root": writer.value(model, type(model).__name__), "objects": writer.nodes}
     text = json.dumps(structure, separators=(",", ":"))
     metadata = {"format": _FORMAT, "version": version("pyro-nngp"), "structure": text}
@@ -110,7 +115,7 @@ class _Writer:
     """Turns objects into JSON, each one once, and collects their tensors."""
 
     def __init__(self, where: str) -> None:
-        self.where = f"{where}.save"
+        self.where = where
         self.nodes: list[Any] = []
         self.tensors: dict[str, Tensor] = {}
         self._seen: dict[int, tuple[int, Any]] = {}
