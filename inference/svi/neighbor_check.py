@@ -88,8 +88,9 @@ def check_neighbors(method: Any, stacklevel: int) -> None:
     correlation = nearest_correlation(method) if hasattr(method, "hyper_guide") else None
     if correlation is not None and correlation < _LEAST_CORRELATION:
         warnings.warn(
-            f"fit: expected points to be correlated with the nearest ones, got a median correlation of {correlation:.2g}: "
-            "the kernel is noise, predictions are the mean function, and the gradient of the lengthscale is near zero. "
+            "fit: expected points to be correlated with the nearest ones, got a median correlation of "
+            f"{correlation:.2g}: the kernel is noise, predictions are the mean function, and the gradient of the "
+            "lengthscale is near zero. "
             "Leave the lengthscale unset: it then starts from the data.",
             ConvergenceWarning,
             stacklevel=stacklevel + 1,

@@ -17,7 +17,7 @@ from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, neighbor_disagreement
 from pyro_nngp.kernels import Matern12, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import LOO, SVGP, CoregionalizedLOO, VNNGP, Vecchia
+from pyro_nngp.models import LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
 
 
