@@ -19,6 +19,7 @@ from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.recorder import Recorder
 from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
 from pyro_nngp.inference.mcmc.sgld import SGLD
@@ -46,6 +47,7 @@ __all__ = [
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveLogLikelihood",
+    "Recorder",
     "Reliability",
     "RowAdam",
     "Schedule",
