@@ -2,6 +2,8 @@
 
 from pyro_nngp.inference.arviz.elpd import elpd
 from pyro_nngp.inference.arviz.export import to_arviz
+from pyro_nngp.inference.arviz.pointwise import PointwiseLogLikelihood
+from pyro_nngp.inference.arviz.sbc import sbc_to_arviz
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.diagnostics.calibration import (
     Reliability,
@@ -44,6 +46,7 @@ __all__ = [
     "IntegratedELBO",
     "Minibatch",
     "NNReport",
+    "PointwiseLogLikelihood",
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveLogLikelihood",
@@ -63,6 +66,7 @@ __all__ = [
     "psis_khat",
     "reliability",
     "sbc_ranks",
+    "sbc_to_arviz",
     "step_size_refinement",
     "symmetry",
     "to_arviz",
