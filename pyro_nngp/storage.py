@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_path, fail
 from pyro_nngp._files import atomic_file
 
 _FORMAT = "pyro_nngp model 1"
@@ -51,11 +51,13 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         ModelFileError: if the model holds what has no name in a module, such as a lambda.
         FileNotFoundError: if the folder does not exist.
+        TypeError: if `path` is no path.
     """
     from safetensors.torch import save as to_bytes  # only those who save need it
 
-    where, folder = f"{type(model).__name__}.save", Path(path).parent
-    if not folder.is_dir():
+    where = f"{type(model).__name__}.save"
+    check_path(where, "path", path)
+    if not Path(path).parent.is_dir():
         fail(where, "path", "in a folder that exists", str(path), "Make the folder first.", FileNotFoundError)
     writer = _Writer(where)
     structure = {"root": writer.value(model, type(model).__name__), "objects": writer.nodes}
@@ -87,9 +89,11 @@ def load(
         ModelFileError: if the file is damaged or no such file, is of another version of this package, or names classes
             or functions that are not in `custom`.
         FileNotFoundError: if there is no file of that name.
+        TypeError: if `path` is no path.
     """
     from safetensors import SafetensorError, safe_open
 
+    check_path("load", "path", path)
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"load: expected a file, got {name!r}, which does not exist or is none.")

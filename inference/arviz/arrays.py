@@ -260,6 +260,13 @@ class Arrays:
         return labels[taken]
 
 
+def check_mappings(where: str, **arguments: Any) -> None:
+    """Raise ``TypeError`` for an argument that is neither None nor a dict."""
+    for arg, value in arguments.items():
+        if value is not None and not isinstance(value, Mapping):
+            fail(where, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
+
+
 def creation_attrs() -> dict[str, str]:
     """The attributes that ArviZ's schema wants of each group."""
     return {

@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
-from pyro_nngp.inference.arviz.arrays import Arrays
+from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
 from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import container, library
 
@@ -129,7 +129,7 @@ def to_arviz(
     most = max(num_samples or 1, num_prior_samples)
     check_memory(_WHERE, "draws", most * (rows if isinstance(rows, int) else 1), torch.get_default_dtype())
     library(_WHERE, "xarray")
-    _check_mappings(model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
+    check_mappings(_WHERE, model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
     listed = isinstance(var_names, Collection) and not isinstance(var_names, str | bytes | Tensor)
     if var_names is not None and not (listed and all(isinstance(name, str) for name in var_names)):
         fail(_WHERE, "var_names", "to be a list of names", f"{var_names!r:.40}", "List them.", TypeError)
@@ -200,12 +200,6 @@ def to_arviz(
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), losses)
     return container(_WHERE, arrays.datasets(num_draws=s + 1))
-
-
-def _check_mappings(**arguments: Any) -> None:
-    for arg, value in arguments.items():
-        if value is not None and not isinstance(value, Mapping):
-            fail(_WHERE, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
 
 
 def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import log_prob, run_at
+from pyro_nngp.inference.arviz.arrays import check_mappings
 from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import library
 
@@ -57,6 +58,7 @@ class PointwiseLogLikelihood:
         model_kwargs: Mapping[str, Any] | None = None,
         coords: Mapping[str, Sequence] | None = None,
     ) -> None:
+        check_mappings(_WHERE, model_kwargs=model_kwargs, coords=coords)
         draws, kwargs = draws_of(_WHERE, source, 1), dict(model_kwargs or {})
         if isinstance(draws, MCMCDraws) and not args and not kwargs:
             args, kwargs = draws.arguments()

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_tensor, fail
-from pyro_nngp.inference.arviz.arrays import creation_attrs
+from pyro_nngp.inference.arviz.arrays import check_mappings, creation_attrs
 from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "sbc_to_arviz"
@@ -33,6 +33,7 @@ def sbc_to_arviz(
     Raises:
         ValueError, TypeError: if `ranks` are not tensors with one number of simulations, or `dims` do not fit.
     """
+    check_mappings(_WHERE, dims=dims, coords=coords)
     if not isinstance(ranks, Mapping) or not ranks:
         fail(_WHERE, "ranks", "to be a dict of ranks", f"{ranks!r:.40}", "Pass what sbc_ranks returns.", TypeError)
     variables, sizes = {}, set()
@@ -48,5 +49,10 @@ def sbc_to_arviz(
         fail(_WHERE, "ranks", "to be of one number of simulations", sorted(sizes), "Pass what sbc_ranks returns.")
     xr = library(_WHERE, "xarray")
     made = xr.Dataset(variables, attrs=creation_attrs() | {"sample_dims": ["chain", "draw"]})
-    labels = {dim: np.arange(size) for dim, size in made.sizes.items()} | dict(coords or {})
+    labels = {dim: np.asarray((coords or {}).get(dim, np.arange(size))) for dim, size in made.sizes.items()}
+    for dim, given in (coords or {}).items():
+        if dim not in labels:
+            fail(_WHERE, "coords", f"among {sorted(map(str, labels))}", dim, "Check the spelling.")
+        if labels[dim].shape != (made.sizes[dim],):
+            fail(_WHERE, f"coords[{dim!r}]", f"to have {made.sizes[dim]} labels", f"{given!r:.40}", "Give each one.")
     return container(_WHERE, {"prior_sbc": made.assign_coords(labels)})

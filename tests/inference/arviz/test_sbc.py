@@ -52,3 +52,11 @@ def test_refusals():
         sbc_to_arviz({"a": torch.rand(2), "b": torch.rand(3)})
     with pytest.raises(ValueError, match=r"expected dims to name the 1 dimensions of 'a' after the first, got \[\]"):
         sbc_to_arviz({"a": torch.rand(2, 3)}, dims={"a": []})
+    with pytest.raises(
+        TypeError, match=r"sbc_to_arviz: expected coords to be a dict, got list\. Pass names and values"
+    ):
+        sbc_to_arviz({"a": torch.rand(2)}, coords=["a"])
+    with pytest.raises(ValueError, match=r"expected coords among \['a_dim_0', 'chain', 'draw'\], got b\. Check"):
+        sbc_to_arviz({"a": torch.rand(2, 3)}, coords={"b": [1]})
+    with pytest.raises(ValueError, match=r"expected coords\['draw'\] to have 2 labels, got \[1\]\. Give each one"):
+        sbc_to_arviz({"a": torch.rand(2)}, coords={"draw": [1]})
