@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_choice, check_int, check_memory, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import whitened_conditional
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
 from pyro_nngp.kernels import Matern52, bind, column_scale
@@ -124,10 +125,11 @@ class BSGP(SampledMethod):
     has_own_kernels = True
     latents = ("nu", "z")
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"],
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

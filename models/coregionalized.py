@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
 from pyro_nngp.kernels import (
     Covariance,
@@ -85,10 +86,11 @@ class CoregionalizedLOO(PredictiveMethod):
     generative = False
     has_own_kernels = True
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N T"],
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N T"] | Table,
         kernels: Sequence[Any] | int,
         likelihood: Likelihood | None = None,
         *,

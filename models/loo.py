@@ -40,6 +40,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor
 from pyro_nngp._random import seeded
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import (
@@ -120,9 +121,10 @@ class LOO(ResponseMethod):
     Reference: Jankowiak, Pleiss (2021), "Scalable cross validation losses for Gaussian process models".
     """
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
+        x: Float[Tensor, "N D"] | Table,
         y: Any,
         kernel: Any = None,
         likelihood: Likelihood | None = None,

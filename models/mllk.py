@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -60,10 +61,11 @@ class MLLk(GaussianResponseMethod):
     Gaussian processes", NeurIPS.
     """
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"],
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Table,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

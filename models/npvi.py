@@ -26,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, fail
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import first_neighbors
 from pyro_nngp.models.vnngp import VNNGP
@@ -82,10 +83,11 @@ class NPVI(VNNGP):
 
     graph_type = SymmetricGraph
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

@@ -33,6 +33,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
@@ -94,10 +95,11 @@ class SVGP(PredictiveMethod):
     Reference: Hensman, Matthews, Ghahramani (2015), "Scalable variational Gaussian process classification", AISTATS.
     """
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

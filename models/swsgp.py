@@ -30,6 +30,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional, local_conditional
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
@@ -95,10 +96,11 @@ class SWSGP(PredictiveMethod):
 
     lengthscale: Tensor
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
@@ -62,10 +63,11 @@ class Vecchia(GaussianResponseMethod):
     et al. (2016), "Hierarchical nearest-neighbor Gaussian process models for large geostatistical datasets", JASA.
     """
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"],
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Table,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
@@ -107,10 +108,11 @@ class VNNGP(PredictiveMethod):
     graph_type: type[NeighborGraph] = NeighborGraph
     local: LocalGaussian | AmortizedGaussian | GaussianSites
 
+    @from_tables
     def __init__(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | None,
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None,
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,

@@ -38,7 +38,9 @@ def undefined(instance: Any, hook: str, kind: str, cure: str = "See docs/howto/w
 def check_tensor(where: str, arg: str, value: Any) -> None:
     """Raise `TypeError` unless `value` is a tensor with values and strides, of a dtype that LAPACK or a row knows."""
     if not isinstance(value, Tensor):
-        fail(where, arg, "to be a torch.Tensor", type(value).__name__, "Convert it with torch.as_tensor.", TypeError)
+        source = f"{arg}.to_numpy()" if hasattr(value, "to_numpy") else arg
+        cure = f"Convert it with torch.as_tensor({source})."
+        fail(where, arg, "to be a torch.Tensor", type(value).__name__, cure, TypeError)
     if value.layout != torch.strided:
         fail(where, arg, "to be a dense tensor", value.layout, "Call .to_dense() on it.", TypeError)
     if value.is_meta and type(value) is Tensor:

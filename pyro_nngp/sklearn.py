@@ -22,12 +22,12 @@ from torch import Tensor
 from pyro_nngp import models
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp._random import seeded
+from pyro_nngp.distributions.quantiles import quantiles
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NegativeBinomial
 
 _METHODS = {"vecchia": "Vecchia", "loo": "LOO", "mllk": "MLLk", "vnngp": "VNNGP", "npvi": "NPVI", "svgp": "SVGP"}
-_DRAWS = 2_000  # behind a quantile where the distribution has no formula for it
-_BLOCK = 4_096  # new points of which so many draws are held at a time
+_BLOCK = 4_096  # new points whose draws are held at a time, where a quantile has no formula
 
 Method = Literal["vecchia", "loo", "mllk", "vnngp", "npvi", "svgp"]
 
@@ -102,12 +102,7 @@ class _NearestNeighborGP(BaseEstimator):
         levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
         for rows in inputs.split(_BLOCK):
             with torch.no_grad(), seeded(0, rows):
-                found = self.gp_.predict(rows)
-                if isinstance(found, torch.distributions.Normal):
-                    blocks.append(torch.stack([found.icdf(level) for level in levels_of], -1).movedim(-2, 0))
-                else:
-                    drawn = found.sample((_DRAWS,)).to(torch.float64)
-                    blocks.append(drawn.quantile(levels_of, 0).movedim(0, -1).movedim(-2, 0))
+                blocks.append(quantiles(self.gp_.predict(rows), levels_of).movedim(0, -1).movedim(-2, 0))
         return torch.cat(blocks).cpu().numpy()
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
@@ -141,10 +136,7 @@ class _NearestNeighborGP(BaseEstimator):
         """
         inputs, seed = self._inputs(X), int(check_random_state(random_state).randint(2**31))
         with torch.no_grad(), seeded(seed, inputs):
-            f = self.gp_.sample(inputs, n_samples)
-            likelihood = self.gp_.likelihood.bind()
-            f = f if likelihood.num_latents is None else f.movedim(1, 0)  # the likelihood takes latent functions first
-            drawn = likelihood(f).sample()
+            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples))
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 

@@ -27,6 +27,7 @@ from pyro_nngp._checks import (
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters import (
     HyperparameterGuide,
+    freeze,
     pyro_entry,
     release,
     scaled,
@@ -54,9 +55,9 @@ class GPMethod(DataSites):
     predictions are in :mod:`pyro_nngp.models.base.predictive`.
 
     Args:
-        x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
-            use in a larger program.
+        x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
+        y: targets (N,), or (N, T) for T outputs with independent latent functions, of any of these kinds; None where
+            the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Hyperparameters that were left unset start from the data
             (:mod:`pyro_nngp.models.base.starts`).
@@ -73,6 +74,7 @@ class GPMethod(DataSites):
 
     Attributes:
         x, y: the data, as buffers.
+        columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         latent_shape: () for one latent function, (L,) for several.
         generative: whether draws of y from ``model`` are from the prior predictive distribution; else they are given
             the data of the neighbors.
@@ -86,6 +88,8 @@ class GPMethod(DataSites):
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
+    columns: tuple[str, ...] | None = None
+    outputs: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -156,6 +160,16 @@ class GPMethod(DataSites):
             return self.metric
         self.hyper_guide.median()
         return neighbor_metric(self.kernel, self.x)
+
+    @pyro_entry
+    @torch.no_grad()
+    def at_medians(self) -> tuple[Any, Any, Any]:
+        """Copies of kernel, likelihood and mean function whose hyperparameters are numbers; those with priors, medians.
+
+        They serve outside of Pyro, to plot a covariance function for instance.
+        """
+        self.hyper_guide.median()
+        return freeze(self.kernel), freeze(self.likelihood), freeze(self.mean)
 
     def finish(self) -> None:
         """Build the guide of whatever hyperparameters have priors by now."""

@@ -22,6 +22,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._random import seeded
+from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
@@ -39,9 +40,10 @@ class PredictiveMethod(LeaveOneOutMethod):
     with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
     """
 
+    @at_tables
     def forward(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
@@ -49,14 +51,15 @@ class PredictiveMethod(LeaveOneOutMethod):
         """Posterior mean and variance of f at new points.
 
         Args:
-            x_new: new inputs.
+            x_new: new inputs, a tensor or any table that the method takes as data.
             num_neighbors: neighbors per new point, among the points that the method conditions on; None is the method's
                 own choice. More than it trained with often helps.
             samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
                 over. None integrates over the guide, with hyperparameters that have priors at the median of theirs.
 
         Returns:
-            Mean and variance, (P,), or (L, P) for L latent functions.
+            Mean and variance, (P,), or (L, P) for L latent functions: tensors for a tensor; for a table the caller's
+            kind, such as two Series with the index of a DataFrame.
 
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
@@ -66,10 +69,11 @@ class PredictiveMethod(LeaveOneOutMethod):
             return pairs[0]
         return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
 
+    @at_tables
     @pyro_entry
     def predict(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
@@ -93,11 +97,12 @@ class PredictiveMethod(LeaveOneOutMethod):
         found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at)
         return found[0] if samples is None else Mixture(found)
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
     def sample(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         num_samples: int,
         *,
         num_neighbors: int | None = None,
@@ -130,10 +135,11 @@ class PredictiveMethod(LeaveOneOutMethod):
                 draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
         return torch.cat(draws)
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
     def predictions_by_draw(
-        self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None, seed: int = 0
+        self, x_new: Float[Tensor, "P D"] | Table, *, num_neighbors: int | None = None, seed: int = 0
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
         """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._random import seeded
+from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import place_draws, pyro_entry
@@ -36,8 +37,9 @@ class SampledMethod(LeaveOneOutMethod):
         """One joint draw of f at new points, at the sites' present values."""
         self.undefined("joint_draws")
 
+    @at_tables
     @torch.no_grad()
-    def forward(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+    def forward(self, x_new: Float[Tensor, "P D"] | Table, samples: Samples) -> Moments:
         """Posterior mean and variance of f at new points.
 
         Args:
@@ -75,9 +77,10 @@ class SampledMethod(LeaveOneOutMethod):
         loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
         return loc, var
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
-    def predict(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Distribution:
+    def predict(self, x_new: Float[Tensor, "P D"] | Table, samples: Samples) -> Distribution:
         """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
 
         Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
@@ -86,10 +89,11 @@ class SampledMethod(LeaveOneOutMethod):
         found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
         return Mixture([component for components in found for component in components])
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
     def sample(
-        self, x_new: Float[Tensor, "P D"], num_samples: int, *, samples: Samples, seed: int | None = None
+        self, x_new: Float[Tensor, "P D"] | Table, num_samples: int, *, samples: Samples, seed: int | None = None
     ) -> Float[Tensor, "S *T P"]:
         """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
 
@@ -111,7 +115,8 @@ class SampledMethod(LeaveOneOutMethod):
                 draws += [self.joint_draws(x_new) for _ in range(count)]
         return torch.stack(draws)
 
-    def predictions_by_draw(self, x_new: Float[Tensor, "P D"]) -> Callable[[Draw], tuple[Tensor, Tensor]]:
+    @at_tables
+    def predictions_by_draw(self, x_new: Float[Tensor, "P D"] | Table) -> Callable[[Draw], tuple[Tensor, Tensor]]:
         """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
 
         Args:

@@ -96,6 +96,11 @@ class Likelihood(GPModule):
         r"""The distribution of y for :math:`f \sim N(loc, var)`; shapes as in :meth:`expected_log_prob`."""
         return Marginal(self.bind(), loc, var)
 
+    def draw(self, f: Float[Tensor, "S *L P"]) -> Float[Tensor, "S *T P"]:
+        """Draws of y given joint draws of the latent functions, from the global random state."""
+        latents_first = f if self.num_latents is None else f.movedim(1, 0)
+        return self.bind()(latents_first).sample()
+
     def focus(self, y: Tensor) -> Focus | None:
         r"""Where :math:`\log p(y \mid f)` bends most sharply as a function of f, and over what distance.
 
