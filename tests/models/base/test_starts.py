@@ -25,6 +25,7 @@ from pyro_nngp.likelihoods import (
 )
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+from pyro_nngp.models.base.start_scales import frozen_copy, place_scales
 
 F64 = torch.float64
 N = 300
@@ -273,6 +274,35 @@ def test_shape_parameters_start_at_moments():
     gamma = Gamma()
     VNNGP(x, dist.Gamma(torch.full((500,), 4.0, dtype=F64), 1e-3).sample(), None, gamma, num_neighbors=8)
     assert 2 < gamma.concentration.item() < 8
+
+
+COMPOSITES = {
+    "product": lambda: Matern52(1, active_dims=[0]) * Matern12(1, active_dims=[1]),
+    "sum": lambda: Matern52(1, active_dims=[0]) + Matern12(1, active_dims=[1]),
+    "product with a sum": lambda: Matern52(1, active_dims=[0]) * (Matern12(1, active_dims=[1]) + Constant(2)),
+}
+
+
+@pytest.mark.parametrize("kernel", COMPOSITES.values(), ids=COMPOSITES)
+def test_parts_of_a_kernel_share_the_variance_of_the_data(field, kernel):
+    """Their product or sum has it, not each of them."""
+    x, _, y = field
+    whole = kernel()
+    work, slots = frozen_copy(whole, unset_hyperparameters(whole), x.device)
+    place_scales(work, slots, x, y[None], 7.0)
+    torch.testing.assert_close(work.bind().diag(x).mean(), torch.tensor(7.0, dtype=F64), rtol=1e-9, atol=0)
+    variances = [slot.part.variance for slot in slots if slot.name == "variance"]
+    want = {"product": [7**0.5] * 2, "sum": [3.5] * 2, "product with a sum": [7**0.5, 7**0.5 / 2, 7**0.5 / 2]}
+    expected = next(want[name] for name, make in COMPOSITES.items() if make is kernel)
+    torch.testing.assert_close(torch.stack(variances), torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kernel", [COMPOSITES["product"], COMPOSITES["sum"]], ids=["product", "sum"])
+def test_composite_kernels_start_the_same_in_all_units(field, kernel):
+    x, y = field[0][:120], field[2][:120]
+    plain, scaled = Vecchia(x, y, kernel(), num_neighbors=8), Vecchia(x, 1e5 * y, kernel(), num_neighbors=8)
+    ratio = scaled.kernel.bind().diag(x) / plain.kernel.bind().diag(x)
+    torch.testing.assert_close(ratio.detach(), torch.full_like(ratio, 1e10), rtol=1e-4, atol=0)
 
 
 def test_outputs_have_levels_of_their_own(field):
