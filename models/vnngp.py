@@ -3,7 +3,7 @@ r"""Variational nearest-neighbor Gaussian process (Wu, Pleiss, Cunningham 2022).
 A nearest-neighbor prior over M inducing values, data points conditioned on their K nearest, and a Gaussian q(u):
 
 .. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} E_{q(f_i)} \log p(y_i \mid f_i)
-   - \frac{M}{|J|} \sum_{j \in J} KL_j \qquad\text{(eq. 15)}
+   - \frac{M}{|J|} \sum_{j \in J} KL_j \qquad\text{(eq. 19)}
 
 Differs from the paper: the minibatch estimate is unbiased for every batch, padded first points included; the expressive
 family (appendix B) is a sparse Cholesky factor with the divergence of :mod:`pyro_nngp.distributions.sparse_cholesky`,

@@ -78,7 +78,7 @@ def given_frame():
     height = (100 * torch.sin(6 * east)).round().int()
     return {
         "df": pandas.DataFrame({"east": east, "north": north, "height": height}),
-        "x_new": torch.rand(5, 2).double(),
+        "places": pandas.DataFrame({"east": torch.rand(5), "north": torch.arange(5)}),
     }
 
 
