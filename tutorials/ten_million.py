@@ -113,9 +113,9 @@ for num_points in numbers:
 #
 # Seconds are processor seconds. What grows with the number of points, and a little more than in proportion, is the
 # search for neighbors: once when the method is built, and again in training, each time the kernel has moved. All else
-# in training works on subsamples of up to 20,000 points. From 10⁵ to 10⁷ points a step takes 1.6 times as long, since the
-# rows that it gathers no longer lie in the processor's cache, and the predictions four times, since they search a larger
-# tree.
+# in training works on subsamples of up to 20,000 points. From 10⁵ to 10⁷ points a step takes 1.6 times as long, since
+# the rows that it gathers no longer lie in the processor's cache, and the predictions four times, since they search a
+# larger tree.
 
 # %%
 MEASURED = {10_000_000: {"neighbors [s]": 70.0, "training [s]": 149.4, "step [ms]": 20.7}}
