@@ -98,8 +98,8 @@ rows = {}
 for num_points in numbers:
     gp, rows[num_points] = run(num_points)
     if len(rows) == 1:
-        print(f"{'points':>11}" + "".join(f"{name:>16}" for name in rows[num_points]))
-    print(f"{num_points:11,}" + "".join(f"{value:16.3f}" for value in rows[num_points].values()))
+        print(f"{'points':>11}" + "".join(f"  {name}" for name in rows[num_points]))
+    print(f"{num_points:11,}" + "".join(f"{value:{len(name) + 2}.3f}" for name, value in rows[num_points].items()))
 
 # %% [markdown]
 # ## Ten million
