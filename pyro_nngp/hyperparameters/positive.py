@@ -28,7 +28,7 @@ class Unset(PyroParam):
 
 
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
-    """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
+    """A positive ``PyroParam``, or the user's ``PyroParam`` or prior, to assign to a ``PyroModule``.
 
     A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can build its kernel
     from what it draws; a parameter would cut the gradient off and take the name of the site.
@@ -38,10 +38,10 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
         arg: name of the attribute, for the error message.
         value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is. None marks the attribute as unset:
             a method starts it from its data.
-        default: value of an unset attribute where no data are at hand.
+        default: value of an unset attribute without data.
 
     Raises:
-        ValueError: if the value is not positive, not finite, or not in floating point.
+        ValueError: if the value is not positive, finite and in floating point.
     """
     if isinstance(value, PyroParam | PyroSample):
         return value

@@ -62,7 +62,7 @@ def test_sites_of_one_name_are_refused():
     one, two = (Matern32(1, lengthscale=PyroSample(prior)) for _ in range(2))
     with pytest.raises(RuntimeError, match=TWICE.format("")):
         trace(program(one, two))
-    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*serves twice is bound once: cov = kernel\.bind\(\)"):
+    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*Bind a shared kernel once: cov = kernel\.bind\(\)"):
         trace(program(one, one))
 
     def shared():
