@@ -58,7 +58,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read what :func:`save_checkpoint` wrote, on the CPU.
 
     Raises:
-        CheckpointError: if the file is damaged, is no checkpoint, or holds anything but tensors and plain containers.
+        CheckpointError: if the file is damaged, is not a checkpoint, or holds anything but tensors and plain
+        containers.
         FileNotFoundError: if there is no such file.
     """
     name = os.fspath(path)

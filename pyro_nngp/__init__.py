@@ -2,7 +2,7 @@
 
 ``import pyro_nngp as nngp`` gives the methods (``nngp.VNNGP``, ``nngp.LOO``, ``nngp.Vecchia``, ...), the prior for
 your own programs (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
-and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported when it is first asked for.
+and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported at its first use.
 """
 
 import importlib

@@ -1,6 +1,6 @@
 """A command line for the main job: from a table of measurements to a map with its uncertainty.
 
-``python -m pyro_nngp krige --help`` says how.
+See ``python -m pyro_nngp krige --help``.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _LIKELIHOODS = {
 }
 _METHODS = {"vecchia": models.Vecchia, "loo": models.LOO, "vnngp": models.VNNGP}
 _READERS = {".csv": "read_csv", ".parquet": "read_parquet", ".gpkg": "read_file", ".geojson": "read_file"}
-_MARGIN = 0.02  # of the extent of the data, around it
+_MARGIN = 0.02  # around the data, relative to their extent
 
 _EXAMPLES = """
 examples:
@@ -47,7 +47,7 @@ examples:
 
 
 class _Wrong(Exception):
-    """What the user can mend, said in one line."""
+    """An error that the user can mend, in one line."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _krige(given: argparse.Namespace) -> None:
-    """From the table to the file."""
+    """Run the command: from the table to the file."""
     table = _read(given.table)
     x, names = _inputs(table, given, given.table)
     y = _numbers(table, given.y, given.table, "--y")
@@ -146,7 +146,7 @@ def _krige(given: argparse.Namespace) -> None:
 
 
 def _read(path: Path) -> "DataFrame":
-    """A table, whatever its format."""
+    """Read a table in any of the formats."""
     if path.suffix not in _READERS:
         raise _Wrong(f"{path}: expected a name that ends in {', '.join(_READERS)}.")
     if not path.is_file():
@@ -187,7 +187,7 @@ def _numbers(table: "DataFrame", name: str, path: Path, option: str) -> np.ndarr
 
 
 def _is_globe(names: Sequence[str]) -> bool:
-    """Whether two columns are longitude and latitude by their names."""
+    """Whether two columns are longitude and latitude, by their names."""
     first, second = (name.lower() for name in names) if len(names) == 2 else ("", "")
     return first.startswith(("lon", "lng")) and second.startswith("lat")
 

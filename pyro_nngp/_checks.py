@@ -91,7 +91,7 @@ def check_gradients(where: str, tensors: Iterable[Tensor]) -> None:
 
 
 def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> None:
-    """Raise `MemoryError` if a result of so many entries exceeds the memory of the machine."""
+    """Raise `MemoryError` if a result of that many entries exceeds the memory of the machine."""
     if not hasattr(os, "sysconf"):  # not on Windows
         return
     size, total = entries * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

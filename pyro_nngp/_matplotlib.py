@@ -1,4 +1,4 @@
-"""Matplotlib, imported by the first picture."""
+"""Matplotlib, imported at the first plot."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from pyro_nngp._checks import fail
 
 
 def pyplot(where: str) -> Any:
-    """``matplotlib.pyplot``, or an error that says how to get it."""
+    """``matplotlib.pyplot``; the error without it names the pip command."""
     try:
         from matplotlib import pyplot as found
     except ImportError as error:
@@ -15,5 +15,5 @@ def pyplot(where: str) -> Any:
 
 
 def axis(where: str, ax: Any) -> Any:
-    """The axis given, or a new one."""
+    """The given axis, or a new one."""
     return pyplot(where).subplots(layout="constrained")[1] if ax is None else ax

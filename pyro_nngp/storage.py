@@ -51,7 +51,7 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
     Raises:
         ModelFileError: if the model holds an object without a name in a module, such as a lambda.
         FileNotFoundError: if the folder does not exist.
-        TypeError: if `path` is no path.
+        TypeError: if `path` is not a path.
     """
     from safetensors.torch import save as to_bytes  # needed for saving only
 
@@ -88,7 +88,7 @@ def load(
         ModelFileError: if the file is damaged or not a model file, is of another version of this package, or names
             classes or functions that are not in `custom`.
         FileNotFoundError: if there is no file of that name.
-        TypeError: if `path` is no path.
+        TypeError: if `path` is not a path.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -25,7 +25,7 @@ from beartype import BeartypeConf, beartype
 def checked_after_return(signature: Callable) -> Callable:
     """Check arguments and result together once a call has returned; let a call that raises raise its own error.
 
-    jaxtyping passes two stand-ins for each function: one for the arguments alone, whose result is `Any`, run before
+    jaxtyping passes two substitutes for each function: one for the arguments alone, whose result is `Any`, run before
     the call, and one for arguments and result, run after it. Leaving the first unchecked keeps the package's own
     messages for wrong input testable, while input that the annotations forbid and no message catches still fails.
     """
@@ -43,7 +43,7 @@ def has_shapes(annotation: Any) -> bool:
 
 
 def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
-    """Stand in for `jaxtyping.jaxtyped`: check functions with shapes, and each at its first calls in a test.
+    """Replacement for `jaxtyping.jaxtyped`: check only functions with shapes, and each at its first calls in a test.
 
     Others are 96 % of the calls, and mypy checks their types. A loop of training makes the same calls at each step.
     """
@@ -70,7 +70,7 @@ def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
     return decorate
 
 
-CHECKS: Counter[Callable] = Counter()  # of each function, in the present test
+CHECKS: Counter[Callable] = Counter()  # number of checked calls of each function in the present test
 MAX_CHECKS = 20
 jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped_where_shapes_are
 jaxtyping.install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")

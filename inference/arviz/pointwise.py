@@ -1,4 +1,4 @@
-"""Log densities of single observations at draws that ArviZ holds, computed for the rows that are asked for.
+"""Log densities of single observations at draws held by ArviZ, computed for requested rows only.
 
 A ``log_likelihood`` group holds draws x rows numbers, 8 GB for 1,000 draws and 10^6 rows in double precision. What
 ``az.loo_subsample`` needs of it are some rows at all draws, and all rows at the mean of the draws (Magnusson, Riis

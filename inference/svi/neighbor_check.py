@@ -61,11 +61,11 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     """Median prior correlation of f at points with f at their nearest other point, or inducing point.
 
     Args:
-        method: one with a kernel, or several of which the one that reaches furthest counts.
-        seed: of the points.
+        method: a method with a kernel, or several, of which the one with the longest reach counts.
+        seed: seed of the choice of points.
 
     Returns:
-        It; None for methods of another kind.
+        The correlation; None for other methods.
     """
     kernel, graph, z = (getattr(method, name, None) for name in ("kernel", "graph", "z"))
     if kernel is None or not (hasattr(graph, "others") or isinstance(z, torch.Tensor)):

@@ -1,14 +1,10 @@
 """Base classes of the methods: data and sites, predictions, and conditioning on observed neighbors."""
 
+from pyro_nngp.models.base.gaussian_response import GaussianResponseMethod
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.models.base.response import (
-    GaussianResponseMethod,
-    ResponseMethod,
-    draws_given_observations,
-    first_neighbors,
-)
+from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
 from pyro_nngp.models.base.sites import Plates
 
 __all__ = [

@@ -10,12 +10,10 @@ Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols:
 its neighbors, B points, K neighbors, P new points, L latent functions.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
-from pyro import poutine
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -24,7 +22,6 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
@@ -230,85 +227,6 @@ class ResponseMethod(PredictiveMethod):
         w, var = graph_conditional(self.kernel, x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near)
         return self._mean_at(x) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
-
-
-class GaussianResponseMethod(ResponseMethod):
-    """A method for Gaussian noise whose model has no latent values: only hyperparameters remain.
-
-    A subclass sets ``graph``, calls :meth:`finish`, and defines ``model`` with the site ``y``.
-
-    Args:
-        x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        likelihood: Gaussian; None makes one.
-        mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
-        jitter: relative nugget; None takes 1e-6.
-
-    Raises:
-        ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
-    """
-
-    def __init__(
-        self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"],
-        kernel: Any,
-        likelihood: Likelihood | None,
-        mean: Callable | None,
-        jitter: float | None,
-        metric: Any = None,
-        start: Any = None,
-    ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
-        if not isinstance(self.likelihood, Gaussian):
-            cure = "Use LOO or VNNGP for other data."
-            fail(type(self).__name__, "likelihood", "to be Gaussian", type(self.likelihood).__name__, cure, TypeError)
-
-    @pyro_entry
-    def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
-        """The guide of the hyperparameters; nothing else is latent."""
-        self.start_guide(idx)
-
-    @property
-    def can_solve(self) -> bool:
-        """Whether :meth:`solve` applies: the mean is linear in its parameters, which have no prior."""
-        return self.can_solve_mean
-
-    def solve(self) -> None:
-        """Solve for the mean; see :meth:`solve_mean`."""
-        self.solve_mean()
-
-    def solved_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that :meth:`solve` sets."""
-        return self._solved_mean()
-
-    @torch.no_grad()
-    def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
-        r"""Log density of all data, with hyperparameters that have a prior at the median of their guide.
-
-        Args:
-            batch_size: number of rows at a time.
-
-        Returns:
-            The sum over all rows of the log density that ``model`` gives them.
-
-        Cost: O(N K^3).
-        """
-        total = self.x.new_zeros(())
-        for idx in torch.arange(self.num_data, device=self.x.device).split(batch_size):
-            total = total + self._batch_log_prob(idx)
-        return total
-
-    @pyro_entry
-    def _batch_log_prob(self, idx: Tensor) -> Tensor:
-        self._place_medians()
-        trace = poutine.trace(self.model).get_trace(idx)
-        trace.compute_log_prob(lambda name, _: name == self.site("y"))
-        return trace.nodes[self.site("y")]["log_prob_sum"] * len(idx) / self.num_data  # undo the scale of the plate
-
-    def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
-        return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)
 
 
 def draws_given_observations(

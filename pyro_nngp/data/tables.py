@@ -84,7 +84,7 @@ def at_tables(predict: Call) -> Call:
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
-    """The tensor of a table and the names of its columns; what is no table comes back as it is."""
+    """The tensor of a table and the names of its columns; anything else is returned unchanged."""
     if isinstance(value, Tensor) or not isinstance(value, np.ndarray | Frame):
         return value, None
     if isinstance(value, np.ndarray):

@@ -21,7 +21,7 @@ def quantiles(distribution: Distribution, levels: Float[Tensor, " Q"]) -> Float[
         levels: in (0, 1).
 
     Returns:
-        A quantile for each level; drawn from the global random state where there is no formula.
+        A quantile for each level; without a closed form, from draws by the global random state.
     """
     if isinstance(distribution, Normal):
         return distribution.icdf(levels.reshape(-1, *[1] * len(distribution.batch_shape)))
@@ -37,7 +37,7 @@ def exceedance(distribution: Distribution, thresholds: Float[Tensor, " R"]) -> F
         thresholds: in the unit of its values.
 
     Returns:
-        P(y > threshold); the share of draws from the global random state where there is no formula.
+        P(y > threshold); without a closed form, the share of draws by the global random state.
     """
     places = thresholds.reshape(-1, *[1] * len(distribution.batch_shape))
     try:

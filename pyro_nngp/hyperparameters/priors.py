@@ -122,7 +122,8 @@ def place_draws(
         total: sum of the counts: evenly spaced draws, some repeated if there are fewer. None takes each draw once.
 
     Raises:
-        ValueError, TypeError: if a site is missing, sites have different numbers of draws, or there is no dictionary.
+        ValueError, TypeError: if a site is missing, sites have different numbers of draws, or `samples` is not a
+        dictionary.
     """
     num_draws = count_draws(where, samples)
     rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()

@@ -58,7 +58,7 @@ def cholesky(
     try:
         return torch.linalg.cholesky(system)
     except torch.linalg.LinAlgError as error:
-        # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
+        # Pyro's Hamiltonian Monte Carlo treats errors with these words as divergences.
         raise NotPositiveDefiniteError(
             f"cholesky: input is not positive-definite: a covariance of size {cov.shape[-1]} in {cov.dtype} with a "
             f"relative nugget of {jitter:.0e}. Coinciding points, a long lengthscale or NaN hyperparameters are the "
@@ -103,7 +103,7 @@ def factorize(
                     stacklevel=2,
                 )
             return tril, extra
-    # Pyro's Hamiltonian Monte Carlo takes errors with these words for a divergence and goes on.
+    # Pyro's Hamiltonian Monte Carlo treats errors with these words as divergences.
     raise NotPositiveDefiniteError(
         f"nn_conditional: input is not positive-definite: {int(failed.sum())} of the neighbor covariances of "
         f"size {system.shape[-1]} in {system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN "

@@ -1,4 +1,4 @@
-"""The cells of a grid: their inputs, which of them are wanted, and tiles of them.
+"""The cells of a grid: their inputs, the mask, and tiles.
 
 Cost: O(cells of a tile) for a tile; covariates that are files are read tile by tile.
 """
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 _WHERE = "predict_grid"
 TILE_SIDE = 128  # cells of a tile along each of the last two dimensions: its neighbors are near one another in memory
-_BLOCK = 2**16  # rows of an array that are read at a time
-_BAND = "band"  # the dimension that rasters have in files; of size one it is left out
+_BLOCK = 2**16  # rows of an array read at a time
+_BAND = "band"  # the dimension of bands in files of rasters; dropped if its size is one
 
 Tile = tuple[slice, ...]
 
 
 class _Source(NamedTuple):
-    """Where inputs come from: variables of the template, and whether they are degrees on the globe."""
+    """The variables of the template that hold the inputs, and whether they are degrees on the globe."""
 
     names: tuple[str, ...]
     on_globe: bool
@@ -40,7 +40,7 @@ class Cells:
         dims: names of the grid's dimensions.
         shape: their sizes.
         coords: coordinates of the template.
-        tiles: slices of the grid, whose values are computed together.
+        tiles: slices of the grid that are computed one at a time.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Cells:
         return tuple(slice(0, size) for size in self.shape)
 
     def at(self, tile: Tile) -> tuple[np.ndarray, Tensor]:
-        """Which cells of a tile are wanted, in the tile's shape, and their inputs (P, D)."""
+        """The mask of a tile, in its shape, and the inputs (P, D) of its cells."""
         columns = {name: self._values(array, tile) for name, array in self._inputs.items()}
         inside = np.ones(tuple(part.stop - part.start for part in tile), bool)
         for values in columns.values():
@@ -104,7 +104,7 @@ class Cells:
         return found.hexdigest()
 
     def _values(self, array: "DataArray", tile: Tile) -> np.ndarray:
-        """Values of an array in a tile, repeated along the dimensions that it lacks."""
+        """Values of an array in a tile, repeated along missing dimensions."""
         part = {dim: each for dim, each in zip(self.dims, tile, strict=True) if dim in array.dims}
         shape = tuple(each.stop - each.start for each in tile)
         own = tuple(size if dim in part else 1 for dim, size in zip(self.dims, shape, strict=True))
@@ -176,7 +176,7 @@ def _sources(
 
 
 def _check_system(grid: "Dataset", system: str) -> None:
-    """Raise if the template says that it is in another coordinate reference system than the data."""
+    """Raise if the template has another coordinate reference system than the data."""
     found = grid.rio.crs if hasattr(grid, "rio") else None
     if found is None:
         return

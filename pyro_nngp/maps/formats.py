@@ -1,4 +1,4 @@
-"""Files of maps: NetCDF, Zarr and GeoTIFF, chosen by the ending of the name."""
+"""Files of maps: NetCDF, Zarr and GeoTIFF, chosen by the file extension."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ _ENDINGS = {".nc": None, ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarr
 
 
 def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
-    """The path of a map, if its format can be written for a grid of these dimensions."""
+    """Return the path of a map after checking that its format can hold a grid of these dimensions."""
     check_path(where, "path", path)
     path = Path(path)
     if path.suffix not in _ENDINGS:
@@ -36,7 +36,7 @@ def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
 
 
 def write(dataset: "Dataset", path: Path) -> None:
-    """Write a map; a file of that name is replaced once all is written."""
+    """Write a map; an existing file is replaced once writing is complete."""
     scratch = path.with_name(f".{path.name}.new{path.suffix}")
     if path.suffix == ".nc":
         dataset.to_netcdf(scratch, engine="h5netcdf")
@@ -52,7 +52,7 @@ def write(dataset: "Dataset", path: Path) -> None:
 
 
 def read(path: Path) -> "Dataset":
-    """Open a map that was written; values are read when they are asked for."""
+    """Open a map file; values are read lazily."""
     import xarray
 
     if path.suffix == ".nc":

@@ -1,7 +1,7 @@
 """Maps: predictions at every cell of a raster or another grid as an xarray Dataset, tile after tile.
 
-Cost: that of the predictions; memory O(1) in the number of cells above the results, 4 bytes per cell and variable,
-which are on the disk where a path is given. Draws are joint and take O(P K) memory for P cells. Symbols: D inputs, P
+Cost: that of the predictions; memory independent of the number of cells, except for the results: 4 bytes per cell and
+variable, on the disk if a path is given. Draws are joint and take O(P K) memory for P cells. Symbols: D inputs, P
 cells, T outputs.
 """
 
@@ -56,22 +56,22 @@ def predict_grid(
             raster opened by rioxarray with covariates as further variables; or a mapping of names to 1-D arrays.
         columns: names in `template` of the D inputs, in order; None takes those of the frame that the method was built
             from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
-        mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all where no input is NaN.
+        mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all cells without NaN inputs.
         of: "y" for the predictive distribution of data, "f" for the latent function.
-        quantile_levels: probabilities in (0, 1) for the variable ``quantiles``.
-        thresholds: values for the variable ``exceedance``, the probability of more than that.
+        quantile_levels: probabilities in (0, 1) of the variable ``quantiles``.
+        thresholds: values for the variable ``exceedance``, the probability of exceeding them.
         num_draws: joint draws for the variable ``draws``.
-        path: a file to write, by its ending NetCDF (.nc), Zarr (.zarr) or GeoTIFF (.tif); None keeps the map in memory.
-            The same call continues a map that was interrupted, whose tiles are in the folder ``path`` + ".part".
+        path: a file to write, by its extension NetCDF (.nc), Zarr (.zarr) or GeoTIFF (.tif); None keeps the map in
+            memory. The same call resumes an interrupted map, whose tiles are in the folder ``path`` + ".part".
         samples: as in ``gp.predict``.
         num_neighbors: as in ``gp.predict``.
-        seed: of draws, and of quantiles that have no formula.
-        progress: whether a run above three seconds shows a progress bar.
+        seed: seed of draws, and of quantiles without a closed form.
+        progress: whether a run of more than three seconds shows a progress bar.
 
     Returns:
-        A Dataset on the grid in float32: ``mean`` and ``sd``, or ``probability`` of each class, and what was asked for,
-        with dimensions ``quantile``, ``threshold``, ``draw``, ``category`` and ``output`` in front of the grid's. NaN
-        outside the mask. With `path` it reads from the file when values are asked for.
+        A Dataset on the grid in float32: ``mean`` and ``sd``, or ``probability`` of each class, and the requested
+        variables, with dimensions ``quantile``, ``threshold``, ``draw``, ``category`` and ``output`` in front of the
+        grid's. NaN outside the mask. With `path` it reads lazily from the file.
 
     Raises:
         ValueError, TypeError: for inputs that `template` does not have, malformed arguments, or parts of another map.
@@ -123,7 +123,7 @@ def predict_grid(
 
 
 class _Results:
-    """What is wanted at each cell; arguments as in :func:`predict_grid`."""
+    """The requested variables; arguments as in :func:`predict_grid`."""
 
     def __init__(
         self,
@@ -180,7 +180,7 @@ class _Results:
         return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
 
     def digest(self) -> str:
-        """Digest of all that decides the values but the cells and the seed."""
+        """Digest of everything that determines the values, except the cells and the seed."""
         settings = (self.of, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
         found = hashlib.blake2b(repr((settings, identity(gp=self.gp, options=self.options))).encode(), digest_size=16)
         for name, value in self.gp.state_dict().items():

@@ -1,7 +1,8 @@
-"""Arrays of a map while it is computed: in memory, or in a folder where an interrupted map is continued.
+"""Arrays of a map while it is computed: in memory, or in a folder from which an interrupted map resumes.
 
-The folder holds one memory-mapped array for each variable, a flag for each finished tile, and a digest of what decides
-the values. Flags follow the data to the disk, so that a kill at any moment loses the present tile alone.
+The folder holds one memory-mapped array for each variable, a flag for each finished tile, and a digest of
+everything that determines the values. Flags are written after the data, so that a kill at any moment loses only the
+present tile.
 """
 
 import json
@@ -21,8 +22,8 @@ class Parts:
     """Arrays by name that are filled tile by tile.
 
     Args:
-        folder: of the memory maps; None keeps the arrays in memory.
-        identity: what decides the values, compared with that of the folder.
+        folder: folder of the memory maps; None keeps the arrays in memory.
+        identity: digest of everything that determines the values; compared with that of the folder.
         num_tiles: number of tiles.
 
     Raises:
@@ -48,7 +49,7 @@ class Parts:
         (folder / _IDENTITY).write_text(json.dumps(identity))
 
     def write(self, name: str, shape: tuple[int, ...], place: tuple[Any, ...], values: np.ndarray) -> None:
-        """Put values of a tile into the array `name`, which is made with NaN when it is first met."""
+        """Write values of a tile into the array `name`, which is created full of NaN at first use."""
         if name not in self.arrays:
             if self.folder is None:
                 self.arrays[name] = np.full(shape, np.nan, np.float32)
@@ -62,7 +63,7 @@ class Parts:
         self.arrays[name][place] = values
 
     def finish(self, tile: int) -> None:
-        """Note that a tile is complete."""
+        """Mark a tile as complete."""
         if self.folder is not None:
             for array in self.arrays.values():
                 array.flush()  # type: ignore[attr-defined]
@@ -71,7 +72,7 @@ class Parts:
             self.done.flush()  # type: ignore[attr-defined]
 
     def remove(self) -> None:
-        """Delete the folder, once the map is elsewhere."""
+        """Delete the folder, once the map has been written."""
         self.arrays.clear()
         if self.folder is not None:
             shutil.rmtree(self.folder)

@@ -13,11 +13,11 @@ _TRIED = 64  # points at which numbers of neighbors are compared
 class NeighborTrial:
     """Some points and their nearest others, at which numbers of neighbors are compared.
 
-    The last answer is kept for as long as the scores of the first number stay, to the bit: all that a score depends on
-    enters into those.
+    The last answer is kept while the scores of the first number are unchanged, bit for bit: they depend on everything
+    that the other scores depend on.
 
     Args:
-        rows: of the points (B,).
+        rows: rows of the points (B,).
         near: rows of their nearest others (B, k), nearest first.
     """
 
@@ -26,14 +26,15 @@ class NeighborTrial:
         self._answer: tuple[tuple[int, float, Tensor], int] | None = None
 
     def enough(self, scores: Callable[[Int[Tensor, "B K"]], Tensor], first: int, worthwhile: float) -> int:
-        """K, doubled from `first` up to k for as long as the mean score falls by `worthwhile` or more.
+        """K, doubled from `first` up to k while the mean score falls by `worthwhile` or more.
 
         Args:
-            scores: of the points, given the rows of K neighbors, such as log predictive variances; small is good.
-            first: the number to begin with.
-            worthwhile: the least fall that a doubling has to bring.
+            scores: maps rows of K neighbors to scores of the points, such as log predictive variances; smaller is
+            better.
+            first: the first number tried.
+            worthwhile: smallest fall that justifies a doubling.
 
-        Cost: that of the scores, at most log2(k / first) + 1 of them; of one where nothing has changed.
+        Cost: that of the scores, at most log2(k / first) + 1 of them; one of them if nothing has changed.
         """
         enough, most = first, self.near.shape[1]
         if enough >= most:

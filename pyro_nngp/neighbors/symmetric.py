@@ -4,7 +4,7 @@ Points i and j are joined if either is among the K nearest of the other, whateve
 earlier to the later of the two. A point with more than K parents loses the latest of them; one with fewer than
 min(K, i - 1) gets its nearest other predecessors as well.
 
-Differs from the paper: nothing; "add more neighbors" is read as the nearest predecessors that are no parents yet.
+Differs from the paper: nothing; "add more neighbors" is read as the nearest predecessors that are not yet parents.
 
 Cost: two searches and sorts of O(N K) edges. Symbols: N points, K neighbors, E edges.
 """

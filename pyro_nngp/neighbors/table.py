@@ -191,7 +191,7 @@ class NeighborTable(torch.nn.Module):
         return self.query(self.x[idx], k, idx)
 
     def trial(self, most: int) -> NeighborTrial:
-        """Some rows with their nearest others, at most so many, kept until points, metric or K change."""
+        """Some rows with at most that many nearest others, kept until points, metric or K change."""
         most = min(most, self.num_points - 1)
         if self._trial is None or self._trial.near.shape[1] != most:
             rows = rows_to_try(self.num_points, self.x.device)

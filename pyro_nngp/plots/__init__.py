@@ -1,4 +1,4 @@
-"""Pictures of models, their training and their maps. Those of calibration are in ``inference.diagnostics``."""
+"""Plots of models, their training and their maps. Plots of calibration are in ``inference.diagnostics``."""
 
 from pyro_nngp.plots.maps import plot_map
 from pyro_nngp.plots.models import plot_band, plot_dependence, plot_relevance, plot_variogram

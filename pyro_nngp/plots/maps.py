@@ -1,4 +1,4 @@
-"""Pictures of maps."""
+"""Plots of maps."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,9 @@ def plot_map(found: "Dataset", places: Any = None) -> Any:
     """Mean and standard deviation of a map side by side; of a map of classes, the probability of each.
 
     Args:
-        found: of a grid with two dimensions, or with one, which gives a curve with a band of two standard deviations;
-            as :func:`~pyro_nngp.maps.predict_grid` returns it, of one output.
-        places: of the data (N, 2), horizontal and vertical coordinates, to mark in the last picture.
+        found: a map of one output from :func:`~pyro_nngp.maps.predict_grid`, on a grid with two dimensions, or with
+            one, which gives a curve with a band of two standard deviations.
+        places: places of the data (N, 2), horizontal and vertical coordinates, to mark in the last picture.
 
     Returns:
         The axes, an array of two or of one per class; or one axis for a curve.

@@ -1,4 +1,4 @@
-r"""Pictures of what a trained method has learned: its curve, its variogram, and what each input does.
+r"""Plots of a trained method: its curve, its variogram, and the effect of each input.
 
 Cost: O(pairs) for the variogram; joint draws for the dependence.
 """
@@ -26,10 +26,10 @@ def plot_band(
 
     Args:
         x: places on the horizontal axis, in any order.
-        mean: as ``gp(x_new)`` returns it.
-        variance: likewise.
+        mean: means, as ``gp(x_new)`` returns them.
+        variance: variances, as ``gp(x_new)`` returns them.
         ax: axis to draw on; None makes one.
-        **style: of the curve, as matplotlib takes it, such as ``color`` and ``label``.
+        **style: arguments of matplotlib for the curve, such as ``color`` and ``label``.
 
     Returns:
         The axis.
@@ -51,20 +51,19 @@ def plot_band(
 def plot_variogram(
     gp: Any, num_lags: int = 20, max_distance: float | None = None, ax: Any = None, seed: int = 0
 ) -> Any:
-    r"""Semivariances of the residuals y - mean(x) of pairs of data, and those that the model has for the same pairs.
+    r"""Semivariances of the residuals y - mean(x) of pairs of data, and the model's for the same pairs.
 
     .. math:: \gamma_{ij} = \tfrac12 E (y_i - y_j)^2 = \tfrac12 (k_{ii} + k_{jj}) - k_{ij} + \sigma^2
 
     Pairs are binned by their Euclidean distance; where lengthscales differ between columns, the model's curve is that
-    of the pairs in each bin. Curves that part at short distances speak against the kernel or the noise.
+    of the pairs in each bin. Curves that differ at short distances indicate a wrong kernel or noise.
 
     Args:
         gp: a trained method with one kernel and a Gaussian likelihood.
         num_lags: number of bins.
-        max_distance: largest distance, in the unit of x; None is half of the distance within which 95 % of the pairs
-            are.
+        max_distance: largest distance, in the unit of x; None is half of the 95 % quantile of the distances of pairs.
         ax: axis to draw on; None makes one.
-        seed: of the pairs, at most 200,000.
+        seed: seed of the choice of pairs, at most 200,000.
 
     Returns:
         The axis, with the data's semivariances as points and the model's as a curve.
@@ -103,7 +102,7 @@ def plot_variogram(
 
 
 def _pairs(gp: Any, seed: int, max_distance: float | None) -> tuple[Tensor, Tensor]:
-    """Pairs of rows: random ones, and near ones, which are rare among them; those within the largest distance."""
+    """Pairs of rows within the largest distance: random ones, and near ones, which are rare among random pairs."""
     generator = torch.Generator().manual_seed(seed)
     first, second = torch.randint(gp.num_data, (2, _PAIRS), generator=generator).to(gp.x.device)
     distance = (gp.x[first] - gp.x[second]).norm(dim=1)
@@ -119,9 +118,9 @@ def _pairs(gp: Any, seed: int, max_distance: float | None) -> tuple[Tensor, Tens
 
 @torch.no_grad()
 def plot_relevance(gp: Any, ax: Any = None) -> Any:
-    """How often the process turns within the spread of each input: its standard deviation over its lengthscale.
+    """The relevance of each input: its standard deviation over its lengthscale.
 
-    An input far below the others hardly matters. Of a kernel that is a sum or a product, each part has its own bars.
+    An input far below the others hardly matters. For a kernel that is a sum or a product, each part has separate bars.
 
     Args:
         gp: a trained method.
@@ -163,11 +162,11 @@ def plot_dependence(
 
     Args:
         gp: a trained method.
-        column: of x, by number or name.
-        num_values: values of the input, between the 2nd and the 98th percentile of the data.
-        num_rows: rows of the data that are averaged over.
+        column: column of x, by number or name.
+        num_values: number of values of the input, between the 2nd and the 98th percentile of the data.
+        num_rows: number of rows of the data in the average.
         ax: axis to draw on; None makes one.
-        seed: of rows and draws.
+        seed: seed of rows and draws.
 
     Returns:
         The axis.

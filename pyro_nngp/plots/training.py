@@ -1,4 +1,4 @@
-"""Pictures of training: the loss, and which points each point is conditioned on."""
+"""Plots of training: the loss, and the neighbors that points are conditioned on."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def plot_fit(result: Any, ax: Any = None) -> Any:
         ax: axis to draw on; None makes one.
 
     Returns:
-        The axis. Its limits leave out the first tenth of the steps, whose losses hide the rest.
+        The axis. Its limits leave out the first tenth of the steps, whose large losses would hide the rest.
 
     Raises:
         ImportError: without matplotlib.
@@ -48,8 +48,8 @@ def plot_neighbors(
     """Points of a neighbor graph, with lines to the neighbors of some of them.
 
     Args:
-        graph: of a method, or of your own.
-        rows: whose neighbors are shown; None is three, early, in the middle and late in the ordering.
+        graph: a neighbor graph, such as that of a method.
+        rows: rows whose neighbors are shown; None is three: early, in the middle and late in the ordering.
         columns: the two columns of x on the axes.
         ax: axis to draw on; None makes one.
 

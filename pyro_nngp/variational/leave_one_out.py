@@ -32,7 +32,8 @@ from torch import Tensor
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient
+from pyro_nngp.variational.posterior_mean import posterior_mean
 
 Moments: TypeAlias = tuple[Tensor, Tensor]
 """Means and variances."""

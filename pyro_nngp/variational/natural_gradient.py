@@ -6,18 +6,9 @@ of u itself, y with noise variances :math:`\sigma_i^2`, the ELBO of :math:`q(u) 
 .. math:: P m = \Sigma^{-1} y, \quad P = \Lambda + \Sigma^{-1}, \qquad R_{jj}^2 = 1 / P_{jj}
    \text{ for a diagonal R},
 
-so m is the exact posterior mean under the prior, found by conjugate gradients, and :math:`R_{jj}^2` the exact
-conditional variance of u_j given all the others. The optimum of other R is in
+so m is the exact posterior mean under the prior (:mod:`pyro_nngp.variational.posterior_mean`), and :math:`R_{jj}^2` the
+exact conditional variance of u_j given all the others. The optimum of other R is in
 :mod:`pyro_nngp.variational.sparse_factor`.
-
-Conjugate gradients start on P with its diagonal as preconditioner, which is quick where the data determine a value
-better than its neighbors do. As soon as 20 iterations no longer halve the residual, they continue in whitened
-coordinates (:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick where the prior dominates. With G the root of the
-prior's covariance, an approximate mean with the residual r costs the ELBO
-
-.. math:: \tfrac12 r^\top P^{-1} r \le \tfrac12 \| G^\top r \|^2
-
-nats, whatever the units of data and kernel. So the tolerance is on :math:`\| G^\top r \| / \sqrt N`.
 
 Any other likelihood is replaced by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq.
 12): with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by
@@ -34,7 +25,6 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -43,29 +33,14 @@ from torch import Tensor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
-_LOOK = 20  # iterations between checks of the residual
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
-_RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
 _SAME_SITES = 10  # change of the sites' precisions, in tolerances, below which the factor is kept
 _SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is mostly rounding error
 _FAR = 0.1  # units that the last natural-gradient step may move means without a warning
-
-
-class MeanLimits(NamedTuple):
-    """Settings that choose the solver of :func:`posterior_mean`; the results agree.
-
-    Attributes:
-        dense_up_to: entries of the system up to which one dense Cholesky factorization is used.
-        plain_iterations: largest number of iterations on P before the change to whitened coordinates.
-    """
-
-    dense_up_to: int = 1000**2
-    plain_iterations: int = 200
 
 
 def variational_optimum(
@@ -277,68 +252,6 @@ def _expectation_gradients(
     if not differentiable:
         gradient, grad_var = gradient.detach(), grad_var.detach()
     return gradient, -2 * grad_var, float(value.detach())
-
-
-def posterior_mean(
-    prior: VecchiaFactor,
-    y: Float[Tensor, "*L N"],
-    precision: Float[Tensor, "*L N"],
-    start: Float[Tensor, "*L N"],
-    easy: bool = True,
-    tolerance: float = 1e-3,
-    reduction: float = 0.0,
-    limits: MeanLimits | None = None,
-) -> tuple[Float[Tensor, "*L N"], bool]:
-    """Mean of u given Gaussian observations.
-
-    Args:
-        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
-        y: observations of u (the mean function subtracted), one set per leading index.
-        precision: inverse noise variances.
-        start: initial m.
-        easy: whether to begin with iterations on P.
-        tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
-            rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
-        reduction: stop also when the residual has fallen to this part of its start.
-        limits: choice of the solver; None takes the quickest.
-
-    Returns:
-        m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
-    """
-    dtype, limits = y.dtype, limits or MeanLimits()
-    y, precision, start = y.double(), precision.double(), start.double()
-    right = precision * y
-    if y.numel() * len(prior) <= limits.dense_up_to:
-        tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
-        return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
-
-    def product(m: Tensor) -> Tensor:
-        return prior.product(m) + precision * m
-
-    def norm(residual: Tensor) -> Tensor:
-        return prior.color_transposed(residual).norm(dim=-1)
-
-    size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
-    if reduction:
-        tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
-    if easy and limits.plain_iterations:
-        diagonal = prior.diagonal() + precision
-        start, left = conjugate_gradients(
-            product,
-            right,
-            start,
-            diagonal,
-            tolerance,
-            limits.plain_iterations,
-            norm=norm,
-            size=size,
-            every=_LOOK,
-            halving=True,
-        )
-        if left <= tolerance:
-            return start.to(dtype), True
-    z = prior.solve(prior.color_transposed(right), precision, prior.whiten(start), tolerance, size=size)
-    return prior.color(z).to(dtype), False
 
 
 def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

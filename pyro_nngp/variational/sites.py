@@ -40,8 +40,9 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
-from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean, warn_unsettled
+from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
+from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _PREDICTION_NEIGHBORS = 64
 _NO_PRECISION = 1e-6  # precision of sites before the first solution

@@ -1,4 +1,4 @@
-"""Expanded distributions broadcast their tensors, share everything else and keep no state of their own."""
+"""Expanded distributions broadcast their tensors, and share everything else."""
 
 import pytest
 import torch

@@ -1,11 +1,10 @@
 """The protocol of kernels: hyperparameters, binding, names, columns, sums and products, what a user writes."""
 
-from typing import Any
-
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from oracles.kernels import fresh, name_of, points, tensor
 from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor
@@ -14,7 +13,6 @@ from torch.distributions import constraints
 from pyro_nngp.kernels import (
     RBF,
     Constant,
-    Covariance,
     Kernel,
     Linear,
     Matern12,
@@ -31,24 +29,6 @@ STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
 
 
 PLAIN = [*STATIONARY, Constant, Linear]
-
-
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store, where kernels that stand alone would find each other's values."""
-    pyro.clear_param_store()
-    return kernel.bind()
-
-
-def name_of(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, Kernel) else getattr(value, "__name__", str(value))
 
 
 @pytest.mark.parametrize("cls", PLAIN, ids=name_of)

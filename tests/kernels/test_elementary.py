@@ -1,27 +1,14 @@
 """Kernels without a lengthscale."""
 
-import pyro
 import torch
+from oracles.kernels import fresh, points
 from pyro import poutine
-from torch import Tensor
 
 from pyro_nngp.kernels import (
     RBF,
-    Covariance,
-    Kernel,
     Matern52,
     VerticalScaling,
 )
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store, where kernels that stand alone would find each other's values."""
-    pyro.clear_param_store()
-    return kernel.bind()
 
 
 def test_vertical_scaling() -> None:

@@ -10,12 +10,12 @@ import pyro.contrib.gp.kernels as reference
 import pytest
 import sklearn.gaussian_process.kernels as sk
 import torch
+from oracles.kernels import fresh, name_of, points, tensor
 from torch import Tensor
 
 from pyro_nngp.kernels import (
     RBF,
     Constant,
-    Covariance,
     Kernel,
     Linear,
     Matern12,
@@ -34,20 +34,6 @@ STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
 PLAIN = [*STATIONARY, Constant, Linear]
 
 
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store, where kernels that stand alone would find each other's values."""
-    pyro.clear_param_store()
-    return kernel.bind()
-
-
 def every_kernel(input_dim: int) -> list[Kernel]:
     kernels = [cls(input_dim) for cls in PLAIN]
     return [
@@ -56,10 +42,6 @@ def every_kernel(input_dim: int) -> list[Kernel]:
         RBF(input_dim) * Matern12(input_dim, lengthscale=0.4),
         VerticalScaling(Matern32(input_dim), lambda x: 1 + x[..., 0].square()),
     ]
-
-
-def name_of(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, Kernel) else getattr(value, "__name__", str(value))
 
 
 @pytest.mark.parametrize("cls", [RBF, Matern32, Matern52, RationalQuadratic, Periodic, Constant, Linear], ids=name_of)

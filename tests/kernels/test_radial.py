@@ -1,10 +1,8 @@
 """Hand-written gradients of isotropic blocks: first and second derivatives, vmap, finite values, reuse of memory."""
 
-from typing import Any
-
-import pyro
 import pytest
 import torch
+from oracles.kernels import fresh, name_of, points, tensor
 from pyro import poutine
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -21,24 +19,6 @@ from pyro_nngp.kernels import (
     Periodic,
     RationalQuadratic,
 )
-
-
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store, where kernels that stand alone would find each other's values."""
-    pyro.clear_param_store()
-    return kernel.bind()
-
-
-def name_of(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, Kernel) else getattr(value, "__name__", str(value))
 
 
 def smooth_kernels() -> list[Kernel]:

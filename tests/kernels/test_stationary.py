@@ -3,15 +3,13 @@
 import math
 from typing import Any
 
-import pyro
 import pytest
 import torch
-from torch import Tensor
+from oracles.kernels import fresh, name_of, points, tensor
 
 from pyro_nngp.kernels import (
     RBF,
     Constant,
-    Covariance,
     Kernel,
     Linear,
     Matern12,
@@ -23,24 +21,6 @@ from pyro_nngp.kernels import (
 )
 
 STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
-
-
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store, where kernels that stand alone would find each other's values."""
-    pyro.clear_param_store()
-    return kernel.bind()
-
-
-def name_of(value: Any) -> str:
-    return type(value).__name__ if isinstance(value, Kernel) else getattr(value, "__name__", str(value))
 
 
 def test_one_lengthscale_per_dimension_is_a_rescaling() -> None:

@@ -1,4 +1,4 @@
-"""Cholesky factors with nuggets, and what is said where there is none."""
+"""Cholesky factors with nuggets, and errors where there is none."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""The Vecchia factor against the dense matrices that it stands for."""
+"""The Vecchia factor against dense matrices."""
 
 import pytest
 import torch

@@ -518,7 +518,7 @@ def test_a_class_is_no_kernel():
 
 
 def test_batches_of_inducing_points_leave_none_out():
-    """Each of M points is in a batch as often as any other, wherever it stands among the rows."""
+    """Each of M points is in a batch equally often, whatever its row."""
     x, y = data()
     gp, num_batches = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=4, inducing=x[:40]), 2000
     generator, idx, count, drawn = torch.Generator().manual_seed(0), torch.arange(10), torch.zeros(40), []

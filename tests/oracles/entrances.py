@@ -282,7 +282,7 @@ SECONDS, BYTES = 20, 2**32
 
 
 def outcome(entrance, arg, name):
-    """What comes of one call: "fine", "ours", "silent", or the type and the message of a foreign error."""
+    """The outcome of one call: "fine", "ours", "silent", or the type and the message of a foreign error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -8,9 +8,9 @@ from pyro.optim import Adam
 
 
 def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
-    """Train a method without likelihood as the prior of f in a program that has a slope and a likelihood of its own.
+    """Train a method without likelihood as the prior of f in a program with a slope and a likelihood.
 
-    The program has one parameter of its own in Pyro's store, ``loc``.
+    The program has one parameter in Pyro's store, ``loc``.
     """
     one, n = torch.ones((), dtype=y.dtype), len(y)
 

@@ -1,4 +1,4 @@
-"""Pictures of maps: what is on their axes."""
+"""Plots of maps: what is on their axes."""
 
 import sys
 

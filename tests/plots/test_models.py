@@ -1,4 +1,4 @@
-"""Pictures of models: the numbers on their axes."""
+"""Plots of models: the numbers on their axes."""
 
 import numpy as np
 import pyro.distributions as dist

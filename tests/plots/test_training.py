@@ -1,4 +1,4 @@
-"""Pictures of training and of neighbors."""
+"""Plots of training and of neighbors."""
 
 import numpy as np
 import pytest

@@ -87,7 +87,7 @@ def test_assigning_a_distribution_gives_it_back(num_latents, columns):
 
 
 def test_entries_are_relative_to_the_diagonal():
-    """Scaling the diagonal of a row scales the whole row: the law of u / c is that of u, moved by one parameter."""
+    """Scaling the diagonal of a row scales the row: u / c has the distribution of u with one parameter changed."""
     graph = NeighborGraph(torch.rand(N, 2, dtype=F64), 5)
     local = LocalGaussian(N, graph.neighbors.clone(), like=graph.x)
     torch.nn.init.normal_(local.weights)

@@ -135,7 +135,7 @@ def _nearest_candidates(
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
     """The k nearest admissible candidates by (distance, index), -1 padded, and whether the floor proves them."""
     index, value, floor = found
-    if index.shape[1] <= k:  # there are no more points; one column more than k is looked at below
+    if index.shape[1] <= k:  # there are no more points; the code below reads one column more than k
         missing = ((0, 0), (0, k + 1 - index.shape[1]))
         index, value = np.pad(index, missing, constant_values=-1), np.pad(value, missing)
     value[(index < 0) | (index >= limit[:, None]) | (index == exclude[:, None])] = np.inf

@@ -1,40 +1,31 @@
 import signal
-import sys
 import warnings
 
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.dense import dense_covariance, dense_precision, gaussian_kl
 from pyro import poutine
 from pyro.distributions import constraints
 from pyro.infer import SVI, TraceMeanField_ELBO
-from pyro.nn import PyroSample
 from pyro.optim import Adam
 from scipy import stats
 
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.inference import (
-    NNReport,
-    Reliability,
-    compare_to_exact,
     coverage_curve,
     pit,
-    plot_coverage,
-    plot_pit,
-    plot_reliability,
     psis_khat,
     reliability,
     sbc_ranks,
     symmetry,
     uniformity,
 )
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Poisson
-from pyro_nngp.neighbors.graph import NeighborGraph
 
 F64 = torch.float64
+
+
 LEVEL = 1e-4  # of every test that must not reject; the seeds are fixed
 
 
@@ -260,107 +251,3 @@ def test_reliability_of_several_labels():
 def test_reliability_errors(prob, y, message):
     with pytest.raises(ValueError, match=f"reliability: {message}"):
         reliability(prob, y)
-
-
-@pytest.fixture
-def axis():
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    yield pyplot.subplots()[1]
-    pyplot.close("all")
-
-
-def test_plots_show_the_numbers(axis):
-    values = torch.tensor([0.05, 0.15, 0.12, 0.95])
-    assert plot_pit(values, 10, axis) is axis
-    bars = [patch for patch in axis.patches if getattr(patch, "get_width", lambda: 1)() < 0.5]  # the band is no bar
-    assert [bar.get_height() for bar in bars] == pytest.approx([2.5, 5, *[0] * 7, 2.5])
-    curve = plot_coverage(values).lines[-1].get_xydata()
-    assert dict(map(tuple, curve))[0.8] == 0.5  # |0.12 - 0.5| and |0.15 - 0.5| are below 0.4
-    found = Reliability(torch.tensor([0.2, 0.7]), torch.tensor([0.25, 0.6]), torch.tensor([8.0, 5.0]))
-    points = plot_reliability(found).lines[1].get_xydata()
-    assert points.flatten() == pytest.approx([0.2, 0.25, 0.7, 0.6])
-
-
-def test_plots_need_matplotlib(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    for plot, where in ((plot_pit, "plot_pit"), (plot_coverage, "plot_coverage")):
-        with pytest.raises(ImportError, match=f"{where}: expected matplotlib to be installed"):
-            plot(torch.rand(3))
-    with pytest.raises(ImportError, match="plot_reliability: expected matplotlib"):
-        plot_reliability(Reliability(torch.ones(1), torch.ones(1), torch.ones(1)))
-
-
-def regression(n=30):
-    x = torch.rand(n, 2, dtype=F64)
-    return Matern52(2, variance=torch.tensor(1.5, dtype=F64)), x, torch.sin(4 * x[:, 0])
-
-
-def test_nearest_neighbors_against_the_exact_process():
-    kernel, x, y = regression()
-    report = compare_to_exact(kernel, x, y, [1, 4, 29], 0.1, seed=3)
-    assert report.num_neighbors.tolist() == [1, 4, 29]
-    exact, zero = dense_covariance(kernel, x).detach(), torch.zeros(30, dtype=F64)
-    noise = 0.1 * torch.eye(30, dtype=F64)
-    for k, kl, loss in zip(*report, strict=True):
-        precision = dense_precision(kernel, NeighborGraph(x, int(k), seed=3)).detach()
-        torch.testing.assert_close(kl, gaussian_kl(zero, exact, precision), rtol=1e-6, atol=1e-7)
-        approximate = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-        expected = deleted_score(exact + noise, y) - deleted_score(approximate + noise, y)
-        torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-8)
-    assert report.kl[0] > 2 * report.kl[1] > 0.01
-    single = compare_to_exact(kernel, x.float(), y.float(), [1, 4, 29], 0.1, seed=3)
-    torch.testing.assert_close(single.kl, report.kl, rtol=1e-4, atol=1e-5)
-    assert abs(report.kl[2]) < 1e-7
-
-
-def deleted_score(cov, y):
-    """Mean log density of each y given the others, by conditioning a normal on them."""
-    score = 0.0
-    for i in range(len(y)):
-        rest = torch.arange(len(y)) != i
-        w = torch.cholesky_solve(cov[rest, i][:, None], torch.linalg.cholesky(cov[rest][:, rest]))[:, 0]
-        score = score + dist.Normal(w @ y[rest], (cov[i, i] - w @ cov[rest, i]).sqrt()).log_prob(y[i]) / len(y)
-    return score
-
-
-def test_nearest_neighbor_report_needs_values_of_the_hyperparameters():
-    _, x, y = regression()
-    prior = dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
-    own = Matern52(2, lengthscale=PyroSample(prior))
-    for kernel in (own, lambda a, b: own(a, b)):
-        with pytest.raises(ValueError, match=r"expected kernel to have values, got priors on \['lengthscale'\]. Build"):
-            compare_to_exact(kernel, x, y, [3], 0.1)
-
-
-def test_nearest_neighbor_report_on_a_module_in_single_precision():
-    class Warped(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear, self.kernel = torch.nn.Linear(2, 2), regression()[0]
-
-        def forward(self, a, b):
-            return self.kernel(self.linear(a), self.linear(b))
-
-    _, x, y = regression(200)
-    kernel = Warped().float()
-    single = compare_to_exact(kernel, x.float(), y.float(), [4], 0.1)
-    wide = compare_to_exact(kernel.double(), x.float().double(), y.float().double(), [4], 0.1)
-    torch.testing.assert_close(single.kl, wide.kl, rtol=1e-6, atol=0)
-    assert isinstance(single, NNReport)
-
-
-def test_nearest_neighbor_report_errors():
-    kernel, x, y = regression()
-    for x_bad, y_bad, ks, noise_var, message in (
-        (torch.zeros(2001, 2), y, [3], 0.1, "expected x to have at most 2000 points, got 2001"),
-        (x, y[:3], [3], 0.1, r"expected y of shape \(30,\), got \(3,\)"),
-        (x, y, [3, 30], 0.1, "expected num_neighbors in 1..29, got 30"),
-        (x, y, [3], 0.0, "expected noise_var to be a variance > 0, got 0.0"),
-        (x.where(x > 0.1, torch.nan), y, [3], 0.1, "expected x to be finite"),
-    ):
-        with pytest.raises(ValueError, match=f"compare_to_exact: {message}"):
-            compare_to_exact(kernel, x_bad, y_bad, ks, noise_var)

@@ -1,4 +1,4 @@
-"""The samplers against known stationary laws: the discrete Lyapunov solution of their own update, and posteriors."""
+"""The samplers against known stationary distributions: the Lyapunov solution of their update, and posteriors."""
 
 import math
 
@@ -97,7 +97,7 @@ def test_covariance_is_the_lyapunov_solution_of_the_update(sampler, inverse_mass
     assert np.abs(np.linalg.eigvals(a)).max() ** 40 < 1e-2  # 40 updates forget the start
     joint = torch.as_tensor(solve_discrete_lyapunov(a.numpy(), noise.numpy()))
     expected, limit = joint[:2, :2], temperature * h.inverse()
-    assert ((expected - limit).diag() / limit.diag()).abs().max() > 0.2  # the chain's own law, not its limit, is tested
+    assert ((expected - limit).diag() / limit.diag()).abs().max() > 0.2  # tests the chain's distribution, not its limit
     assert_covariance(draws, expected)
 
     # The mean temperatures over the next 120 updates, from those over 40 and 160.

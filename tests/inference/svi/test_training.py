@@ -1,4 +1,3 @@
-import itertools
 import math
 import os
 import re
@@ -12,13 +11,9 @@ from pyro.nn import PyroModule, PyroSample, pyro_method
 from torch import nn
 
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
-from pyro_nngp.inference.svi.batches import Minibatches, Subsample
-from pyro_nngp.inference.svi.convergence import Plateau, still_falling
-from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, neighbor_disagreement
-from pyro_nngp.kernels import Matern12, Matern52
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
-from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
 
 
 def data(n, dtype=torch.float64):
@@ -244,95 +239,6 @@ def test_validation_comes_once_per_round():
 def test_stepping_back_is_refused_with_quasi_newton_steps(tmp_path):
     with pytest.raises(ValueError, match=r"expected checkpoint without step_back with L-BFGS, got step_back=True"):
         fit(vecchia(), checkpoint=Checkpoint(tmp_path / "run.pt", step_back=True), progress=False)
-
-
-def test_minibatches_do_not_follow_a_random_ordering_of_the_same_seed():
-    graph = NeighborGraph(torch.rand(1000, 2), 3, seed=7)
-    place = torch.empty(1000, dtype=torch.long).index_copy_(0, graph.order, torch.arange(1000))
-    for batches in (Minibatches(1000, 100, 7), Subsample(1000, 100, 7)):
-        places = place[batches.next(torch.device("cpu"))].double()
-        assert abs(places.mean() - 499.5) < 6 * 1000 / math.sqrt(12 * 100)
-
-
-def test_subsamples_are_nested_and_end_at_the_largest():
-    rows = Subsample(10_000, 6_400, 0, 300)
-    seen = [rows.next(torch.device("cpu"))]
-    while not rows.grown:
-        rows.grow()
-        seen.append(rows.next(torch.device("cpu")))
-    assert [len(part) for part in seen] == [400, 1600, 6400]
-    assert all(torch.equal(small, large[: len(small)]) for small, large in itertools.pairwise(seen))
-    assert len(seen[-1].unique()) == 6400
-    assert Subsample(500, None, 0, 300).next(torch.device("cpu")) is None
-
-
-def test_a_plateau_is_a_round_too_many_without_an_improvement():
-    plateau = Plateau(0.01, cuts=1)
-    assert [plateau.observe(value) for value in (1.0, 0.5, 0.495)] == [False, False, True]
-    assert not plateau.converged
-    assert plateau.observe(math.nan)
-    assert plateau.converged
-
-
-def test_falling_losses_are_told_from_noise():
-    noise = 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(0))
-    steps = torch.arange(400)
-    assert still_falling(noise.tolist()) == 0
-    assert still_falling((noise - 0.004 * steps).tolist()) > 0.1
-    flat_after = torch.where(steps < 300, -0.004 * steps, -1.2)  # the rates are lowered at 300
-    assert still_falling((noise + flat_after).tolist()) == 0
-    assert still_falling((noise + flat_after).tolist(), 0.75) > 0.1
-    assert still_falling([1.0, 0.0]) is None
-
-
-def rough(kernel):
-    """Smooth data under a kernel of other data."""
-    x = torch.rand(1500, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Vecchia(x, 5 * x.sum(-1), kernel, Gaussian(1e-6), num_neighbors=4)
-
-
-def test_neighbors_that_are_too_few_are_found_out():
-    fine = vecchia()
-    fit(fine, progress=False)
-    assert neighbor_disagreement(fine) < 1.2
-    kernel = Matern52(2, variance=torch.tensor(1e-6), lengthscale=torch.full((2,), 0.3))
-    bad = rough(kernel)
-    assert neighbor_disagreement(bad) > 1.5
-    with pytest.warns(ConvergenceWarning, match=r"from 4 and from up to 32 neighbors to agree .* compare_to_exact"):
-        fit(bad, 1, lr=1e-6, progress=False)
-    x, y = data(60)
-    assert neighbor_disagreement(SVGP(x, y, Matern52(2), Gaussian(), inducing=5)) is None
-    assert neighbor_disagreement(Vecchia(x, y, Matern12(2), Gaussian(), num_neighbors=40)) is None
-
-
-def at_lengthscale(method, lengthscale, **options):
-    x, y = data(60)
-    return method(x, y, Matern52(2, lengthscale=lengthscale), Gaussian(0.1), **options)
-
-
-@pytest.mark.parametrize(
-    ("method", "options"),
-    [(Vecchia, {"num_neighbors": 5}), (VNNGP, {"num_neighbors": 5}), (SVGP, {"inducing": 10})],
-)
-def test_points_that_no_lengthscale_connects_are_found_out(method, options):
-    assert nearest_correlation(at_lengthscale(method, 0.5, **options)) > 0.5
-    stuck = at_lengthscale(method, 1e-4, **options)
-    assert nearest_correlation(stuck) < 1e-6
-    with pytest.warns(ConvergenceWarning, match=r"a median correlation of 0: .* Leave the lengthscale unset"):
-        fit(stuck, 2, progress=False)
-
-
-def test_correlations_are_those_of_the_nearest_points():
-    gp = at_lengthscale(Vecchia, 0.3, num_neighbors=5)
-    distance = torch.cdist(gp.x, gp.x).fill_diagonal_(torch.inf).min(-1).values
-    s = 5**0.5 * distance / 0.3
-    assert nearest_correlation(gp) == pytest.approx(((1 + s + s**2 / 3) * (-s).exp()).median().item(), rel=1e-4)
-    prior = PyroSample(dist.LogNormal(torch.tensor(-7.0), 1e-3))
-    assert nearest_correlation(at_lengthscale(Vecchia, prior, num_neighbors=5)) < 1e-6
-    for lengthscales, least, most in (((0.5, 1e-4), 0.5, 1.0), ((1e-4, 1e-4), 0.0, 1e-6)):
-        kernels = [Matern52(2, lengthscale=lengthscale) for lengthscale in lengthscales]
-        joint = CoregionalizedLOO(gp.x, gp.y[:, None].repeat(1, 2), kernels, num_neighbors=5)
-        assert least <= nearest_correlation(joint) <= most
 
 
 def test_a_schedule_belongs_to_a_given_number_of_steps():

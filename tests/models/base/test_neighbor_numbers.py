@@ -164,7 +164,7 @@ def test_few_rows_train_and_predict_with_defaults(method, rows):
 
 
 def test_sites_of_a_smooth_function_of_many_inputs_take_more_neighbors():
-    """Where K neighbors leave much of the prior's variance beside that of the posterior, others tell more."""
+    """Where much of the prior's variance is left given K neighbors, more neighbors help."""
     torch.manual_seed(0)
     for inputs, more in ((1, False), (6, True)):
         x = torch.rand(700, inputs).double()

@@ -83,7 +83,7 @@ def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
 
 
 def test_overdispersed_counts_with_zeros_start_at_the_scale_of_their_logits():
-    """A count of zero far below its mean has a log density that is all but linear: no pseudo-observation of its own."""
+    """A count of zero far below its mean has an almost linear log density: no Laplace approximation."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(N, 2, generator=generator, dtype=F64)
     f = 8 + 2 * draw(Matern52(2, lengthscale=torch.tensor([0.3, 0.3], dtype=F64)).bind()(x, x))

@@ -1,0 +1,26 @@
+"""Plateaus and falling losses."""
+
+import math
+
+import torch
+
+from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+
+
+def test_a_plateau_is_a_round_too_many_without_an_improvement():
+    plateau = Plateau(0.01, cuts=1)
+    assert [plateau.observe(value) for value in (1.0, 0.5, 0.495)] == [False, False, True]
+    assert not plateau.converged
+    assert plateau.observe(math.nan)
+    assert plateau.converged
+
+
+def test_falling_losses_are_told_from_noise():
+    noise = 0.1 * torch.randn(400, generator=torch.Generator().manual_seed(0))
+    steps = torch.arange(400)
+    assert still_falling(noise.tolist()) == 0
+    assert still_falling((noise - 0.004 * steps).tolist()) > 0.1
+    flat_after = torch.where(steps < 300, -0.004 * steps, -1.2)  # the rates are lowered at 300
+    assert still_falling((noise + flat_after).tolist()) == 0
+    assert still_falling((noise + flat_after).tolist(), 0.75) > 0.1
+    assert still_falling([1.0, 0.0]) is None

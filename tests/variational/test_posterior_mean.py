@@ -1,0 +1,73 @@
+"""Posterior means by iterations against dense solutions: their cost to the bound, and when they end."""
+
+import pytest
+import torch
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models import VNNGP
+from pyro_nngp.neighbors.graph import NeighborGraph
+from pyro_nngp.variational.natural_gradient import variational_optimum
+from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
+
+N = 200
+
+
+F64 = torch.float64
+
+
+ITERATIVE = MeanLimits(dense_up_to=0)
+
+
+def setting(kernel):
+    graph = NeighborGraph(torch.rand(N, 2, dtype=F64), 8)
+    return NNGP(kernel.requires_grad_(False), graph, jitter=1e-5).factor.prepared()
+
+
+@pytest.mark.parametrize("easy", [False, True])
+@pytest.mark.parametrize("tolerance", [0.3, 1e-2, 1e-4])
+@pytest.mark.parametrize("kernel", [Matern52(2, lengthscale=0.05), RBF(2, lengthscale=0.4)])
+def test_the_mean_costs_the_bound_no_more_than_the_tolerance_allows(easy, tolerance, kernel):
+    prior = setting(kernel.double())
+    y, precision, start = torch.randn(3, 2, N, dtype=F64)
+    precision = precision.exp()
+    m, _ = posterior_mean(prior, y, precision, start, easy, tolerance, limits=ITERATIVE)
+    posterior = prior.dense() + torch.diag_embed(precision)
+    error = m - torch.cholesky_solve((precision * y)[..., None], torch.linalg.cholesky(posterior))[..., 0]
+    lost = (error[:, None] @ posterior @ error[..., None])[:, 0, 0] / 2
+    assert (lost <= tolerance**2 / 2 * N).all()
+    assert lost.max() > 1e-12  # it did stop before rounding
+
+
+def test_a_reduction_ends_sooner(monkeypatch):
+    prior = setting(RBF(2, lengthscale=0.4).double())
+    y, counts = torch.randn(N, dtype=F64), []
+    one, zero = torch.ones(N, dtype=F64), torch.zeros(N, dtype=F64)
+    for reduction in (0.0, 0.1):
+        products, color = [], prior.color
+        monkeypatch.setattr(prior, "color", lambda z, p=products, c=color: p.append(1) or c(z))
+        posterior_mean(prior, y, one, zero, False, 1e-6, reduction, ITERATIVE)
+        monkeypatch.setattr(prior, "color", color)
+        counts.append(len(products))
+    assert counts[1] < counts[0] / 2
+
+
+@pytest.mark.parametrize("plain_iterations", [0, 5, 1000])
+@pytest.mark.parametrize("guide_neighbors", [0, 8])
+@torch.no_grad()
+def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide_neighbors):
+    x = torch.rand(300, 2, dtype=F64)
+    y = torch.sin(5 * x.sum(-1))
+    kernel = Matern52(2, lengthscale=torch.tensor(0.3, dtype=F64)).requires_grad_(False)
+    posterior = "factor" if guide_neighbors else "mean-field"
+    settings = {"num_neighbors": 8, "posterior": posterior, "guide_neighbors": guide_neighbors, "jitter": 1e-4}
+    gp = VNNGP(x, y, kernel, Gaussian(0.05), **settings)
+    factor, q = NNGP(kernel, gp.graph, jitter=1e-4).factor, gp.local.distribution()
+    dense, iterative = (
+        variational_optimum(Gaussian(0.05), y, torch.zeros(300, dtype=F64), factor, q, limits=limits)
+        for limits in (MeanLimits(10**9), MeanLimits(0, plain_iterations))
+    )
+    torch.testing.assert_close(iterative.loc, dense.loc, rtol=0, atol=1e-3)
+    torch.testing.assert_close(iterative.scale, dense.scale)
+    torch.testing.assert_close(iterative.weights, dense.weights)
