@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
-import xarray as xr
 from pyro.distributions import Delta
 from pyro.poutine import Trace
 from torch import Tensor
+from torch.distributions import biject_to, identity_transform
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import (
@@ -24,6 +24,7 @@ from pyro_nngp.inference._traces import (
     plate_rows,
     sample_sites,
 )
+from pyro_nngp.inference.arviz.libraries import library
 
 Place = tuple[int, int]  # chain and draw
 Variable = tuple[tuple[str, ...], np.ndarray]  # names of the dimensions, and the array
@@ -57,7 +58,7 @@ class Arrays:
         self._prior_shape = (1, num_prior)
         self._left_out = {name[1:] for name in var_names if name.startswith("~")}
         self._wanted = {name for name in var_names if not name.startswith("~")}
-        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
+        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows used, and size
         self._variables: set[str] = set()
 
     def add(
@@ -68,19 +69,21 @@ class Arrays:
         rows: Tensor | None,
         log_likelihood: str | None,
         log_prior: bool,
+        unconstrained: bool,
     ) -> None:
         """Add a run conditioned on the data.
 
         Args:
             place: chain and draw.
-            trace: of the run.
-            values: of the latent sites.
-            rows: rows of the run, of all that the values are for; None is all.
-            log_likelihood: the group of the densities of the data given the latent sites, if they are wanted.
-            log_prior: whether the densities of latent sites are wanted.
+            trace: trace of the run.
+            values: values of the latent sites.
+            rows: rows of the run, among all rows of the values; None is all.
+            log_likelihood: group for the densities of the data given the latent sites; None omits them.
+            log_prior: whether to keep the densities of latent sites.
+            unconstrained: whether to keep latent values that are constrained in unconstrained space too.
 
         Raises:
-            ValueError: if a plate took other rows than at the first draw.
+            ValueError: if a plate used other rows than at the first draw.
         """
         self._add_plates(trace, rows)
         for name, site in sample_sites(trace).items():
@@ -97,6 +100,8 @@ class Arrays:
                     value = values.get(name, site["value"])
                     dims = self._name_dims(name, value, site)
                     self._put("posterior", name, value, dims, place, rows)
+                    if unconstrained and not site["is_observed"]:
+                        self._put_unconstrained(name, site, value, dims, place, rows)
                     if log_prior and not _is_delta(site):
                         density = log_prob(site, 0.0)
                         self._put("log_prior", name, density, dims[: density.dim()], place, rows)
@@ -110,7 +115,7 @@ class Arrays:
                 self._put("prior_predictive" if observed else "prior", name, site["value"], dims, (0, draw))
 
     def add_leave_one_out(self, place: Place, trace: Trace, name: str, densities: Tensor) -> None:
-        """Add the leave-one-out densities of an observed site, in place of its densities given the latent sites."""
+        """Add the leave-one-out densities of an observed site, instead of its densities given the latent sites."""
         site = trace.nodes[name]
         dims = self._name_dims(name, site["value"], site)
         self._put("log_likelihood", name, densities, dims[: densities.dim()], place)
@@ -122,10 +127,18 @@ class Arrays:
                 self._put("predictions", name, value, ("latents", "prediction")[2 - value.dim() :], place)
 
     def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
-        """Add the data of a run that drew them anew."""
+        """Add the data that a run drew from the model."""
         for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
             value = again.nodes[name]["value"]
             self._put("posterior_predictive", name, value, self._name_dims(name, value, again.nodes[name]), place, rows)
+
+    def add_warmup(self, trace: Trace, values: Mapping[str, Tensor], statistics: Mapping[str, Variable]) -> None:
+        """Add the draws of the warm-up of all chains, (chains, draws, ...), and their statistics."""
+        for name, value in values.items():
+            if self._is_kept(name):
+                dims = self._name_dims(name, value[0, 0], trace.nodes[name])
+                self.groups["warmup_posterior"][name] = ((*_SAMPLE_DIMS, *dims), _array(value))
+        self.groups["warmup_sample_stats"].update(statistics)
 
     def add_densities(self, place: Place, **totals: Tensor) -> None:
         """Add log densities, one number each."""
@@ -135,7 +148,7 @@ class Arrays:
     def add_constants(self, trace: Trace, x: Any, x_new: Tensor | None, given: Mapping[str, Any]) -> None:
         """Add the parameters of a run, inputs, inputs of predictions and further arrays."""
         for name, site in trace.nodes.items():
-            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # else it is a part of one
+            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # otherwise it is a view of one
                 self._put("params", name, site["value"], self._name_dims(name, site["value"]))
         if isinstance(x, Tensor) and x.dim() == 2:
             self._put_whole("x", _array(x), ("data", "input_dim"))
@@ -145,10 +158,10 @@ class Arrays:
             self._put_whole(name, _array(value), self._name_dims(name, _array(value)))
 
     def check_names(self) -> None:
-        """Check the names and labels that the user gave; to be called after the first draw.
+        """Check the user's names and labels; to be called after the first draw.
 
         Raises:
-            ValueError: if one of them fits nothing.
+            ValueError: if one of them does not match.
         """
         sizes = _sizes(variable for variables in self.groups.values() for variable in variables.values())
         for arg, given, known in (
@@ -161,19 +174,12 @@ class Arrays:
         for dim, size in sizes.items():
             self._labels(dim, size)
 
-    def datasets(self, num_draws: int) -> dict[str, xr.Dataset]:
-        """Every group that holds anything, with its first draws."""
-        attrs = {
-            "created_at": datetime.now(UTC).isoformat(),
-            "creation_library": "pyro_nngp",
-            "creation_library_version": version("pyro_nngp"),
-            "creation_library_language": "Python",
-            "inference_library": "pyro",
-            "inference_library_version": pyro.__version__,
-        }
+    def datasets(self, num_draws: int) -> dict[str, Any]:
+        """Every group that holds anything, with its first draws, as a Dataset."""
+        attrs, xr = creation_attrs(), library(self._where, "xarray")
         made = {}
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
-            last = None if group in _PRIOR_GROUPS else num_draws
+            last = None if group in _PRIOR_GROUPS or group.startswith("warmup") else num_draws
             kept = {n: (dims, a[:, :last] if "draw" in dims else a) for n, (dims, a) in variables.items()}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
             sample_dims = [dim for dim in _SAMPLE_DIMS if dim in labels]
@@ -201,7 +207,7 @@ class Arrays:
         place: Place | tuple[()] = (),
         rows: Tensor | None = None,
     ) -> None:
-        """Write a value to its place; one of some rows, to those rows of the plates that it is shorter than."""
+        """Write a value to its place; a value of some rows, to those rows of its plates."""
         value, group_of = _array(value), self.groups[group]
         plates = {dim: len(taken) for dim, (taken, _) in self._plates.items()}
         lengths = [plates.get(dim, n) for dim, n in zip(dims, value.shape, strict=True)]
@@ -212,8 +218,24 @@ class Arrays:
         part = [slice(None) if n == length else _array(rows) for n, length in zip(value.shape, lengths, strict=True)]
         group_of[name][1][(*place, ...)][tuple(part)] = value
 
+    def _put_unconstrained(
+        self, name: str, site: Any, value: Tensor, dims: tuple[str, ...], place: Place, rows: Tensor | None
+    ) -> None:
+        """Write a value to unconstrained space, unless it is there already, or discrete."""
+        support = site["fn"].support
+        if support.is_discrete:
+            return
+        transform = biject_to(support)
+        if transform == identity_transform or getattr(transform, "base_transform", None) == identity_transform:
+            return
+        moved = transform.inv(value)
+        if moved.shape != value.shape:
+            shared = value.dim() - transform.codomain.event_dim
+            dims = (*dims[:shared], *(f"{name}_unconstrained_dim_{k}" for k in range(moved.dim() - shared)))
+        self._put("unconstrained_posterior", name, moved, dims, place, rows)
+
     def _put_whole(self, name: str, value: np.ndarray, dims: tuple[str, ...]) -> None:
-        """Keep the rows that plates took of a constant that is given for all rows."""
+        """Keep those rows of a constant that the plates used."""
         for axis, dim in enumerate(dims):
             if dim in self._plates and value.shape[axis] == self._plates[dim][1]:
                 value = value.take(self._plates[dim][0], axis)
@@ -236,6 +258,25 @@ class Arrays:
         if len(labels) != full:
             fail(self._where, f"coords[{dim!r}]", f"to have {full} labels", len(labels), "Give one for each row.")
         return labels[taken]
+
+
+def check_mappings(where: str, **arguments: Any) -> None:
+    """Raise ``TypeError`` for an argument that is neither None nor a dict."""
+    for arg, value in arguments.items():
+        if value is not None and not isinstance(value, Mapping):
+            fail(where, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
+
+
+def creation_attrs() -> dict[str, str]:
+    """The attributes that ArviZ's schema wants of each group."""
+    return {
+        "created_at": datetime.now(UTC).isoformat(),
+        "creation_library": "pyro_nngp",
+        "creation_library_version": version("pyro_nngp"),
+        "creation_library_language": "Python",
+        "inference_library": "pyro",
+        "inference_library_version": pyro.__version__,
+    }
 
 
 def _is_delta(site: Any) -> bool:

@@ -1,4 +1,4 @@
-"""How many neighbors are enough: a number that is doubled for as long as that helps."""
+"""The number of neighbors that suffices, found by doubling it while that helps."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; gain in log variance that another doubling has to bring
+MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; smallest gain in log variance that justifies another doubling
 _TRIED = 64  # points at which numbers of neighbors are compared
 
 
