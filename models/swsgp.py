@@ -11,7 +11,7 @@ Each data point depends on only the H nearest, w(i), of M inducing points:
 Differs from the paper: equation 3 lacks a transpose; neighbors follow the learned lengthscales when refreshed; a mean
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
 added, so that many inducing points cost too little, and with one at each data point the best noise variance is 0. For
-labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function (docs/intervals.md), and
+labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function (docs/intervals.md);
 predictions warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
