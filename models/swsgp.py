@@ -11,12 +11,14 @@ Each data point depends on only the H nearest, w(i), of M inducing points:
 Differs from the paper: equation 3 lacks a transpose; neighbors follow the learned lengthscales when refreshed; a mean
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
 added, so that many inducing points cost too little, and with one at each data point the best noise variance is 0. For
-labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function (docs/intervals.md).
+labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function (docs/intervals.md);
+predictions warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +36,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Ordinal
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
@@ -44,6 +46,7 @@ from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGauss
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
 _USUAL_NEIGHBORS = 32
+_LABELS = (Bernoulli, Binomial, Categorical, Ordinal)
 
 
 class SWSGP(PredictiveMethod):
@@ -209,6 +212,16 @@ class SWSGP(PredictiveMethod):
     def _combined(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
         """Means and variances of the combinations w of values under q(u_w)."""
         return (w * q.mean).sum(-1), combined_variance(q, w[:, None])[..., 0]
+
+    def warn_of_intervals(self) -> None:
+        """Warn of labels, whose f grows far beyond the function."""
+        if isinstance(self.likelihood, _LABELS):
+            warnings.warn(
+                f"SWSGP: intervals of f from {type(self.likelihood).__name__} data are too narrow: 95 % ones cover "
+                "some 60 % of it, since the bound averages local divergences. Take SVGP or VNNGP for them.",
+                UserWarning,
+                stacklevel=2,
+            )
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""

@@ -148,6 +148,8 @@ def to_arviz(
     num_data = getattr(source, "num_data", None) if num_data is None else num_data
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
     method = method_of(draws.model)
+    if method is not None:
+        method.warn_of_intervals()
     densities = predict = None
     if method is not None and method.has_loo and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")

@@ -253,6 +253,10 @@ class GPMethod(DataSites):
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` has the columns, dtype and device of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
+        self.warn_of_intervals()
+
+    def warn_of_intervals(self) -> None:
+        """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
 
     def _check_sample(self, x_new: Any, num_samples: Any, seed: Any) -> None:
         """Raise unless ``sample`` can make that many draws at `x_new`."""

@@ -296,6 +296,7 @@ def test_hyperparameters_with_priors_run_under_nuts(name):
     assert drawn["y"].shape[0] == 3
 
 
+@pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
 @pytest.mark.parametrize("name", ["VNNGP", "LOO", "NPVI", "SWSGP", "SVGP"], indirect=False)
 def test_labels_are_classified(name):
     method, settings = METHODS[name]

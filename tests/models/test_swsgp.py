@@ -13,7 +13,7 @@ from pyro.optim import Adam
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
-from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
+from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit, to_arviz
 from pyro_nngp.kernels import Linear, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, cholesky
@@ -237,6 +237,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
     torch.testing.assert_close(spread.detach(), want.diagonal(), rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
 @pytest.mark.parametrize("mean_field", [True, False])
 @pytest.mark.parametrize(
     ("likelihood", "make"),
@@ -388,3 +389,13 @@ def test_priors_assigned_too_late_are_an_error():
     gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     with pytest.raises(ValueError, match=r"SWSGP.guide: expected hyperparameter priors to be assigned before"):
         gp.guide()
+
+
+def test_intervals_of_labels_come_with_a_warning():
+    x = torch.rand(30, 2)
+    gp = SWSGP(x, (x[:, 0] > 0.5).float(), None, Bernoulli(), inducing=10, num_neighbors=5)
+    message = r"SWSGP: intervals of f from Bernoulli data are too narrow: .* Take SVGP or VNNGP for them\."
+    for call in (lambda: gp(x), lambda: gp.predict(x), lambda: gp.sample(x, 2), lambda: to_arviz(gp, num_samples=2)):
+        with pytest.warns(UserWarning, match=message):
+            call()
+    SWSGP(x, x[:, 0], inducing=10, num_neighbors=5)(x)  # warnings are errors
