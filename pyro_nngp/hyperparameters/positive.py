@@ -7,12 +7,15 @@ import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import constraints
 
 from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp.hyperparameters.batches import is_computed
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
-"""A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
+"""A positive value, which becomes a ``PyroParam``; or a ``PyroParam``, a ``PyroSample`` or a tensor that a program has
+computed, which are taken as they are."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -25,15 +28,17 @@ class Unset(PyroParam):
     """
 
 
-def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
-    """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
+def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0, size: int = 1) -> Any:
+    """A positive ``PyroParam``, or the user's own, prior or computed value, to become an attribute of a ``PyroModule``.
 
     Args:
         where: name of the class, for the error message.
         arg: name of the attribute, for the error message.
-        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is. None marks the attribute as unset:
-            a method starts it from its data.
+        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is, and so is a tensor with a gradient
+            or with batch dimensions, such as the value of a site. None marks the attribute as unset: a method starts it
+            from its data.
         default: value of an unset attribute where no data are at hand.
+        size: number of columns, for those that may have one value each.
 
     Raises:
         ValueError: if the value is not positive, not finite, or not in floating point.
@@ -46,8 +51,12 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     elif isinstance(value, bool) or not isinstance(value, int | float | None):
         fail(where, arg, "to be a number, a tensor, a PyroParam or a PyroSample", f"{value!r:.40}", cure, TypeError)
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
+    if is_functorch_wrapped_tensor(tensor):  # its entries cannot be looked at
+        return tensor
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
+    if is_computed(tensor, ((), (1,), (size,))):
+        return tensor
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 
 
