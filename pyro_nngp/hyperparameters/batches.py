@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from pyro.nn import PyroModule
-from pyro.poutine.runtime import am_i_wrapped, get_plates
+from pyro.poutine import runtime
+from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -18,13 +19,16 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 def is_computed(value: Any, own_shapes: tuple[tuple[int, ...], ...] = ()) -> bool:
     """Whether a tensor is a value that a program has computed, to be used as it is, rather than a parameter's start.
 
-    That is one with a gradient or within ``torch.func``, and within a Pyro program one of other than `own_shapes`.
+    That is one with a gradient, one within ``torch.func``, and any in a program that is being traced, as inference
+    does; in other handlers, such as plates, one of other than `own_shapes`.
     """
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
         return False
     if value.requires_grad or is_functorch_wrapped_tensor(value):
         return True
-    return am_i_wrapped() and tuple(value.shape) not in own_shapes
+    if any(isinstance(handler, TraceMessenger) for handler in runtime._PYRO_STACK):
+        return True
+    return runtime.am_i_wrapped() and tuple(value.shape) not in own_shapes
 
 
 def batch_shape_of(module: PyroModule, name: str, value: Tensor, size: int = 1) -> torch.Size:
@@ -59,8 +63,8 @@ def placed(batch: torch.Size) -> torch.Size:
         batch = batch[1:]
     if not batch:
         return batch
-    frames = [frame for frame in get_plates() if frame.vectorized]
+    frames = [frame for frame in runtime.get_plates() if frame.vectorized]
     outer = [frame.dim for frame in frames if frame.dim < -len(batch) and frame.size == batch[0]]
-    if any(frame.dim == -len(batch) for frame in frames) or len(outer) != 1:
+    if any(frame.dim == -len(batch) and frame.size == batch[0] for frame in frames) or len(outer) != 1:
         return batch
     return torch.Size((batch[0], *[1] * (-outer[0] - len(batch)), *batch[1:]))

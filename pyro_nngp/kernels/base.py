@@ -230,9 +230,20 @@ class Kernel(GPModule):
         return value.reshape(*batch, 1) if batch and size > 1 else value.reshape(batch)
 
     def batch_shape_of(self, values: Mapping[str, Tensor]) -> torch.Size:
-        """Joint batch shape of hyperparameters that :meth:`read` has read."""
+        """Joint batch shape of hyperparameters that :meth:`read` has read.
+
+        Raises:
+            ValueError: if a value of D numbers may be a vector or, beside the others, a batch of D.
+        """
         shapes = [value.shape if self._sizes[arg] == 1 else value.shape[:-1] for arg, value in values.items()]
-        return torch.broadcast_shapes(*shapes)
+        batch = torch.broadcast_shapes(*shapes)
+        for arg in values if batch else ():
+            size, value = self._sizes[arg], self.__dict__.get(arg)
+            if isinstance(value, Tensor) and value.shape == (size,) == batch[-1:] and size > 1:
+                cure = "Write value[..., None].expand(*value.shape, D) for a batch, value[None] for one vector."
+                expectation = f"to be a vector of {size} columns or a batch of {size} numbers"
+                fail(type(self).__name__, arg, expectation, "what may be either", cure)
+        return batch
 
     def _fail_shape(self, arg: str, value: Tensor) -> NoReturn:
         size = self._sizes[arg]
