@@ -122,6 +122,7 @@ class BSGP(SampledMethod):
 
     likelihood: Likelihood
     has_own_kernels = True
+    vectorizes = False
     latents = ("nu", "z")
 
     def __init__(

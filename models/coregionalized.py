@@ -84,6 +84,7 @@ class CoregionalizedLOO(PredictiveMethod):
 
     generative = False
     has_own_kernels = True
+    vectorizes = False
 
     def __init__(
         self,

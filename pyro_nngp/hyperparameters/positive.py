@@ -55,7 +55,7 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
         return tensor
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
-    if is_computed(tensor, ((), (1,), (size,))):
+    if isinstance(value, Tensor) and is_computed(value, ((), (1,), (size,))):
         return tensor
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 

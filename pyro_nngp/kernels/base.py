@@ -43,6 +43,35 @@ class Covariance:
         """Covariances (*S, ..., n, m) of the rows of x with those of z, which autograd may need: do not change them."""
         return self.block(x, z)
 
+    def shifted(self, count: int) -> "Covariance":
+        """The same sets of hyperparameters with `count` more batch dimensions of one at the right, or so many fewer.
+
+        Hyperparameters have them for the plates of a program that they are outside of.
+        """
+        if not self.batch_shape or not count:
+            return self
+        rank, stop = len(self.batch_shape), len(self.batch_shape) + min(count, 0)
+        ones = (1,) * count
+
+        def leading(value: Tensor) -> Tensor:
+            return value.reshape(*value.shape[:stop], *ones, *value.shape[rank:])
+
+        def of_part(value: Tensor, own: int) -> Tensor:
+            batch = value.shape[: value.dim() - own]
+            return value.reshape(
+                *batch[: max(0, len(batch) + min(count, 0))], *(ones if batch else ()), *value.shape[len(batch) :]
+            )
+
+        parts = self.radial
+        if parts is not None:
+            scale = parts.lengthscale
+            scale = of_part(scale, min(1, scale.dim()))
+            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0))
+        batch = (*self.batch_shape[:stop], *ones)
+        return Covariance(
+            lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)
+        )
+
 
 def bind(kernel: KernelLike) -> Covariance:
     """Read the hyperparameters of a :class:`Kernel` once, or wrap any other covariance function.

@@ -21,6 +21,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
+from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
 
@@ -62,9 +63,16 @@ class Likelihood(GPModule):
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
-        A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context.
+        A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context. Where a
+        vector with a prior has batch dimensions of vectorized plates, it takes the place of those of the data's plates.
         """
-        return bound_copy(self)
+        bound = bound_copy(self)
+        for name in self._pyro_samples:
+            value = bound.__dict__[name]
+            batch = batch_shape_of(self, name, value)
+            own, batch = value.shape[len(batch) :], placed(batch)
+            bound.__dict__[name] = value.reshape(*batch[: max(0, len(batch) - len(own))], *own) if batch else value
+        return bound
 
     @pyro_entry
     def expected_log_prob(

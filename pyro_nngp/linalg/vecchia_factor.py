@@ -24,6 +24,7 @@ neighbors, L latent functions.
 """
 
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -90,6 +91,12 @@ class VecchiaFactor:
         if self._levels is None:
             self._levels = dependency_levels(self.neighbors)
         return self._levels
+
+    def sets(self, batch_shape: torch.Size) -> Iterator["VecchiaFactor"]:
+        """The factor of each index of a batch shape, that of this one or a wider one."""
+        n, k = self.neighbors.shape
+        every = self.w.expand(*batch_shape, n, k).reshape(-1, n, k), self.var.expand(*batch_shape, n).reshape(-1, n)
+        return (VecchiaFactor(w, var, self.neighbors, self.levels) for w, var in zip(*every, strict=True))
 
     def prepared(self) -> "VecchiaFactor":
         """The form for iterative solvers: detached, in double precision, and on a CPU with the triangle made ready.
