@@ -102,9 +102,8 @@ class DataSites(GPModule):
             value = self.mean.value.to(x.dtype)
             batch = batch_shape_of(self.mean, "value", value)
             own, batch = value.shape[len(batch) :], placed(batch)
-            if batch:
-                shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
-                return value.reshape(*shape, 1).expand(*shape, rows)
+            shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
+            return value.reshape(*shape, 1).expand(*shape, rows)
         mean = self.mean(x)
         if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
             where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__

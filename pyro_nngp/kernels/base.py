@@ -58,9 +58,8 @@ class Covariance:
 
         def of_part(value: Tensor, own: int) -> Tensor:
             batch = value.shape[: value.dim() - own]
-            return value.reshape(
-                *batch[: max(0, len(batch) + min(count, 0))], *(ones if batch else ()), *value.shape[len(batch) :]
-            )
+            kept = batch[: max(0, len(batch) + min(count, 0))]
+            return value.reshape((*kept, *(ones if batch else ()), *value.shape[len(batch) :]))
 
         parts = self.radial
         if parts is not None:

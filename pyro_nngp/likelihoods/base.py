@@ -34,6 +34,7 @@ class Likelihood(GPModule):
     Attributes:
         num_latents: None if each y depends on one latent value; L if it depends on L of them. Then ``f``, ``loc`` and
             ``var`` have the shape (L, \*batch), the latent dimension first.
+        elementwise: whether hyperparameters broadcast against the batch.
         support: constraint that :meth:`check` demands of the data.
         expectation: the same in words, as in "expected y {expectation}".
         cure: what to do about other data.
@@ -46,6 +47,7 @@ class Likelihood(GPModule):
     """
 
     num_latents: int | None = None
+    elementwise: bool = True
     support: constraints.Constraint = constraints.real
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
@@ -71,7 +73,10 @@ class Likelihood(GPModule):
             value = bound.__dict__[name]
             batch = batch_shape_of(self, name, value)
             own, batch = value.shape[len(batch) :], placed(batch)
-            bound.__dict__[name] = value.reshape(*batch[: max(0, len(batch) - len(own))], *own) if batch else value
+            if batch and not self.elementwise:
+                where, cure = type(self).__name__, "Take parallel=False, vectorize_particles=False."
+                fail(where, name, f"of shape {tuple(own)}, one set at a time", tuple(value.shape), cure)
+            bound.__dict__[name] = value.reshape((*batch[: max(0, len(batch) - len(own))], *own))
         return bound
 
     @pyro_entry

@@ -11,7 +11,7 @@ from pyro.optim import Adam
 
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Poisson, StudentT
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import LOO, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.variational.encoders import SiteEncoder
@@ -141,6 +141,16 @@ def gp_event(gp, site):
     return pyro.poutine.trace(gp.model).get_trace().nodes[site]["fn"].event_shape
 
 
+def test_some_hyperparameters_with_priors_and_others_without():
+    gp = VNNGP(X, Y, Matern52(2, lengthscale=prior()), Gaussian(0.1), num_neighbors=K)
+    with pyro.plate("particles", S, dim=-2):
+        trace = pyro.poutine.trace(gp.model).get_trace(ROWS)
+    values = latent_values(trace, {"data"})
+    trace.compute_log_prob()
+    each = [pyro.poutine.trace(pyro.condition(gp.model, one)).get_trace(ROWS).log_prob_sum().item() for one in values]
+    torch.testing.assert_close(trace.log_prob_sum().item(), sum(each), rtol=1e-11, atol=0)
+
+
 def test_a_constant_mean_with_a_prior():
     mean = ConstantMean(0.0)
     del mean.value
@@ -157,6 +167,16 @@ def test_a_constant_mean_with_a_prior():
         alone.compute_log_prob()
         each.append(alone.nodes["y"]["log_prob"])
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack(each))
+
+
+def test_cutpoints_are_one_set_at_a_time():
+    likelihood = Ordinal(torch.tensor([0.0, 1.0], dtype=F64))
+    gp = VNNGP(X, (Y > 1).long(), Matern52(2), likelihood, num_neighbors=K)
+    del likelihood.cutpoints
+    likelihood.cutpoints = prior(2)
+    message = r"Ordinal: expected cutpoints of shape \(2,\), one set at a time, got \(3, 1, 2\)"
+    with pytest.raises(ValueError, match=message):
+        pyro.plate("particles", S, dim=-2)(gp.model)()
 
 
 @pytest.mark.parametrize("dim", [-1, -2])
