@@ -41,7 +41,7 @@ from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
 
 Result = TypeVar("Result")
 
-_MOMENTS = 2**24  # weights of several posterior draws that are held at once
+_MOMENTS = 2**22  # weights of several posterior draws that are held at once
 
 
 class PredictiveMethod(LeaveOneOutMethod):
