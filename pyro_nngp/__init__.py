@@ -1,7 +1,7 @@
 """Scalable Gaussian processes with nearest-neighbor structure, as Pyro models, guides and distributions.
 
 ``import pyro_nngp as nngp`` gives the methods (``nngp.VNNGP``, ``nngp.LOO``, ``nngp.Vecchia``, ...), the prior for
-programs of your own (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
+your own programs (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
 and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported when it is first asked for.
 """
 
@@ -10,19 +10,43 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pyro_nngp import data, distributions, inference, kernels, likelihoods, models, neighbors, variational
+    from pyro_nngp import (
+        data,
+        distributions,
+        inference,
+        kernels,
+        likelihoods,
+        maps,
+        models,
+        neighbors,
+        plots,
+        variational,
+    )
     from pyro_nngp.distributions import NNGP, NNGPReparam
     from pyro_nngp.inference import fit, to_arviz
+    from pyro_nngp.maps import predict_grid
     from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
     from pyro_nngp.storage import load
 
 __version__ = version("pyro-nngp")
 
-_PACKAGES = ("data", "distributions", "inference", "kernels", "likelihoods", "models", "neighbors", "variational")
+_PACKAGES = (
+    "data",
+    "distributions",
+    "inference",
+    "kernels",
+    "likelihoods",
+    "maps",
+    "models",
+    "neighbors",
+    "plots",
+    "variational",
+)
 _HOME = {
     "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
     "pyro_nngp.inference": ("fit", "to_arviz"),
+    "pyro_nngp.maps": ("predict_grid",),
     "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
     "pyro_nngp.neighbors": ("NeighborGraph",),
     "pyro_nngp.storage": ("load",),
@@ -50,8 +74,11 @@ __all__ = [
     "kernels",
     "likelihoods",
     "load",
+    "maps",
     "models",
     "neighbors",
+    "plots",
+    "predict_grid",
     "to_arviz",
     "variational",
 ]

@@ -22,18 +22,18 @@ from torch import Tensor
 from pyro_nngp import models
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp._random import seeded
+from pyro_nngp.distributions.quantiles import quantiles
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NegativeBinomial
 
 _METHODS = {"vecchia": "Vecchia", "loo": "LOO", "mllk": "MLLk", "vnngp": "VNNGP", "npvi": "NPVI", "svgp": "SVGP"}
-_DRAWS = 2_000  # behind a quantile where the distribution has no formula for it
-_BLOCK = 4_096  # new points of which so many draws are held at a time
+_BLOCK = 4_096  # new points per block of draws, for quantiles without a closed form
 
 Method = Literal["vecchia", "loo", "mllk", "vnngp", "npvi", "svgp"]
 
 
 class _NearestNeighborGP(BaseEstimator):
-    """What the estimators share: data to tensors, training, draws and quantiles."""
+    """The base of all estimators: conversion to tensors, training, draws and quantiles."""
 
     gp_: Any
 
@@ -77,11 +77,11 @@ class _NearestNeighborGP(BaseEstimator):
         self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
 
     def _likelihood(self) -> Likelihood | None:
-        """What the method is built with: the user's, or the one that suits the targets."""
+        """The likelihood of the method: the user's, or one that suits the targets."""
         return self.likelihood
 
     def _extend(self, x: NDArray, y: NDArray) -> None:
-        """Train on the data so far and new rows, from the hyperparameters found so far."""
+        """Train on all data so far and new rows, starting from the present hyperparameters."""
         before = self.gp_
         x = np.concatenate([before.x.cpu().numpy(), x])
         self._train(x, np.concatenate([before.y.cpu().numpy(), y]), before)
@@ -102,12 +102,7 @@ class _NearestNeighborGP(BaseEstimator):
         levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
         for rows in inputs.split(_BLOCK):
             with torch.no_grad(), seeded(0, rows):
-                found = self.gp_.predict(rows)
-                if isinstance(found, torch.distributions.Normal):
-                    blocks.append(torch.stack([found.icdf(level) for level in levels_of], -1).movedim(-2, 0))
-                else:
-                    drawn = found.sample((_DRAWS,)).to(torch.float64)
-                    blocks.append(drawn.quantile(levels_of, 0).movedim(0, -1).movedim(-2, 0))
+                blocks.append(quantiles(self.gp_.predict(rows), levels_of).movedim(0, -1).movedim(-2, 0))
         return torch.cat(blocks).cpu().numpy()
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
@@ -141,15 +136,12 @@ class _NearestNeighborGP(BaseEstimator):
         """
         inputs, seed = self._inputs(X), int(check_random_state(random_state).randint(2**31))
         with torch.no_grad(), seeded(seed, inputs):
-            f = self.gp_.sample(inputs, n_samples)
-            likelihood = self.gp_.likelihood.bind()
-            f = f if likelihood.num_latents is None else f.movedim(1, 0)  # the likelihood takes latent functions first
-            drawn = likelihood(f).sample()
+            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples))
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 
 class _Regressor(RegressorMixin, _NearestNeighborGP):
-    """What the estimators of numbers and of counts share."""
+    """The base of the estimators of numbers and of counts."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -177,7 +169,7 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
-        """Append rows and train further, from the hyperparameters found so far."""
+        """Append rows and train further, starting from the present hyperparameters."""
         if not hasattr(self, "gp_"):
             return self.fit(X, y)
         self._extend(*self._data(X, y, reset=False))
@@ -202,12 +194,12 @@ class NNGPRegressor(_Regressor):
     Args:
         method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`.
         kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is Matern52 with one lengthscale per column.
-        likelihood: of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
+        likelihood: likelihood of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
         num_neighbors: K; None is the method's choice.
         method_options: further arguments of the method, such as ``{"mean": LinearMean(2)}``.
         fit_options: arguments of :func:`pyro_nngp.fit`, such as ``{"max_seconds": 60}``.
         device: where to compute, such as "cuda"; None is the CPU.
-        random_state: of orderings and minibatches.
+        random_state: seed of orderings and minibatches.
 
     Attributes:
         gp_: the trained method.
@@ -297,7 +289,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
-        """Append rows of known classes and train further, from the hyperparameters found so far."""
+        """Append rows of known classes and train further, starting from the present hyperparameters."""
         if not hasattr(self, "gp_"):
             return self.fit(X, y)
         x, labels = validate_data(self, X, y, reset=False, dtype=np.float64)

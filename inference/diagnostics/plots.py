@@ -1,4 +1,4 @@
-"""Plots of calibration: transforms, coverage, reliability. Matplotlib is imported by the first that needs it.
+"""Plots of calibration: transforms, coverage, reliability. Matplotlib is imported at the first plot.
 
 Cost: O(N).
 """
@@ -11,14 +11,14 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._matplotlib import axis
 from pyro_nngp.inference.diagnostics.calibration import Reliability, coverage_curve
 
 _BAND = (0.005, 0.995)
 
 
 def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -> Any:
-    """Histogram of transforms or ranks with the band that holds a bar of uniform values with probability 0.99.
+    """Histogram of transforms or ranks, with the band that contains a bar of uniform values with probability 0.99.
 
     Args:
         values: from :func:`~pyro_nngp.inference.diagnostics.calibration.pit` or ``sbc_ranks``.
@@ -31,7 +31,7 @@ def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -
     Raises:
         ImportError: without matplotlib.
     """
-    ax = _axis("plot_pit") if ax is None else ax
+    ax = axis("plot_pit", ax)
     n = values.numel()
     low, high = stats.binom.ppf(_BAND, n, 1 / num_bins) * num_bins / n
     counts, edges = np.histogram(values.detach().cpu(), num_bins, (0, 1))
@@ -55,7 +55,7 @@ def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
     Raises:
         ImportError: without matplotlib.
     """
-    ax = _axis("plot_coverage") if ax is None else ax
+    ax = axis("plot_coverage", ax)
     levels = np.linspace(0, 1, 101)
     low, high = (stats.binom.ppf(p, values.numel(), levels) / values.numel() for p in _BAND)
     ax.fill_between(levels, low, high, color="0.85", label="99 % band")
@@ -78,18 +78,10 @@ def plot_reliability(found: Reliability, ax: Any = None) -> Any:
     Raises:
         ImportError: without matplotlib.
     """
-    ax = _axis("plot_reliability") if ax is None else ax
+    ax = axis("plot_reliability", ax)
     predicted, observed, number = (value.detach().cpu().numpy() for value in found)
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
     errors = 2 * np.sqrt(predicted * (1 - predicted) / number)
     ax.errorbar(predicted, observed, errors, fmt="o", capsize=2)
     ax.set(xlabel="predicted probability", ylabel="frequency", xlim=(0, 1), ylim=(0, 1))
     return ax
-
-
-def _axis(where: str) -> Any:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        fail(where, "matplotlib", "to be installed", "no such package", "pip install matplotlib.", ImportError)
-    return pyplot.subplots()[1]

@@ -1,11 +1,11 @@
-r"""Predictions of the methods: moments of f, predictive distribution of y, joint draws; from the guide or draws.
+r"""Predictions: moments of f, predictive distribution of y and joint draws, from the guide or posterior draws.
 
-Given posterior draws :math:`\theta_s` of hyperparameters and latent values, as NUTS on ``model`` gives them,
+Given posterior draws :math:`\theta_s` of hyperparameters and latent values, such as those of NUTS on ``model``,
 
 .. math:: p(y \mid x, \text{data}) \approx \frac1S \sum_s p(y \mid x, \theta_s),
 
-and the moments of f are those of that mixture. Without them the method's own guide is integrated over, with
-hyperparameters that have priors at the median of theirs.
+and the moments of f are those of the mixture. Without posterior draws, predictions integrate over the method's guide,
+with hyperparameters that have priors at the median of their guide.
 
 Cost: that of the method's moments, once or for each posterior draw, several of them at once where the method can;
 neighbors are searched once. Symbols: P new points,
@@ -24,6 +24,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
+from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
@@ -56,9 +57,10 @@ class PredictiveMethod(LeaveOneOutMethod):
 
     draws_together = False
 
+    @at_tables
     def forward(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
@@ -66,14 +68,15 @@ class PredictiveMethod(LeaveOneOutMethod):
         """Posterior mean and variance of f at new points.
 
         Args:
-            x_new: new inputs.
+            x_new: new inputs, a tensor or any table that the method takes as data.
             num_neighbors: neighbors per new point, among the points that the method conditions on; None is the method's
-                own choice. More than it trained with often helps.
+                choice. More neighbors than in training often help.
             samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
-                over. None integrates over the guide, with hyperparameters that have priors at the median of theirs.
+                over. None integrates over the guide, with hyperparameters that have priors at its median.
 
         Returns:
-            Mean and variance, (P,), or (L, P) for L latent functions.
+            Mean and variance, (P,), or (L, P) for L latent functions: tensors for a tensor; for a table the caller's
+            kind, such as two Series with the index of a DataFrame.
 
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
@@ -83,10 +86,11 @@ class PredictiveMethod(LeaveOneOutMethod):
             return pairs[0]
         return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
 
+    @at_tables
     @pyro_entry
     def predict(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
@@ -96,7 +100,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Args:
             x_new: new inputs.
             num_neighbors: as in :meth:`forward`.
-            samples: likewise; with them the result is the mixture over the draws.
+            samples: as in :meth:`forward`; the result is then the mixture over the draws.
 
         Returns:
             The marginal of the likelihood, f integrated out.
@@ -110,11 +114,12 @@ class PredictiveMethod(LeaveOneOutMethod):
         found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at, self._predictive_of_y)
         return found[0] if samples is None else Mixture(found)
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
     def sample(
         self,
-        x_new: Float[Tensor, "P D"],
+        x_new: Float[Tensor, "P D"] | Table,
         num_samples: int,
         *,
         num_neighbors: int | None = None,
@@ -127,9 +132,9 @@ class PredictiveMethod(LeaveOneOutMethod):
             x_new: new inputs.
             num_samples: S.
             num_neighbors: neighbors per new point, among the points that the method conditions on and the new ones;
-                None is the method's own choice.
-            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
-            samples: as in :meth:`forward`; draws are taken evenly spaced, some several times if there are fewer than S.
+                None is the method's choice.
+            seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
+            samples: as in :meth:`forward`; evenly spaced draws are used, some repeatedly if there are fewer than S.
 
         Raises:
             ValueError, TypeError: as in :meth:`forward`.
@@ -147,17 +152,18 @@ class PredictiveMethod(LeaveOneOutMethod):
                 draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
         return torch.cat(draws)
 
+    @at_tables
     @pyro_entry
     @torch.no_grad()
     def predictions_by_draw(
-        self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None, seed: int = 0
+        self, x_new: Float[Tensor, "P D"] | Table, *, num_neighbors: int | None = None, seed: int = 0
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
-        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+        """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
         Args:
             x_new: new inputs.
             num_neighbors: as in :meth:`sample`.
-            seed: of the order of the new points; the draws take the global random state.
+            seed: seed of the order of the new points; the draws use the global random state.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -219,7 +225,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         return pairs
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
-        """Precompute what moments at new points need and no hyperparameter changes, such as their neighbors."""
+        """Precompute for :meth:`moments` what does not depend on hyperparameters, such as neighbors."""
         self.undefined("plan")
 
     def moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
@@ -235,7 +241,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         return self._predictive_of_y(*self.moments(x_new, plan, draw))
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
-        """Precompute what joint draws need and no hyperparameter changes; the seed is that of the new points' order."""
+        """Precompute for :meth:`joint_draws` what does not depend on hyperparameters; `seed` orders new points."""
         self.undefined("joint_plan")
 
     def joint_draws(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
@@ -243,9 +249,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         self.undefined("joint_draws")
 
     def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
-        """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.
+        """Set the hyperparameters to each draw in turn, and yield the number of samples for each.
 
-        With priors that is one sample each; without, all at once, or `most` at a time.
+        With priors that is one sample each; without priors all samples at once, or `most` at a time.
         """
         check_same_sites(type(self).__name__, self, self.hyper_guide)
         block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
@@ -255,7 +261,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             yield min(block, num_samples - start)
 
     def _most_draws(self, num_new: int) -> int | None:
-        """How many joint draws are made at once; None is all of them."""
+        """The largest number of joint draws made at once; None is all of them."""
         return None
 
     def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:

@@ -1,4 +1,4 @@
-r"""The nearest-neighbor conditional: the one computation that every method here is made of.
+r"""The nearest-neighbor conditional, the computation behind every method here.
 
 For a target x with neighbors :math:`z_1..z_K`, kernel k and noise :math:`\delta` on the neighbors,
 
@@ -11,8 +11,8 @@ so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al
 
 where :math:`\bar K_{nn}` denotes its symmetric part, the only part that a symmetric matrix passes on. The backward
 pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
-factorization. One stationary kernel goes through kernel, factor and gradient in one piece, see
-:mod:`pyro_nngp.conditionals.stationary_kernel`; any other covariance function is evaluated in blocks that autograd
+factorization. For one stationary kernel, kernel, factor and gradient are computed in one pass
+(:mod:`pyro_nngp.conditionals.stationary_kernel`); any other covariance function is evaluated in blocks that autograd
 differentiates.
 
 Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math:`(1 + \epsilon) k(x, x)` for every
@@ -55,7 +55,7 @@ def nn_conditional(
         kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
         x: targets.
         z: neighbors of each target.
-        mask: True where a neighbor is real. A masked neighbor gets weight exactly 0 and passes no gradient.
+        mask: True where a neighbor is real. Other neighbors get weight exactly 0 and pass no gradient.
         noise: variance (not standard deviation) added to each neighbor's own, broadcastable to (B, K): 0 for latent
             values, the noise variance for observed ones, 1/omega under Polya-Gamma augmentation.
         jitter: relative nugget; None takes 1e-6.

@@ -1,6 +1,7 @@
-"""Data sets, hold-out splits, standardization and scores."""
+"""Data sets, hold-out splits, standardization, places on the globe, and scores."""
 
 from pyro_nngp.data.datasets import Dataset, bathymetry, breast_cancer, diabetes, digits, flights, load, terrain, uci
+from pyro_nngp.data.globe import EARTH_RADIUS, lon_lat
 from pyro_nngp.data.metrics import (
     auc,
     brier,
@@ -16,6 +17,7 @@ from pyro_nngp.data.metrics import (
 from pyro_nngp.data.preprocessing import Standardizer, block_split, random_split
 
 __all__ = [
+    "EARTH_RADIUS",
     "Dataset",
     "Standardizer",
     "auc",
@@ -33,6 +35,7 @@ __all__ = [
     "gaussian_interval",
     "interval_score",
     "load",
+    "lon_lat",
     "nll",
     "random_split",
     "rmse",

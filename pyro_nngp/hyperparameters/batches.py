@@ -11,24 +11,18 @@ from typing import Any
 import torch
 from pyro.nn import PyroModule
 from pyro.poutine import runtime
-from pyro.poutine.trace_messenger import TraceMessenger
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 
-def is_computed(value: Any, own_shapes: tuple[tuple[int, ...], ...] = ()) -> bool:
-    """Whether a tensor is a value that a program has computed, to be used as it is, rather than a parameter's start.
+def is_computed(value: Any) -> bool:
+    """Whether a tensor is a value to be used as it is, rather than a parameter's start.
 
-    That is one with a gradient, one within ``torch.func``, and any in a program that is being traced, as inference
-    does; in other handlers, such as plates, one of other than `own_shapes`.
+    That is one with a gradient, one within ``torch.func``, and any in a running Pyro program.
     """
     if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
         return False
-    if value.requires_grad or is_functorch_wrapped_tensor(value):
-        return True
-    if any(isinstance(handler, TraceMessenger) for handler in runtime._PYRO_STACK):
-        return True
-    return runtime.am_i_wrapped() and tuple(value.shape) not in own_shapes
+    return value.requires_grad or is_functorch_wrapped_tensor(value) or runtime.am_i_wrapped()
 
 
 def batch_shape_of(module: PyroModule, name: str, value: Tensor, size: int = 1) -> torch.Size:

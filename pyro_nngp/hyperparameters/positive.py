@@ -7,15 +7,14 @@ import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
-from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.distributions import constraints
 
 from pyro_nngp._checks import check_tensor, fail
 from pyro_nngp.hyperparameters.batches import is_computed
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
-"""A positive value, which becomes a ``PyroParam``; or a ``PyroParam``, a ``PyroSample`` or a tensor that a program has
-computed, which are taken as they are."""
+"""A positive value (it becomes a ``PyroParam``), or what is taken as it is: a ``PyroParam``, a ``PyroSample``, a tensor
+of a running program."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -28,35 +27,34 @@ class Unset(PyroParam):
     """
 
 
-def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0, size: int = 1) -> Any:
-    """A positive ``PyroParam``, or the user's own, prior or computed value, to become an attribute of a ``PyroModule``.
+def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
+    """A positive ``PyroParam``, or the user's ``PyroParam`` or prior, to assign to a ``PyroModule``.
+
+    A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can build its kernel
+    from what it draws; a parameter would cut the gradient off and take the name of the site.
 
     Args:
         where: name of the class, for the error message.
         arg: name of the attribute, for the error message.
-        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is, and so is a tensor with a gradient
-            or with batch dimensions, such as the value of a site. None marks the attribute as unset: a method starts it
-            from its data.
-        default: value of an unset attribute where no data are at hand.
-        size: number of columns, for those that may have one value each.
+        value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is. None marks the attribute as unset:
+            a method starts it from its data.
+        default: value of an unset attribute without data.
 
     Raises:
-        ValueError: if the value is not positive, not finite, or not in floating point.
+        ValueError: if the value is not positive, finite and in floating point.
     """
     if isinstance(value, PyroParam | PyroSample):
         return value
+    if is_computed(value):
+        return value  # also where a trajectory of a sampler has gone to infinity: it will be rejected
     cure = "Pass a float or a float tensor."
     if isinstance(value, Tensor):
         check_tensor(where, arg, value)
     elif isinstance(value, bool) or not isinstance(value, int | float | None):
         fail(where, arg, "to be a number, a tensor, a PyroParam or a PyroSample", f"{value!r:.40}", cure, TypeError)
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
-    if is_functorch_wrapped_tensor(tensor):  # its entries cannot be looked at
-        return tensor
     if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
         fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
-    if isinstance(value, Tensor) and is_computed(value, ((), (1,), (size,))):
-        return tensor
     return (Unset if value is None else PyroParam)(tensor, constraints.positive)
 
 

@@ -1,4 +1,4 @@
-"""What a kernel is: the plain covariance function, the module that owns its hyperparameters, sums and products.
+"""Base classes of kernels: the plain covariance function, the module with its hyperparameters, sums and products.
 
 Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns.
 """
@@ -77,7 +77,8 @@ def bind(kernel: KernelLike) -> Covariance:
 
     Args:
         kernel: a :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
-            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. Variances of a callable are blocks of one point.
+            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. The variances of a callable are computed as blocks of one
+            point.
 
     Raises:
         TypeError: if ``kernel`` is not callable, or returns something other than a tensor.
@@ -108,14 +109,14 @@ def bind(kernel: KernelLike) -> Covariance:
 
 
 def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
-    """:func:`bind` for blocks in float64 of points in float64, whatever the dtype of the weights that a kernel holds.
+    """Like :func:`bind`, but for float64 points and blocks, whatever the dtype of the kernel's weights.
 
-    Modules such as deep kernels are evaluated in float64, by copies of their weights. Callables that cannot be looked
-    into take points of their own `dtype`, and are no more exact than that.
+    Modules such as deep kernels are evaluated in float64, with copies of their weights. Opaque callables are evaluated
+    in `dtype`, with its precision.
 
     Args:
-        kernel: as of :func:`bind`.
-        dtype: that of the data, and of the weights.
+        kernel: as in :func:`bind`.
+        dtype: dtype of the data and of the weights.
     """
     if isinstance(kernel, nn.Module) and not isinstance(kernel, Kernel):
         parts = list(kernel.named_modules())
@@ -123,7 +124,7 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
             weights = {
                 name: value.double()
                 for prefix, part in parts
-                if not isinstance(part, PyroModule)  # kernels go by the dtype of the points anyway
+                if not isinstance(part, PyroModule)  # kernels follow the dtype of the points anyway
                 for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
                 if value.is_floating_point()
             }
@@ -149,7 +150,7 @@ class Kernel(GPModule):
 
     Args:
         input_dim: number D of input columns that the kernel acts on.
-        active_dims: which columns of the input these are; by default the input has exactly D columns.
+        active_dims: indices of these columns; by default the input has exactly D columns.
 
     Raises:
         ValueError: if ``input_dim`` < 1, or ``active_dims`` is of another length, negative or repeated.
@@ -231,12 +232,11 @@ class Kernel(GPModule):
         return Product(self, other)
 
     def declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
-        """Make ``arg`` a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
+        """Register ``arg`` as a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
         self._sizes[arg] = size
-        own_shapes = (), (1,), (size,)
-        if isinstance(value, Tensor) and not is_computed(value, own_shapes) and tuple(value.shape) not in own_shapes:
+        if isinstance(value, Tensor) and not is_computed(value) and value.shape not in ((), (1,), (size,)):
             self._fail_shape(arg, value)
-        setattr(self, arg, positive(type(self).__name__, arg, value, size=size))
+        setattr(self, arg, positive(type(self).__name__, arg, value))
 
     def read(self, arg: str) -> Float[Tensor, "..."]:
         """Value of the hyperparameter ``arg``; fires its Pyro statement.

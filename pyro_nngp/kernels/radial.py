@@ -44,7 +44,7 @@ class Radial(NamedTuple):
 
 
 def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile) -> Tensor:
-    """Covariance block of inputs as they come; pass one object twice where they are the same.
+    """Covariance block of raw inputs; pass the same object twice if they are equal.
 
     Args:
         x: shape (..., n, D).
@@ -72,7 +72,7 @@ def of_columns(value: Tensor, rank: int) -> Tensor:
 
 
 def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of two inputs after moving the origin to the first point of x: one object if the inputs are one."""
+    """Map both inputs after moving the origin to the first point of x; returns one object if they are one object."""
     origin = (x if x.shape[-2] else z)[..., :1, :].detach()
     mapped = features(x - origin)
     return mapped, mapped if z is x else features(z - origin)

@@ -1,7 +1,7 @@
 r"""Gaussian observations of f that replace the data before any model of f is known.
 
-Targets with an identity link are observations themselves. For others each datum gives one, the Laplace approximation of
-its likelihood under a wide prior around the level :math:`f_0` that fits all data best,
+Targets with an identity link are observations themselves. For other links, each datum gives one by a Laplace
+approximation of its likelihood under a wide prior around the level :math:`f_0` that fits all data best,
 
 .. math:: \hat f_i = \arg\max_f \log p(y_i \mid f) - (f - f_0)^2 / 2 s^2, \qquad
    \delta_i = -1 / \partial^2_f \log p(y_i \mid \hat f_i), \qquad
@@ -38,8 +38,8 @@ class PseudoObservations(NamedTuple):
     Attributes:
         level: a robust level of each latent function, () or (L,).
         obs: observations, (N,) or (L, N).
-        noise: their noise variances, of the same shape; None where they are the targets themselves, whose noise has to
-            be estimated.
+        noise: their noise variances, of the same shape; None if they are the targets themselves, whose noise is to be
+            estimated.
     """
 
     level: Tensor
@@ -80,7 +80,7 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
 
 @torch.no_grad()
 def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor) -> Tensor | None:
-    """A moment estimate of a shape parameter, from targets (n,) and those of neighbors (n, K), or None.
+    """A moment estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), or None.
 
     Args:
         likelihood: of the data.
@@ -100,9 +100,9 @@ def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor)
 
 
 def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
-    """The constant f that fits all data of an output best: by repeated search of a grid, one latent after the other.
+    """The constant f that fits all data of an output best, by repeated grid search, one latent at a time.
 
-    Columns of y are distinct, sorted, and there `counts` times; of many of them some evenly spaced ones are taken.
+    Columns of y are distinct and sorted, and occur `counts` times; of many columns, evenly spaced ones are used.
     """
     if isinstance(likelihood, Categorical):
         classes = torch.bincount(y.long(), counts.double(), cast(int, likelihood.num_latents))
@@ -133,7 +133,7 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
 
 
 def _derivatives(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-    """First derivative of the log density in f, and the negative second one, kept positive; by central differences."""
+    """First and negative second derivative (kept positive) of the log density in f, by central differences."""
     middle, found = likelihood(f).log_prob(y), []
     for latent in [slice(None)] if likelihood.num_latents is None else range(len(f)):
         shift = torch.zeros_like(f)

@@ -1,4 +1,4 @@
-"""How many neighbors are enough: a number that is doubled for as long as that helps."""
+"""The number of neighbors that suffices, found by doubling it while that helps."""
 
 from collections.abc import Callable
 
@@ -6,18 +6,18 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; gain in log variance that another doubling has to bring
+MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; smallest gain in log variance that justifies another doubling
 _TRIED = 64  # points at which numbers of neighbors are compared
 
 
 def enough_neighbors(score: Callable[[int], float], first: int, most: int, worthwhile: float) -> int:
-    """K, doubled from `first` up to `most` for as long as the score falls by `worthwhile` or more.
+    """K, doubled from `first` up to `most` while the score falls by `worthwhile` or more.
 
     Args:
-        score: of K neighbors, such as the mean log predictive variance that they leave; small is good.
-        first: the number to begin with.
+        score: maps K to a score, such as the mean log predictive variance; smaller is better.
+        first: the first number tried.
         most: the largest number; `first` where that is larger.
-        worthwhile: the least fall that a doubling has to bring.
+        worthwhile: smallest fall that justifies a doubling.
 
     Cost: that of the scores, at most log2(most / first) + 1 of them.
     """

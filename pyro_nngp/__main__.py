@@ -1,0 +1,257 @@
+"""A command line for the main job: from a table of measurements to a map with its uncertainty.
+
+``python -m pyro_nngp krige --help`` says how.
+"""
+
+import argparse
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import rioxarray
+import torch
+import xarray
+
+from pyro_nngp import fit, likelihoods, models
+from pyro_nngp.data import lon_lat
+from pyro_nngp.maps import predict_grid
+from pyro_nngp.plots import plot_map
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_LIKELIHOODS = {
+    "gaussian": likelihoods.Gaussian,
+    "student-t": likelihoods.StudentT,
+    "poisson": likelihoods.Poisson,
+    "negative-binomial": likelihoods.NegativeBinomial,
+    "bernoulli": likelihoods.Bernoulli,
+}
+_METHODS = {"vecchia": models.Vecchia, "loo": models.LOO, "vnngp": models.VNNGP}
+_READERS = {".csv": "read_csv", ".parquet": "read_parquet", ".gpkg": "read_file", ".geojson": "read_file"}
+_MARGIN = 0.02  # of the extent of the data, around it
+
+_EXAMPLES = """
+examples:
+  temperature on a grid of a tenth of a degree, with a picture:
+    python -m pyro_nngp krige stations.csv --x lon lat --y temperature --grid 0.1 --out map.nc --plot map.png
+  counts at places of another table:
+    python -m pyro_nngp krige survey.csv --x east north --y birds --likelihood negative-binomial \\
+        --at sites.csv --out predicted.csv
+  a GeoTIFF on the cells of another raster, from the points of a GeoPackage:
+    python -m pyro_nngp krige wells.gpkg --y depth --like elevation.tif --out depth.tif
+"""
+
+
+class _Wrong(Exception):
+    """What the user can mend, said in one line."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    try:
+        _krige(given)
+    except KeyboardInterrupt:
+        print("\nInterrupted; the same command continues the map where it is.", file=sys.stderr)
+        return 130
+    except (_Wrong, ValueError, TypeError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("pyro_nngp", description="Nearest-neighbor Gaussian processes.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+    krige = commands.add_parser(
+        "krige",
+        help="a map with its uncertainty from a table of measurements",
+        description="Fit a process to a table of measurements, and predict on a grid, a raster or at other places. "
+        "Hyperparameters are learned; nothing has to be standardized.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = krige.add_argument
+    add("table", type=Path, help="measurements: .csv, .parquet, .gpkg or .geojson")
+    add("--x", nargs="+", metavar="COLUMN", help="inputs, such as lon lat or east north; left out, a file's points")
+    add("--y", required=True, metavar="COLUMN", help="what was measured; rows without it are left out")
+    where = krige.add_mutually_exclusive_group(required=True)
+    where.add_argument("--grid", type=float, nargs="+", metavar="STEP", help="cell size, one number or one per input")
+    where.add_argument("--like", type=Path, metavar="RASTER", help="predict at the cells of this raster")
+    where.add_argument("--at", type=Path, metavar="TABLE", help="predict at the places of this table")
+    add("--bounds", type=float, nargs=4, metavar=("W", "S", "E", "N"), help="of the grid; default: the data's")
+    add("--out", type=Path, required=True, help=".nc, .zarr, .tif or .csv of a map, .csv or .parquet of a table")
+    add("--plot", type=Path, metavar="PICTURE", help="also a picture of mean and standard deviation, .png or .pdf")
+    add("--likelihood", choices=_LIKELIHOODS, default="gaussian", help="of the measurements (default: gaussian)")
+    add("--method", choices=_METHODS, help="default: vecchia for gaussian measurements, vnngp for others")
+    add("--quantiles", type=float, nargs="+", default=[], metavar="P", help="such as 0.05 0.95")
+    add("--above", type=float, nargs="+", default=[], metavar="VALUE", help="probability of more than these values")
+    add("--flat", action="store_true", help="take columns named lon and lat as plane coordinates, not as degrees")
+    add("--save", type=Path, metavar="FILE", help="also the trained model, for pyro_nngp.load")
+    add("--max-seconds", type=float, metavar="S", help="of training (default: until it has converged)")
+    add("--seed", type=int, default=0)
+    return parser
+
+
+def _krige(given: argparse.Namespace) -> None:
+    """From the table to the file."""
+    table = _read(given.table)
+    x, names = _inputs(table, given, given.table)
+    y = _numbers(table, given.y, given.table, "--y")
+    measured = np.isfinite(y)
+    if not measured.all():
+        print(f"{(~measured).sum()} of {len(y)} rows have no {given.y!r} and are left out.")
+    if not measured.any():
+        raise _Wrong(f"no row of {given.table} has a value in the column {given.y!r}.")
+    on_globe = _is_globe(names) and not given.flat
+    likelihood = _LIKELIHOODS[given.likelihood]()
+    method = _METHODS[given.method or ("vecchia" if given.likelihood == "gaussian" else "vnngp")]
+    gp = method(_placed(x[measured], on_globe), torch.from_numpy(y[measured]), None, likelihood, seed=given.seed)
+    kind = "places on the globe" if on_globe else "points"
+    print(f"{type(gp).__name__} on {gp.num_data} {kind} ({', '.join(names)})")
+    print(fit(gp, max_seconds=given.max_seconds, seed=given.seed))
+    print(gp.kernel, gp.likelihood, sep="\n")
+    if given.save is not None:
+        gp.save(given.save)
+        print(f"wrote {given.save}")
+    if given.at is not None:
+        _predict_table(gp, given, on_globe)
+        return
+    gp.columns = ("x (EPSG:4326)", "y (EPSG:4326)", "z (EPSG:4326)") if on_globe else tuple(names)
+    template = _template(given, x[measured], names, on_globe)
+    to_file = given.out.suffix != ".csv"
+    found = predict_grid(
+        gp,
+        template,
+        quantile_levels=given.quantiles,
+        thresholds=given.above,
+        path=given.out if to_file else None,
+        seed=given.seed,
+    )
+    if not to_file:
+        found.to_dataframe().reset_index().to_csv(given.out, index=False)
+    print(f"wrote {given.out}: {', '.join(f'{size} {dim}' for dim, size in found.sizes.items())}")
+    if given.plot is not None:
+        places = x[measured] if x.shape[1] == 2 else None
+        axes = np.atleast_1d(plot_map(found, places))
+        for axis in axes if len(names) == 2 else ():
+            axis.set(xlabel=names[0], ylabel=names[1])
+        axes[0].figure.savefig(given.plot, dpi=150)
+        print(f"wrote {given.plot}")
+
+
+def _read(path: Path) -> "DataFrame":
+    """A table, whatever its format."""
+    if path.suffix not in _READERS:
+        raise _Wrong(f"{path}: expected a name that ends in {', '.join(_READERS)}.")
+    if not path.is_file():
+        raise _Wrong(f"{path}: no such file.")
+    if path.suffix in (".gpkg", ".geojson"):
+        import geopandas as library
+    else:
+        import pandas as library
+    return getattr(library, _READERS[path.suffix])(path)
+
+
+def _inputs(table: "DataFrame", given: argparse.Namespace, path: Path) -> tuple[np.ndarray, list[str]]:
+    """Inputs (N, D) and their names: the columns of --x, or the points of a file that has geometries."""
+    if given.x is None:
+        if not hasattr(table, "geometry"):
+            raise _Wrong(f"{path} has no points: name its columns of coordinates by --x.")
+        points = table.geometry
+        names = ["lon", "lat"] if points.crs is not None and points.crs.is_geographic else ["x", "y"]
+        return np.stack([points.x, points.y], 1), names
+    x = np.stack([_numbers(table, name, path, "--x") for name in given.x], 1)
+    for name, column in zip(given.x, x.T, strict=True):
+        if missing := int((~np.isfinite(column)).sum()):
+            raise _Wrong(f"{path}: {missing} rows have no {name!r}; remove them.")
+    return x, list(given.x)
+
+
+def _numbers(table: "DataFrame", name: str, path: Path, option: str) -> np.ndarray:
+    """A column of the table as floats."""
+    import pandas
+
+    if name not in table.columns:
+        have = ", ".join(map(str, table.columns))
+        raise _Wrong(f"{path} has no column {name!r}, which {option} names; it has {have}.")
+    try:
+        return pandas.to_numeric(table[name]).to_numpy(float)
+    except (ValueError, TypeError) as error:
+        raise _Wrong(f"{path}: the column {name!r} does not hold numbers ({error}).") from error
+
+
+def _is_globe(names: Sequence[str]) -> bool:
+    """Whether two columns are longitude and latitude by their names."""
+    first, second = (name.lower() for name in names) if len(names) == 2 else ("", "")
+    return first.startswith(("lon", "lng")) and second.startswith("lat")
+
+
+def _placed(x: np.ndarray, on_globe: bool) -> torch.Tensor:
+    places = torch.from_numpy(x)
+    return lon_lat(places) if on_globe else places
+
+
+def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on_globe: bool) -> Any:
+    """The grid to predict on."""
+    axes = ["x", "y"] if on_globe else list(names)
+    if given.like is not None:
+        raster = cast(xarray.DataArray, rioxarray.open_rasterio(given.like, masked=True))
+        return raster if on_globe else raster.rename({"x": names[0], "y": names[1]} if len(names) == 2 else {})
+    steps = given.grid * (len(axes) if len(given.grid) == 1 else 1)
+    if len(steps) != len(axes) or min(steps) <= 0:
+        raise _Wrong(f"--grid: expected one positive cell size, or one for each of {', '.join(names)}.")
+    low, high = x.min(0), x.max(0)
+    low, high = low - _MARGIN * (high - low), high + _MARGIN * (high - low)
+    if given.bounds is not None:
+        if len(axes) != 2:
+            raise _Wrong("--bounds: west, south, east and north are for two inputs.")
+        low, high = np.array(given.bounds[:2]), np.array(given.bounds[2:])
+    if not (high > low).all():
+        raise _Wrong("--bounds: expected west < east and south < north.")
+    sizes = [math.ceil((top - bottom) / step) for bottom, top, step in zip(low, high, steps, strict=True)]
+    parts = zip(axes, low, steps, sizes, strict=True)
+    centers = {axis: bottom + step * (np.arange(size) + 0.5) for axis, bottom, step, size in parts}
+    if len(axes) != 2:
+        return centers
+    across, up = centers
+    grid = xarray.Dataset(coords={up: centers[up][::-1], across: centers[across]})  # north is the first row
+    return grid.rio.write_crs("EPSG:4326") if on_globe else grid
+
+
+def _predict_table(gp: Any, given: argparse.Namespace, on_globe: bool) -> None:
+    """Append predictions to the table of --at, and write it."""
+    from pyro_nngp.distributions.quantiles import exceedance, quantiles
+
+    if given.out.suffix not in (".csv", ".parquet"):
+        raise _Wrong(f"--out {given.out}: predictions at places of a table go to .csv or .parquet.")
+    table = _read(given.at)
+    x, _ = _inputs(table, given, given.at)
+    levels, thresholds = (torch.tensor(values, dtype=gp.x.dtype) for values in (given.quantiles, given.above))
+    with torch.no_grad():
+        found = gp.predict(_placed(x, on_globe))
+        columns = {"mean": found.mean, "sd": found.variance.sqrt()}
+        columns |= {f"quantile_{level:g}": each for level, each in zip(levels, quantiles(found, levels), strict=True)}
+        columns |= {
+            f"above_{value:g}": each for value, each in zip(thresholds, exceedance(found, thresholds), strict=True)
+        }
+    predicted = table.assign(**{name: values.numpy() for name, values in columns.items()})
+    if given.out.suffix == ".csv":
+        predicted.to_csv(given.out, index=False)
+    else:
+        predicted.to_parquet(given.out)
+    print(f"wrote {given.out}: {len(predicted)} rows")
+
+
+def run() -> None:
+    """Run the command line and leave Python with its exit status."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,183 @@
+"""NumPy arrays and frames where the methods take tensors: pandas, polars and others, xarray, geopandas.
+
+Constructors are decorated with :func:`from_tables` and predictions with :func:`at_tables`; both leave tensors alone.
+Floats keep float32 or float64, all other numbers become float64, and data go to the dtype and device of the method.
+
+Points of geopandas become columns of coordinates: a projected coordinate reference system as it is, a geographic one
+as chordal coordinates in kilometers (:mod:`pyro_nngp.data.globe`). The names of columns, which hold the reference
+system, are compared with those of the data at each prediction.
+
+Cost: O(N) copies.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.data.globe import lon_lat
+
+Call = TypeVar("Call", bound=Callable)
+Names: TypeAlias = tuple[str, ...] | None
+
+
+@runtime_checkable
+class Frame(Protocol):
+    """A table of another library, such as a pandas DataFrame or an xarray DataArray."""
+
+    def to_numpy(self) -> Any:
+        """The values as an array."""
+
+
+if TYPE_CHECKING:
+    Table: TypeAlias = Any  # the decorated functions themselves get tensors, and are checked with them
+else:
+    Table = np.ndarray | Frame
+    """What is taken in place of a tensor of shape (N, D), or (N,)."""
+
+
+def from_tables(construct: Call) -> Call:
+    """Let a constructor ``(self, x, y, ...)`` take tables; it notes names as ``self.columns`` and ``self.outputs``."""
+
+    @wraps(construct)
+    def construct_from_tables(self: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> None:
+        where = type(self).__name__
+        inputs, input_names = _read(where, "x", x, None, as_column=True)
+        like = inputs if isinstance(inputs, Tensor) else None
+        targets, target_names = _read(where, "y", y, like, as_column=False)
+        construct(self, inputs, targets, *args, **kwargs)
+        if input_names:
+            self.columns = input_names
+        if target_names:
+            self.outputs = target_names
+
+    return cast(Call, construct_from_tables)
+
+
+def at_tables(predict: Call) -> Call:
+    """Let a prediction ``(self, x_new, ...)`` take a table; its results come back as the caller's kind.
+
+    Moments become arrays, columns of a frame, or frames of one column per latent function; draws become arrays; a
+    predictive distribution stays one of torch.
+    """
+
+    @wraps(predict)
+    def predict_at_tables(self: Any, x_new: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x_new, Tensor):
+            return predict(self, x_new, *args, **kwargs)
+        where = f"{type(self).__name__}.{predict.__name__}"
+        inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
+        known = self.columns
+        if names and known and names != known:
+            cure = "Give the same columns in the same order."
+            fail(where, "x_new", f"with the columns {list(known)}", list(names), cure)
+        result = predict(self, inputs, *args, **kwargs)
+        if isinstance(result, tuple):
+            return tuple(_like(x_new, _array(values), self.outputs) for values in result)
+        return _array(result) if isinstance(result, Tensor) else result
+
+    return cast(Call, predict_at_tables)
+
+
+def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
+    """The tensor of a table and the names of its columns; what is no table comes back as it is."""
+    if isinstance(value, Tensor) or not isinstance(value, np.ndarray | Frame):
+        return value, None
+    if isinstance(value, np.ndarray):
+        array, names = value, None
+    elif hasattr(value, "geom_type"):
+        array, names = _points(where, arg, value)
+    else:
+        array, names = _columns(where, arg, value)
+    if array.dtype.kind not in "fiub":
+        fail(where, arg, "to hold numbers", array.dtype, "Encode it as numbers.", TypeError)
+    if array.dtype not in (np.float32, np.float64):
+        array = array.astype(np.float64)
+    if isinstance(value, Frame) and array.ndim == 1 and as_column:
+        array = array[:, None]
+    tensor = torch.from_numpy(np.array(array))  # a copy, since arrays may be read-only or have negative strides
+    return tensor if like is None else tensor.to(like), names
+
+
+def _columns(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
+    """Values and names of the columns of a frame, a series, or anything else with ``to_numpy``."""
+    import narwhals as nw  # only those who pass frames need it
+
+    found = nw.from_native(value, eager_only=True, allow_series=True, pass_through=True)
+    if isinstance(found, nw.Series):
+        return _numbers(where, arg, found), None
+    if isinstance(found, nw.DataFrame):
+        parts = [_numbers(where, f"{arg}[{name!r}]", found[name]) for name in found.columns]
+        names = tuple(map(str, found.columns))
+        return np.stack(parts, 1) if parts else np.empty((len(found), 0)), names
+    return value.to_numpy(), None
+
+
+def _numbers(where: str, arg: str, series: Any) -> np.ndarray:
+    """Values of a column; missing ones are NaN."""
+    import narwhals as nw
+
+    dtype = series.dtype
+    if not (dtype.is_numeric() or dtype == nw.Boolean):
+        cure = "Leave it out, or encode it as numbers."
+        if dtype.is_temporal():
+            cure = "Give the time since a date as a number, in days or hours."
+        fail(where, arg, "to hold numbers", dtype, cure, TypeError)
+    return (series if dtype == nw.Float32 else series.cast(nw.Float64)).to_numpy()
+
+
+def _points(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
+    """Coordinates of a GeoSeries, or those and the other columns of a GeoDataFrame."""
+    geometry = value.geometry
+    if not (geometry.geom_type == "Point").all():
+        fail(where, arg, "to hold points", sorted(set(geometry.geom_type.map(str))), "Take centroids first.", TypeError)
+    places, axes = np.stack([geometry.x.to_numpy(), geometry.y.to_numpy()], 1), ["x", "y"]
+    system = "" if geometry.crs is None else f" ({geometry.crs.to_string()})"
+    if geometry.crs is not None and geometry.crs.is_geographic:
+        places, axes = lon_lat(torch.from_numpy(places)).numpy(), ["x", "y", "z"]
+    names = tuple(f"{axis}{system}" for axis in axes)
+    if value is geometry or value.ndim == 1:
+        return places, names
+    others, other_names = _columns(where, arg, value.drop(columns=geometry.name))
+    return np.concatenate([places, others], 1), (*names, *(other_names or ()))
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy()
+
+
+def _like(table: Table, values: np.ndarray, names: Names) -> Any:
+    """Values (P,) or (L, P) at the rows of a table as the table's kind."""
+    if isinstance(table, np.ndarray):
+        return values
+    import narwhals as nw
+
+    found = nw.from_native(table, eager_only=True, allow_series=True, pass_through=True)
+    if not isinstance(found, nw.Series | nw.DataFrame):
+        return _like_xarray(table, values)
+    index = nw.maybe_get_index(found)
+
+    def column(name: str, each: np.ndarray) -> Any:
+        series = nw.new_series(name, each, backend=found.implementation)
+        return series if index is None else nw.maybe_set_index(series, index=index)
+
+    if values.ndim == 1:
+        return nw.to_native(column("", values))
+    names = names or tuple(str(number) for number in range(len(values)))
+    columns = [column(name, each).to_frame() for name, each in zip(names, values, strict=True)]
+    return nw.to_native(nw.concat(columns, how="horizontal"))
+
+
+def _like_xarray(table: Any, values: np.ndarray) -> Any:
+    """Values (P,) at the first dimension of a DataArray, with its coordinates; others stay an array."""
+    if not hasattr(table, "dims") or values.ndim > 1:
+        return values
+    rows = table if table.ndim == 1 else table.isel({table.dims[1]: 0}, drop=True)
+    return rows.copy(data=values)
+
+
+__all__ = ["Frame", "Table", "at_tables", "from_tables"]

@@ -1,0 +1,87 @@
+"""Files of maps: NetCDF, Zarr and GeoTIFF, chosen by the ending of the name."""
+
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyro_nngp._checks import check_path, fail
+
+if TYPE_CHECKING:
+    from xarray import DataArray, Dataset
+
+_ENDINGS = {".nc": None, ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
+
+
+def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
+    """The path of a map, if its format can be written for a grid of these dimensions."""
+    check_path(where, "path", path)
+    path = Path(path)
+    if path.suffix not in _ENDINGS:
+        fail(where, "path", f"to end in {', '.join(_ENDINGS)}", repr(path.name), "Choose one of these formats.")
+    package = _ENDINGS[path.suffix]
+    if package is not None:
+        try:
+            __import__(package)
+        except ImportError as error:
+            cure = f"pip install {package}, or write a .nc file."
+            fail(
+                where, package, f"to be installed for {path.suffix} files", "no such package", cure, ImportError, error
+            )
+    if package == "rioxarray" and len(dims) != 2:
+        fail(where, "path", "to end in .nc or .zarr for a grid that is no raster", path.name, "Rasters are 2-D.")
+    return path
+
+
+def write(dataset: "Dataset", path: Path) -> None:
+    """Write a map; a file of that name is replaced once all is written."""
+    scratch = path.with_name(f".{path.name}.new{path.suffix}")
+    if path.suffix == ".nc":
+        dataset.to_netcdf(scratch, engine="h5netcdf")
+    elif path.suffix == ".zarr":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Consolidated metadata")  # of format 3, which xarray writes by default
+            dataset.to_zarr(scratch, mode="w")
+        if path.exists():
+            shutil.rmtree(path)
+    else:
+        _write_raster(dataset, scratch)
+    os.replace(scratch, path)
+
+
+def read(path: Path) -> "Dataset":
+    """Open a map that was written; values are read when they are asked for."""
+    import xarray
+
+    if path.suffix == ".nc":
+        return xarray.open_dataset(path, engine="h5netcdf")
+    if path.suffix == ".zarr":
+        return xarray.open_zarr(path, chunks=None)
+    bands = xarray.open_dataset(path, engine="rasterio", band_as_variable=True)
+    return bands.rename({name: band.attrs["long_name"] for name, band in bands.data_vars.items()})
+
+
+def _write_raster(dataset: "Dataset", path: Path) -> None:
+    """Write all variables as the bands of a GeoTIFF, with their names as descriptions."""
+    import xarray
+
+    bands = dict(_bands(dataset))
+    stacked = xarray.concat(list(bands.values()), "band", coords="minimal", compat="override")
+    vertical, horizontal = stacked.dims[1:]
+    stacked = stacked.rio.set_spatial_dims(horizontal, vertical)
+    stacked.attrs["long_name"] = tuple(bands)
+    stacked.rio.to_raster(path, driver="GTiff", compress="deflate")
+
+
+def _bands(dataset: "Dataset") -> Iterator[tuple[str, "DataArray"]]:
+    """Rasters of a map with a name for each, such as ``quantile=0.05``."""
+    for name, array in dataset.data_vars.items():
+        further = array.dims[:-2]
+        flat = array.stack(_further=further) if further else array.expand_dims("_further", -1)
+        for column in range(flat.sizes["_further"]):
+            band = flat.isel(_further=column)
+            labels = [f"{dim}={band[dim].item()}" for dim in further]
+            drop = [each for each in ("_further", *further) if each in band.coords]
+            yield " ".join([str(name), *labels]), band.drop_vars(drop)

@@ -1,0 +1,192 @@
+"""Maps: predictions at every cell of a raster or another grid as an xarray Dataset, tile after tile.
+
+Cost: that of the predictions; memory O(1) in the number of cells above the results, 4 bytes per cell and variable,
+which are on the disk where a path is given. Draws are joint and take O(P K) memory for P cells. Symbols: D inputs, P
+cells, T outputs.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import check_choice, check_int, check_seed, fail
+from pyro_nngp._random import seeded
+from pyro_nngp.distributions.quantiles import exceedance, quantiles
+from pyro_nngp.inference.identity import identity
+from pyro_nngp.likelihoods import Categorical, Ordinal
+from pyro_nngp.maps.cells import Cells, Tile
+from pyro_nngp.maps.formats import check_format, read, write
+from pyro_nngp.maps.parts import Parts
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Values: TypeAlias = dict[str, Tensor]
+
+
+def predict_grid(
+    gp: Any,
+    template: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    mask: Any = None,
+    of: Literal["y", "f"] = "y",
+    quantile_levels: Sequence[float] = (),
+    thresholds: Sequence[float] = (),
+    num_draws: int = 0,
+    path: str | os.PathLike[str] | None = None,
+    samples: Mapping[str, Tensor] | None = None,
+    num_neighbors: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> "Dataset":
+    """Posterior mean, standard deviation and more at every cell of a grid.
+
+    Args:
+        gp: a trained method.
+        template: the grid: an xarray DataArray or Dataset whose coordinates or variables hold the inputs, such as a
+            raster opened by rioxarray with covariates as further variables; or a mapping of names to 1-D arrays.
+        columns: names in `template` of the D inputs, in order; None takes those of the frame that the method was built
+            from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
+        mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all where no input is NaN.
+        of: "y" for the predictive distribution of data, "f" for the latent function.
+        quantile_levels: probabilities in (0, 1) for the variable ``quantiles``.
+        thresholds: values for the variable ``exceedance``, the probability of more than that.
+        num_draws: joint draws for the variable ``draws``.
+        path: a file to write, by its ending NetCDF (.nc), Zarr (.zarr) or GeoTIFF (.tif); None keeps the map in memory.
+            The same call continues a map that was interrupted, whose tiles are in the folder ``path`` + ".part".
+        samples: as in ``gp.predict``.
+        num_neighbors: as in ``gp.predict``.
+        seed: of draws, and of quantiles that have no formula.
+        progress: whether a run above three seconds shows a progress bar.
+
+    Returns:
+        A Dataset on the grid in float32: ``mean`` and ``sd``, or ``probability`` of each class, and what was asked for,
+        with dimensions ``quantile``, ``threshold``, ``draw``, ``category`` and ``output`` in front of the grid's. NaN
+        outside the mask. With `path` it reads from the file when values are asked for.
+
+    Raises:
+        ValueError, TypeError: for inputs that `template` does not have, malformed arguments, or parts of another map.
+        ImportError: if the format needs a package that is not installed.
+    """
+    import xarray
+
+    where = "predict_grid"
+    check_choice(where, "of", of, ("y", "f"))
+    check_int(where, "num_draws", num_draws, 0)
+    check_seed(where, seed)
+    for level in quantile_levels:
+        if not 0 < level < 1:
+            fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
+    cells = Cells(template, columns, gp.columns, mask, gp.x)
+    target = None if path is None else check_format(where, path, cells.dims)
+    results = _Results(gp, of, quantile_levels, thresholds, num_draws, samples, num_neighbors)
+    folder = None if target is None else Path(f"{target}.part")
+    parts = Parts(folder, f"{results.digest()} {cells.digest()} {seed}", len(cells.tiles) + 1)
+
+    def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
+        inside, x_new = cells.at(tile)
+        if not len(x_new):
+            return
+        with torch.no_grad(), seeded(seed, x_new):
+            found = compute(x_new)
+        for name, values in found.items():
+            place = values.new_full((*values.shape[:-1], *inside.shape), torch.nan)
+            place[..., torch.from_numpy(inside)] = values
+            parts.write(name, (*values.shape[:-1], *cells.shape), (..., *tile), place.numpy())
+
+    with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
+        for number, tile in enumerate(cells.tiles):
+            if not parts.done[number]:
+                fill(tile, results.moments, seed + number)
+                parts.finish(number)
+            bar.update(math.prod(part.stop - part.start for part in tile))
+    if num_draws and not parts.done[-1]:
+        fill(cells.everything, results.draws, seed)
+    parts.finish(len(cells.tiles))
+    further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
+    variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
+    dataset = results.label(xarray.Dataset(variables, cells.coords))
+    if target is None:
+        return dataset
+    write(dataset, target)
+    parts.remove()
+    return read(target)
+
+
+class _Results:
+    """What is wanted at each cell; arguments as in :func:`predict_grid`."""
+
+    def __init__(
+        self,
+        gp: Any,
+        of: str,
+        quantile_levels: Sequence[float],
+        thresholds: Sequence[float],
+        num_draws: int,
+        samples: Mapping[str, Tensor] | None,
+        num_neighbors: int | None,
+    ) -> None:
+        self.gp, self.of, self.num_draws = gp, of, num_draws
+        self.levels = torch.tensor(list(quantile_levels), dtype=gp.x.dtype, device=gp.x.device)
+        self.thresholds = torch.tensor(list(thresholds), dtype=gp.x.dtype, device=gp.x.device)
+        options = {"samples": samples, "num_neighbors": num_neighbors}
+        self.options = {name: value for name, value in options.items() if value is not None}
+        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | Ordinal)
+
+    def moments(self, x_new: Tensor) -> Values:
+        """Variables at new points, (..., P) each, computed point by point."""
+        if self.of == "y":
+            found = self.gp.predict(x_new, **self.options)
+        else:
+            mean, variance = self.gp(x_new, **self.options)
+            found = Normal(mean, variance.sqrt())
+        if self.has_classes:
+            labels = range(self.gp.likelihood.support.upper_bound + 1)
+            result = {"probability": torch.stack([found.log_prob(x_new.new_tensor(k)).exp() for k in labels])}
+        else:
+            result = {"mean": found.mean, "sd": found.variance.sqrt()}
+        if len(self.levels):
+            result["quantiles"] = quantiles(found, self.levels)
+        if len(self.thresholds):
+            result["exceedance"] = exceedance(found, self.thresholds)
+        return {name: values.cpu() for name, values in result.items()}
+
+    def draws(self, x_new: Tensor) -> Values:
+        """Joint draws at new points, (S, ..., P)."""
+        drawn = self.gp.sample(x_new, self.num_draws, **self.options)
+        if self.of == "y":
+            drawn = self.gp.likelihood.draw(drawn)
+        return {"draws": drawn.cpu()}
+
+    def dims(self, name: str, number: int) -> tuple[str, ...]:
+        """Names of the dimensions of a variable in front of those of the grid."""
+        own = {"quantiles": "quantile", "exceedance": "threshold", "draws": "draw", "probability": "category"}
+        first = (own[name],) if name in own else ()
+        return (*first, "output")[:number]
+
+    def label(self, dataset: "Dataset") -> "Dataset":
+        """The map with coordinates of the further dimensions."""
+        outputs = self.gp.outputs or range(dataset.sizes.get("output", 0))
+        labels = {"quantile": self.levels.tolist(), "threshold": self.thresholds.tolist(), "output": list(outputs)}
+        return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
+
+    def digest(self) -> str:
+        """Digest of all that decides the values but the cells and the seed."""
+        settings = (self.of, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
+        found = hashlib.blake2b(repr((settings, identity(gp=self.gp, options=self.options))).encode(), digest_size=16)
+        for name, value in self.gp.state_dict().items():
+            found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return found.hexdigest()
+
+
+__all__ = ["predict_grid"]

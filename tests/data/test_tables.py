@@ -1,0 +1,155 @@
+"""Arrays and frames in place of tensors: the same numbers, in the caller's kind."""
+
+import geopandas
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+import xarray as xr
+
+import pyro_nngp as nngp
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian, Poisson
+
+NUM = 60
+
+
+@pytest.fixture(scope="module")
+def stations():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"east": rng.random(NUM), "north": rng.random(NUM)}, index=np.arange(NUM) + 100)
+    return frame.assign(height=np.sin(6 * frame.east), birds=rng.poisson(3, NUM))
+
+
+def process(x, y, likelihood=None):
+    likelihood = Gaussian(0.1) if likelihood is None else likelihood
+    return nngp.Vecchia(x, y, Matern52(2, 1.0, 0.4), likelihood, num_neighbors=8)
+
+
+def kinds(frame):
+    """The same data and new inputs as each kind of table, with the class of the moments."""
+    x, y = frame[["east", "north"]], frame["height"]
+    coords = {"station": frame.index}
+    array = xr.DataArray(x.to_numpy(), dims=("station", "axis"), coords=coords)
+    polars = pl.from_pandas(frame)
+    points = geopandas.GeoSeries.from_xy(x.east, x.north, index=frame.index)
+    return {
+        "numpy": (x.to_numpy(), y.to_numpy(), x.to_numpy()[::-1][:5], np.ndarray),
+        "pandas": (x, y, x[::-1][:5], pd.Series),
+        "polars": (polars[["east", "north"]], polars["height"], polars[["east", "north"]][::-1][:5], pl.Series),
+        "xarray": (array, xr.DataArray(y.to_numpy(), dims="station"), array[::-1][:5], xr.DataArray),
+        "geopandas": (points, y, points[::-1][:5], pd.Series),
+    }
+
+
+@pytest.mark.parametrize("kind", ["numpy", "pandas", "polars", "xarray", "geopandas"])
+def test_tables_give_what_tensors_give_in_their_own_kind(stations, kind):
+    x, y, x_new, moments = kinds(stations)[kind]
+    inputs = torch.tensor(stations[["east", "north"]].to_numpy())
+    expected = process(inputs, torch.tensor(stations["height"].to_numpy()))(inputs.flip(0)[:5])
+    gp = process(x, y)
+    found = gp(x_new)
+    assert all(isinstance(values, moments) for values in found)
+    for values, tensor in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(values, tensor.detach())
+    if moments is pd.Series:
+        assert list(found[0].index) == list(stations.index[::-1][:5])
+    if moments is xr.DataArray:
+        assert list(found[0].station) == list(stations.index[::-1][:5])
+    torch.testing.assert_close(gp.predict(x_new).mean, expected[0])
+    draws = gp.sample(x_new, 3, seed=0)
+    assert isinstance(draws, np.ndarray)
+    assert draws.shape == (3, 5)
+
+
+def test_several_outputs_come_as_a_frame_with_their_names(stations):
+    x, y = stations[["east", "north"]], stations[["height", "birds"]]
+    gp = process(x, y)
+    mean, variance = gp(x[:4])
+    assert list(mean.columns) == list(variance.columns) == ["height", "birds"]
+    assert list(mean.index) == list(x.index[:4])
+    np.testing.assert_array_equal(mean.to_numpy().T, gp(torch.tensor(x.to_numpy()[:4]))[0].detach())
+    assert (gp.columns, gp.outputs) == (("east", "north"), ("height", "birds"))
+
+
+def test_integers_booleans_and_missing_values(stations):
+    x = pd.DataFrame({"year": range(NUM), "wet": [True, False] * (NUM // 2)})
+    gp = nngp.VNNGP(x, stations["birds"], None, Poisson(), num_neighbors=5)
+    assert gp.x.dtype == gp.y.dtype == torch.float64
+    assert gp.x[:3].tolist() == [[0, 1], [1, 0], [2, 1]]
+    holes = pd.DataFrame({"year": pd.array([1, None, 3], dtype="Int64")})
+    with pytest.raises(ValueError, match="expected x to be finite, got 1 NaN or infinite entries"):
+        process(holes, stations["height"][:3])
+
+
+def test_new_inputs_take_the_dtype_of_the_data_and_float32_stays(stations):
+    gp = process(stations[["east", "north"]].to_numpy(np.float32), stations["height"].to_numpy())
+    assert gp.x.dtype == gp.y.dtype == torch.float32
+    assert gp(stations[["east", "north"]][:2])[0].dtype == np.float32
+
+
+def test_one_series_is_one_column(stations):
+    gp = nngp.Vecchia(stations["east"], stations["height"], Matern52(1), num_neighbors=4)
+    assert gp.x.shape == (NUM, 1)
+    assert gp(stations["east"][:3])[0].shape == (3,)
+
+
+def test_geographic_points_go_to_the_globe(stations):
+    points = geopandas.GeoSeries.from_xy(10 + stations.east, 45 + stations.north, crs="EPSG:4326")
+    gp = nngp.Vecchia(points, stations["height"], Matern52(3, 1.0, 30.0), num_neighbors=8)
+    assert gp.columns == ("x (EPSG:4326)", "y (EPSG:4326)", "z (EPSG:4326)")
+    torch.testing.assert_close(gp.x, nngp.data.lon_lat(torch.tensor(np.stack([points.x, points.y], 1))))
+    projected = points.to_crs("EPSG:32632")
+    flat = process(projected, stations["height"])
+    assert flat.columns == ("x (EPSG:32632)", "y (EPSG:32632)")
+    with pytest.raises(ValueError, match=r"expected x_new with the columns \['x \(EPSG:32632\)'"):
+        flat(projected.to_crs("EPSG:32633"))
+
+
+def test_other_columns_of_a_geodataframe_follow_the_coordinates(stations):
+    frame = geopandas.GeoDataFrame(
+        stations[["height"]], geometry=geopandas.points_from_xy(stations.east, stations.north)
+    )
+    gp = nngp.Vecchia(frame, stations["birds"], Matern52(3), num_neighbors=4)
+    assert gp.columns == ("x", "y", "height")
+    np.testing.assert_array_equal(gp.x, stations[["east", "north", "height"]])
+    areas = frame.set_geometry(frame.buffer(1.0))
+    with pytest.raises(TypeError, match=r"expected x to hold points, got \['Polygon'\]. Take centroids first"):
+        nngp.Vecchia(areas, stations["birds"])
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pd.Timestamp("2020-01-01"), r"expected x\['new'\] to hold numbers, got Datetime.* Give the time since a date"),
+        ("low", r"expected x\['new'\] to hold numbers, got String. Leave it out, or encode it"),
+    ],
+)
+def test_a_column_without_numbers_is_named(stations, column, message):
+    with pytest.raises(TypeError, match=message):
+        process(stations[["east"]].assign(new=column), stations["height"])
+
+
+def test_strings_and_columns_in_another_order_are_refused(stations):
+    x, y = stations[["east", "north"]], stations["height"]
+    with pytest.raises(TypeError, match="expected y to hold numbers, got <U3"):
+        process(x, np.array(["low"] * NUM))
+    with pytest.raises(TypeError, match="expected x to be a torch.Tensor, got list. Convert it with torch.as_tensor"):
+        process([[0.0, 1.0]] * NUM, y)
+    with pytest.raises(
+        ValueError, match=r"expected x_new with the columns \['east', 'north'\], got \['north', 'east'\]"
+    ):
+        process(x, y)(x[["north", "east"]])
+    with pytest.raises(
+        TypeError, match=r"expected x to be a torch.Tensor, got DataFrame. .*as_tensor\(x.to_numpy\(\)\)"
+    ):
+        nngp.NeighborGraph(x, 3)
+
+
+def test_saved_methods_know_their_columns(stations, tmp_path):
+    gp = process(stations[["east", "north"]], stations["height"])
+    gp.save(tmp_path / "model")
+    again = nngp.load(tmp_path / "model")
+    assert again.columns == ("east", "north")
+    pd.testing.assert_series_equal(again(stations[["east", "north"]])[0], gp(stations[["east", "north"]])[0])

@@ -1,0 +1,158 @@
+"""Maps hold what ``predict`` gives at each cell, whatever the tiles, and continue where they were interrupted."""
+
+import copy
+
+import numpy as np
+import pyro.distributions as dist
+import pytest
+import torch
+import xarray as xr
+from pyro.nn import PyroSample
+
+import pyro_nngp as nngp
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from pyro_nngp.maps import cells, predict_grid
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(cells, "TILE_SIDE", 3)
+
+
+def at_cells(axes):
+    north, east = np.meshgrid(axes["north"], axes["east"], indexing="ij")
+    return torch.from_numpy(np.stack([east.ravel(), north.ravel()], 1))
+
+
+@pytest.mark.parametrize("of", ["y", "f"])
+def test_cells_have_the_moments_of_predictions(gp, axes, of, small_tiles):
+    found = predict_grid(gp, axes, of=of, quantile_levels=[0.1, 0.9], thresholds=[0.5])
+    assert found["mean"].dims == ("north", "east")
+    assert found["quantiles"].dims == ("quantile", "north", "east")
+    np.testing.assert_array_equal(found["east"], axes["east"])
+    with torch.no_grad():
+        oracle = gp.predict(at_cells(axes)) if of == "y" else torch.distributions.Normal(*normal_moments(gp, axes))
+    np.testing.assert_allclose(found["mean"].values.ravel(), oracle.mean, rtol=1e-6)
+    np.testing.assert_allclose(found["sd"].values.ravel(), oracle.stddev, rtol=1e-6)
+    np.testing.assert_allclose(
+        found["quantiles"].sel(quantile=0.9).values.ravel(), oracle.icdf(torch.tensor(0.9)), 1e-5
+    )
+    above = 1 - oracle.cdf(torch.tensor(0.5))
+    np.testing.assert_allclose(found["exceedance"].sel(threshold=0.5).values.ravel(), above, atol=1e-6)
+
+
+def normal_moments(gp, axes):
+    mean, variance = gp(at_cells(axes))
+    return mean, variance.sqrt()
+
+
+def test_draws_are_joint(gp, axes):
+    found = predict_grid(gp, axes, of="f", num_draws=600, seed=3)
+    assert found["draws"].dims == ("draw", "north", "east")
+    with torch.no_grad():
+        draws = gp.sample(at_cells(axes), 600, seed=3)
+    ours = torch.from_numpy(found["draws"].values.reshape(600, -1)).double()
+    error = (ours.T.cov() - draws.T.cov()).abs().max() / draws.var(0).max()
+    assert error.item() < 0.35  # of 600 draws each
+    assert ours.T.corrcoef()[0, 1] > 0.5  # neighboring cells
+    of_y = predict_grid(gp, axes, num_draws=600, seed=3)["draws"]
+    assert float((of_y - found["draws"]).var()) == pytest.approx(0.01, rel=0.05)
+
+
+def test_a_grid_of_any_number_of_dimensions(small_tiles):
+    x = torch.rand(60, 3, dtype=torch.float64)
+    gp = nngp.Vecchia(x, x.sum(1), Matern52(3, 1.0, 0.5), Gaussian(0.01), num_neighbors=6)
+    line = nngp.Vecchia(x[:, :1], x[:, 0], Matern52(1, 1.0, 0.5), Gaussian(0.01), num_neighbors=6)
+    space_time = {name: np.linspace(0, 1, size) for name, size in (("x", 4), ("y", 5), ("t", 2))}
+    found = predict_grid(gp, space_time, columns=["x", "y", "t"])["mean"]
+    assert found.sizes == {"t": 2, "y": 5, "x": 4}
+    at = found.isel(x=3, y=1, t=1)
+    place = torch.tensor([[float(at.x), float(at.y), float(at.t)]], dtype=torch.float64)
+    assert float(at) == pytest.approx(gp(place)[0].item(), rel=1e-6)
+    assert predict_grid(line, {"depth": np.linspace(0, 1, 11)}, columns=["depth"])["sd"].dims == ("depth",)
+
+
+def test_classes_counts_and_several_outputs(axes):
+    x = torch.rand(60, 2, dtype=torch.float64)
+    y = (x[:, 0] * 3).floor()
+    raster = {"x": axes["east"], "y": axes["north"]}
+    classes = nngp.VNNGP(x, y, Matern52(2, 1.0, 0.5), Categorical(3), num_neighbors=6)
+    probability = predict_grid(classes, raster)["probability"]
+    assert probability.dims == ("category", "y", "x")
+    np.testing.assert_allclose(probability.sum("category"), 1, atol=1e-2)
+    labels = nngp.VNNGP(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=6)
+    mean = predict_grid(labels, raster)["mean"]
+    assert 0 < mean.min() < mean.max() < 1
+    counts = nngp.VNNGP(x, y, Matern52(2, 1.0, 0.5), Poisson(), num_neighbors=6)
+    found = predict_grid(counts, raster, quantile_levels=[0.5], thresholds=[0.0], num_draws=2)
+    np.testing.assert_array_equal(found["quantiles"] % 1, 0)
+    np.testing.assert_array_equal(found["draws"] % 1, 0)
+    assert (found["exceedance"] < 1).all()
+    both = nngp.Vecchia(x, torch.stack([x[:, 0], x[:, 1]], 1), Matern52(2, 1.0, 0.5), Gaussian(0.01), num_neighbors=6)
+    two = predict_grid(both, raster, quantile_levels=[0.5])
+    assert two["mean"].dims == ("output", "y", "x")
+    assert two["quantiles"].dims == ("quantile", "output", "y", "x")
+    np.testing.assert_allclose(two["quantiles"].sel(quantile=0.5), two["mean"], rtol=1e-5)
+
+
+def test_posterior_draws_are_averaged_over(axes):
+    x = torch.rand(40, 2, dtype=torch.float64)
+    kernel = Matern52(2, 1.0, PyroSample(dist.LogNormal(-1.0, 0.5)))
+    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(0.01), num_neighbors=6)
+    samples = {"kernel.lengthscale": torch.tensor([0.2, 0.6], dtype=torch.float64)}
+    found = predict_grid(gp, axes, columns=["east", "north"], samples=samples)
+    oracle = gp.predict(at_cells(axes), samples=samples)
+    np.testing.assert_allclose(found["sd"].values.ravel(), oracle.variance.sqrt(), rtol=1e-6)
+
+
+def test_an_interrupted_map_is_continued(gp, axes, tmp_path, small_tiles, monkeypatch):
+    whole = predict_grid(gp, axes, thresholds=[0.0])
+    path, calls = tmp_path / "map.nc", []
+    predict = type(gp).predict
+
+    def interrupted(self, x_new, **options):
+        calls.append(len(x_new))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return predict(self, x_new, **options)
+
+    monkeypatch.setattr(type(gp), "predict", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        predict_grid(gp, axes, thresholds=[0.0], path=path)
+    assert not path.exists()
+    found = predict_grid(gp, axes, thresholds=[0.0], path=path)
+    assert sum(calls) == 7 * 5 + calls[3]  # each other tile once
+    xr.testing.assert_identical(found.load(), whole)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["map.nc"]
+
+
+def test_parts_of_another_map_are_refused(gp, axes, tmp_path, monkeypatch):
+    def fails(self, x_new, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(gp), "predict", fails)
+        with pytest.raises(KeyboardInterrupt):
+            predict_grid(gp, axes, path=tmp_path / "map.nc")
+    for change in ({"thresholds": [1.0]}, {"seed": 1}, {"of": "f"}):
+        with pytest.raises(ValueError, match="to hold parts of the same map, got those of another one"):
+            predict_grid(gp, axes, path=tmp_path / "map.nc", **change)
+    other = copy.deepcopy(gp)
+    other.kernel.lengthscale = 0.31
+    with pytest.raises(ValueError, match="to hold parts of the same map, got those of another one"):
+        predict_grid(other, axes, path=tmp_path / "map.nc")
+    assert predict_grid(gp, axes, path=tmp_path / "map.nc")["mean"].notnull().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"of": "z"}, ValueError, "predict_grid: expected of to be 'y' or 'f', got 'z'"),
+        ({"num_draws": -1}, ValueError, "expected num_draws >= 0, got -1"),
+        ({"quantile_levels": [5]}, ValueError, r"expected quantile_levels in \(0, 1\), got 5"),
+    ],
+)
+def test_malformed_arguments_are_refused(gp, axes, change, error, message):
+    with pytest.raises(error, match=message):
+        predict_grid(gp, axes, **change)

@@ -1,0 +1,120 @@
+"""The command line: from a table of measurements to maps, pictures and tables."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import rioxarray
+import torch
+import xarray as xr
+
+import pyro_nngp as nngp
+from pyro_nngp.__main__ import main
+
+
+@pytest.fixture
+def stations(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"lon": 10 + rng.random(90), "lat": 45 + rng.random(90), "day": rng.random(90)})
+    frame["rain"] = 100 + 50 * np.sin(6 * frame["lon"]) + rng.standard_normal(90)
+    frame["storms"] = rng.poisson(np.exp(np.sin(6 * frame["lon"])))
+    frame["note"] = "dry"
+    frame.to_csv(tmp_path / "stations.csv", index=False)
+    return frame
+
+
+@pytest.fixture
+def krige(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return lambda command: main(["krige", *command.split()])
+
+
+def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
+    status = krige(
+        "stations.csv --x lon lat --y rain --grid 0.1 --out map.nc --plot map.png --save model --quantiles 0.1 0.9"
+    )
+    assert status == 0
+    said = capsys.readouterr().out
+    assert "Vecchia on 90 places on the globe (lon, lat)" in said
+    assert "FitResult(converged" in said
+    with xr.open_dataset("map.nc", engine="h5netcdf") as found:
+        assert set(found.data_vars) == {"mean", "sd", "quantiles"}
+        assert found["y"][0] > found["y"][-1]
+        assert found.rio.crs.to_epsg() == 4326
+        truth = 100 + 50 * np.sin(6 * found["x"]) + 0 * found["y"]
+        assert float(abs(found["mean"] - truth).mean()) < 5
+        gp = nngp.load("model")
+        place = nngp.data.lon_lat(torch.tensor([[float(found.x[3]), float(found.y[4])]], dtype=torch.float64))
+        assert float(found["mean"][4, 3]) == pytest.approx(gp(place)[0].item(), rel=1e-5)
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_counts_at_the_places_of_another_table(stations, krige):
+    stations[["lon", "lat"]][:7].to_csv("sites.csv", index=False)
+    command = "--y storms --likelihood poisson --flat --at sites.csv --out out.csv --quantiles 0.5 --above 0"
+    assert krige(f"stations.csv --x lon lat {command}") == 0
+    found = pd.read_csv("out.csv")
+    assert list(found.columns) == ["lon", "lat", "mean", "sd", "quantile_0.5", "above_0"]
+    assert len(found) == 7
+    assert (found["quantile_0.5"] % 1 == 0).all()
+    assert found["above_0"].between(0, 1).all()
+
+
+def test_one_input_and_rows_without_measurements(stations, krige, capsys):
+    stations.loc[:9, "rain"] = np.nan
+    stations.to_csv("holes.csv", index=False)
+    assert krige("holes.csv --x day --y rain --grid 0.25 --out map.csv --plot map.png") == 0
+    assert "10 of 90 rows have no 'rain' and are left out." in capsys.readouterr().out
+    assert list(pd.read_csv("map.csv").columns) == ["day", "mean", "sd"]
+
+
+def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
+    import geopandas
+
+    points = geopandas.GeoDataFrame(stations, geometry=geopandas.points_from_xy(stations["lon"], stations["lat"]))
+    points.set_crs("EPSG:4326").to_file("stations.gpkg")
+    raster = xr.DataArray(
+        np.ones((3, 4), "f4"), dims=("y", "x"), coords={"y": [46, 45.5, 45], "x": [10, 10.3, 10.6, 11]}
+    )
+    raster.rio.write_crs("EPSG:4326").rio.to_raster("like.tif")
+    assert krige("stations.gpkg --y rain --like like.tif --out map.tif") == 0
+    with rioxarray.open_rasterio("map.tif") as found:
+        assert found.shape == (2, 3, 4)
+        assert found.attrs["long_name"] == ("mean", "sd")
+        assert found.rio.crs.to_epsg() == 4326
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("none.csv --x lon lat --y rain --grid 1 --out map.nc", "none.csv: no such file"),
+        ("stations.txt --x lon lat --y rain --grid 1 --out map.nc", "expected a name that ends in .csv, .parquet"),
+        (
+            "stations.csv --x lon lat --y snow --grid 1 --out map.nc",
+            "no column 'snow', which --y names; it has lon",
+        ),
+        ("stations.csv --x lon lot --y rain --grid 1 --out map.nc", "no column 'lot', which --x names"),
+        ("stations.csv --x lon lat --y note --grid 1 --out map.nc", "the column 'note' does not hold numbers"),
+        ("stations.csv --y rain --grid 1 --out map.nc", "has no points: name its columns of coordinates by --x"),
+        ("stations.csv --x lon lat --y rain --grid 1 2 3 --out map.nc", "--grid: expected one positive cell size"),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.doc", "expected path to end in .nc, .zarr"),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --bounds 3 4 1 2", "expected west < east"),
+        ("stations.csv --x day --y rain --grid 1 --out map.nc --bounds 1 2 3 4", "west, south, east and north are for"),
+        ("stations.csv --x lon lat --y rain --at stations.csv --out map.nc", "go to .csv or .parquet"),
+        ("stations.csv --x lon lat --y rain --grid 1 --likelihood poisson --out map.nc", "Poisson: expected y"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(stations, krige, capsys, command, message):
+    assert krige(f"{command} --max-seconds 0.1") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: ")
+    assert message in said
+
+
+def test_rows_without_a_place_are_an_error(stations, krige, capsys):
+    stations.loc[:2, "lat"] = np.nan
+    stations.to_csv("holes.csv", index=False)
+    assert krige("holes.csv --x lon lat --y rain --grid 1 --out map.nc") == 2
+    assert "3 rows have no 'lat'; remove them" in capsys.readouterr().err
+    stations.assign(rain=np.nan).to_csv("holes.csv", index=False)
+    assert krige("holes.csv --x lon day --y rain --grid 1 --out map.nc") == 2
+    assert "no row of holes.csv has a value in the column 'rain'" in capsys.readouterr().err
