@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._memory import at_once
 from pyro_nngp.kernels import Covariance
@@ -26,7 +27,8 @@ def block_conditional(
 
     Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with.
     """
-    rows, padded, parts = neighbors.clamp(min=0), bool((neighbors < 0).any()), []
+    rows, parts = neighbors.clamp(min=0), []
+    padded = is_batchedtensor(neighbors) or bool((neighbors < 0).any())
     batch = torch.Size() if noise is None else noise.shape[:-2]
     for part in chunks(x, neighbors.shape[1], batch.numel() * (cov.batch_shape or batch[:0]).numel()):
         target, z = x[part], points[rows[part]]
