@@ -127,8 +127,8 @@ def test_chains_on_minibatches_of_a_nearest_neighbor_process_run_side_by_side(ow
 
     def draws(**options):
         torch.manual_seed(0)
-        mcmc = SGMCMC(SGLD(process if own else gp.model, 1e-3), 4, 2, num_chains=3, disable_progbar=True, **options)
-        mcmc.run(Minibatch(30, 8))
+        mcmc = SGMCMC(SGLD(process if own else gp.model, 1e-5), 4, 2, num_chains=3, disable_progbar=True, **options)
+        mcmc.run(Minibatch(30, 15))
         return mcmc.get_samples(group_by_chain=True)
 
     side, looped = draws(), draws(vectorize=False)
