@@ -124,7 +124,6 @@ class BSGP(SampledMethod):
 
     likelihood: Likelihood
     has_own_kernels = True
-    vectorizes = False
     latents = ("nu", "z")
 
     @from_tables

@@ -84,7 +84,6 @@ class CoregionalizedLOO(PredictiveMethod):
 
     generative = False
     has_own_kernels = True
-    vectorizes = False
 
     @from_tables
     def __init__(

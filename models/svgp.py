@@ -102,6 +102,8 @@ class SVGP(PredictiveMethod):
     Reference: Hensman, Matthews, Ghahramani (2015), "Scalable variational Gaussian process classification", AISTATS.
     """
 
+    vectorizes = True
+
     @from_tables
     def __init__(
         self,

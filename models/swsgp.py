@@ -96,6 +96,8 @@ class SWSGP(PredictiveMethod):
 
     lengthscale: Tensor
 
+    vectorizes = True
+
     @from_tables
     def __init__(
         self,

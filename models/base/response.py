@@ -250,7 +250,7 @@ class GaussianResponseMethod(ResponseMethod):
         ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
     """
 
-    draws_together = True
+    vectorizes = draws_together = True
 
     def __init__(
         self,

@@ -38,7 +38,7 @@ class DataSites(GPModule):
     likelihood: Likelihood | None
     mean: Callable
     kernel: Any
-    vectorizes = True  # whether model and guide run within vectorized plates
+    vectorizes = False  # whether model and guide run within vectorized plates
     hyper_guide: HyperparameterGuide
 
     @property

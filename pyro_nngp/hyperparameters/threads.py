@@ -70,14 +70,8 @@ class ParamStore(ParamStoreDict):
         """
         if name not in self._params and name in self.shared_names.values():
             cure = "Read it as an attribute. Jit ELBOs look for it here: take Trace_ELBO in place of JitTrace_ELBO."
-            fail(
-                "pyro.param",
-                name,
-                "in Pyro's global store",
-                "a parameter of a module that holds its own",
-                cure,
-                RuntimeError,
-            )
+            actual = "a parameter of a module that holds its own"
+            fail("pyro.param", name, "in Pyro's global store", actual, cure, RuntimeError)
         return super().__getitem__(name)
 
     @property

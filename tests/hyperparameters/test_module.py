@@ -282,11 +282,14 @@ def test_compiled_elbos_are_refused_with_a_cure(elbo):
         svi.step()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")  # which Pyro calls
 def test_compiled_potentials_are_refused_with_a_cure():
     def model():
         pyro.sample("f", NNGP(Matern32(1, lengthscale=pyro.sample("scale", dist.LogNormal(0.0, 1.0))), GRAPH))
 
-    sampler = MCMC(NUTS(model, jit_compile=True), num_samples=1, warmup_steps=1, disable_progbar=True)
+    sampler = MCMC(
+        NUTS(model, jit_compile=True, ignore_jit_warnings=True), num_samples=1, warmup_steps=1, disable_progbar=True
+    )
     with pytest.raises(
         RuntimeError, match=r"Matern32: expected a program that is not traced by torch\.jit.*Trace_ELBO"
     ):
