@@ -2,6 +2,8 @@
 
 from pyro_nngp.inference.arviz.elpd import elpd
 from pyro_nngp.inference.arviz.export import to_arviz
+from pyro_nngp.inference.arviz.pointwise import PointwiseLogLikelihood
+from pyro_nngp.inference.arviz.sbc import sbc_to_arviz
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.diagnostics.calibration import (
     Reliability,
@@ -19,6 +21,7 @@ from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.recorder import Recorder
 from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
 from pyro_nngp.inference.mcmc.sgld import SGLD
@@ -43,9 +46,11 @@ __all__ = [
     "IntegratedELBO",
     "Minibatch",
     "NNReport",
+    "PointwiseLogLikelihood",
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveLogLikelihood",
+    "Recorder",
     "Reliability",
     "RowAdam",
     "Schedule",
@@ -61,6 +66,7 @@ __all__ = [
     "psis_khat",
     "reliability",
     "sbc_ranks",
+    "sbc_to_arviz",
     "step_size_refinement",
     "symmetry",
     "to_arviz",

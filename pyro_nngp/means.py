@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import undefined
+from pyro_nngp._checks import fail, undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 
 
@@ -28,6 +28,19 @@ class BasisMean(GPModule):
 
     is_set: bool
     value: Any
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of every module; a tensor keeps the shape of the coefficients that it replaces.
+
+        Raises:
+            ValueError: for a tensor of another shape.
+        """
+        if isinstance(value, Tensor) and name in self.__dict__.get("_pyro_params", ()):
+            shape = tuple(self._parameters[f"{name}_unconstrained"].shape)
+            if tuple(value.shape) != shape:
+                cure = "Give num_latents=L to the constructor for one function per output."
+                fail(type(self).__name__, name, f"of shape {shape}", tuple(value.shape), cure)
+        super().__setattr__(name, value)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         """Values of the p basis functions."""

@@ -19,12 +19,13 @@ import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_path, fail
 from pyro_nngp._files import atomic_file
 
 _FORMAT = "pyro_nngp model 1"
@@ -49,10 +50,16 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         ModelFileError: if the model holds an object without a name in a module, such as a lambda.
+        FileNotFoundError: if the folder does not exist.
+        TypeError: if `path` is no path.
     """
     from safetensors.torch import save as to_bytes  # needed for saving only
 
-    writer = _Writer(type(model).__name__)
+    where = f"{type(model).__name__}.save"
+    check_path(where, "path", path)
+    if not Path(path).parent.is_dir():
+        fail(where, "path", "in a folder that exists", str(path), "Make the folder first.", FileNotFoundError)
+    writer = _Writer(where)
     structure = {"root": writer.value(model, type(model).__name__), "objects": writer.nodes}
     text = json.dumps(structure, separators=(",", ":"))
     metadata = {"format": _FORMAT, "version": version("pyro-nngp"), "structure": text}
@@ -81,9 +88,11 @@ def load(
         ModelFileError: if the file is damaged or not a model file, is of another version of this package, or names
             classes or functions that are not in `custom`.
         FileNotFoundError: if there is no file of that name.
+        TypeError: if `path` is no path.
     """
     from safetensors import SafetensorError, safe_open
 
+    check_path("load", "path", path)
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"load: expected a file, got {name!r}, which does not exist or is none.")
@@ -109,7 +118,7 @@ class _Writer:
     """Turns objects into JSON, each one once, and collects their tensors."""
 
     def __init__(self, where: str) -> None:
-        self.where = f"{where}.save"
+        self.where = where
         self.nodes: list[Any] = []
         self.tensors: dict[str, Tensor] = {}
         self._seen: dict[int, tuple[int, Any]] = {}

@@ -166,6 +166,19 @@ def test_what_has_no_name_is_refused_when_it_is_saved(tmp_path):
         gp.save(tmp_path / "gp")
 
 
+def test_the_folder_of_a_file_must_exist(tmp_path):
+    gp = nngp.Vecchia(X[:20], Y[:20], num_neighbors=3)
+    with pytest.raises(FileNotFoundError, match=r"Vecchia.save: expected path in a folder that exists, got .*none/gp"):
+        gp.save(tmp_path / "none" / "gp")
+
+
+def test_paths_are_checked():
+    with pytest.raises(TypeError, match=r"Vecchia.save: expected path to be a path, got NoneType"):
+        nngp.Vecchia(X[:20], Y[:20], num_neighbors=3).save(None)
+    with pytest.raises(TypeError, match=r"load: expected path to be a path, got int"):
+        load(3)
+
+
 def test_any_damage_is_an_error(tmp_path):
     path = tmp_path / "gp"
     nngp.Vecchia(X[:20], Y[:20], num_neighbors=3).save(path)

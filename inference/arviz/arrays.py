@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
-import xarray as xr
 from pyro.distributions import Delta
 from pyro.poutine import Trace
 from torch import Tensor
+from torch.distributions import biject_to, identity_transform
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import (
@@ -24,6 +24,7 @@ from pyro_nngp.inference._traces import (
     plate_rows,
     sample_sites,
 )
+from pyro_nngp.inference.arviz.libraries import library
 
 Place = tuple[int, int]  # chain and draw
 Variable = tuple[tuple[str, ...], np.ndarray]  # names of the dimensions, and the array
@@ -68,6 +69,7 @@ class Arrays:
         rows: Tensor | None,
         log_likelihood: str | None,
         log_prior: bool,
+        unconstrained: bool,
     ) -> None:
         """Add a run conditioned on the data.
 
@@ -78,6 +80,7 @@ class Arrays:
             rows: rows of the run, among all rows of the values; None is all.
             log_likelihood: group for the densities of the data given the latent sites; None omits them.
             log_prior: whether to keep the densities of latent sites.
+            unconstrained: whether to keep latent values that are constrained in unconstrained space too.
 
         Raises:
             ValueError: if a plate used other rows than at the first draw.
@@ -97,6 +100,8 @@ class Arrays:
                     value = values.get(name, site["value"])
                     dims = self._name_dims(name, value, site)
                     self._put("posterior", name, value, dims, place, rows)
+                    if unconstrained and not site["is_observed"]:
+                        self._put_unconstrained(name, site, value, dims, place, rows)
                     if log_prior and not _is_delta(site):
                         density = log_prob(site, 0.0)
                         self._put("log_prior", name, density, dims[: density.dim()], place, rows)
@@ -126,6 +131,14 @@ class Arrays:
         for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
             value = again.nodes[name]["value"]
             self._put("posterior_predictive", name, value, self._name_dims(name, value, again.nodes[name]), place, rows)
+
+    def add_warmup(self, trace: Trace, values: Mapping[str, Tensor], statistics: Mapping[str, Variable]) -> None:
+        """Add the draws of the warm-up of all chains, (chains, draws, ...), and their statistics."""
+        for name, value in values.items():
+            if self._is_kept(name):
+                dims = self._name_dims(name, value[0, 0], trace.nodes[name])
+                self.groups["warmup_posterior"][name] = ((*_SAMPLE_DIMS, *dims), _array(value))
+        self.groups["warmup_sample_stats"].update(statistics)
 
     def add_densities(self, place: Place, **totals: Tensor) -> None:
         """Add log densities, one number each."""
@@ -161,19 +174,12 @@ class Arrays:
         for dim, size in sizes.items():
             self._labels(dim, size)
 
-    def datasets(self, num_draws: int) -> dict[str, xr.Dataset]:
-        """Every group that holds anything, with its first draws."""
-        attrs = {
-            "created_at": datetime.now(UTC).isoformat(),
-            "creation_library": "pyro_nngp",
-            "creation_library_version": version("pyro_nngp"),
-            "creation_library_language": "Python",
-            "inference_library": "pyro",
-            "inference_library_version": pyro.__version__,
-        }
+    def datasets(self, num_draws: int) -> dict[str, Any]:
+        """Every group that holds anything, with its first draws, as a Dataset."""
+        attrs, xr = creation_attrs(), library(self._where, "xarray")
         made = {}
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
-            last = None if group in _PRIOR_GROUPS else num_draws
+            last = None if group in _PRIOR_GROUPS or group.startswith("warmup") else num_draws
             kept = {n: (dims, a[:, :last] if "draw" in dims else a) for n, (dims, a) in variables.items()}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
             sample_dims = [dim for dim in _SAMPLE_DIMS if dim in labels]
@@ -212,6 +218,22 @@ class Arrays:
         part = [slice(None) if n == length else _array(rows) for n, length in zip(value.shape, lengths, strict=True)]
         group_of[name][1][(*place, ...)][tuple(part)] = value
 
+    def _put_unconstrained(
+        self, name: str, site: Any, value: Tensor, dims: tuple[str, ...], place: Place, rows: Tensor | None
+    ) -> None:
+        """Write a value to unconstrained space, unless it is there already, or discrete."""
+        support = site["fn"].support
+        if support.is_discrete:
+            return
+        transform = biject_to(support)
+        if transform == identity_transform or getattr(transform, "base_transform", None) == identity_transform:
+            return
+        moved = transform.inv(value)
+        if moved.shape != value.shape:
+            shared = value.dim() - transform.codomain.event_dim
+            dims = (*dims[:shared], *(f"{name}_unconstrained_dim_{k}" for k in range(moved.dim() - shared)))
+        self._put("unconstrained_posterior", name, moved, dims, place, rows)
+
     def _put_whole(self, name: str, value: np.ndarray, dims: tuple[str, ...]) -> None:
         """Keep those rows of a constant that the plates used."""
         for axis, dim in enumerate(dims):
@@ -236,6 +258,25 @@ class Arrays:
         if len(labels) != full:
             fail(self._where, f"coords[{dim!r}]", f"to have {full} labels", len(labels), "Give one for each row.")
         return labels[taken]
+
+
+def check_mappings(where: str, **arguments: Any) -> None:
+    """Raise ``TypeError`` for an argument that is neither None nor a dict."""
+    for arg, value in arguments.items():
+        if value is not None and not isinstance(value, Mapping):
+            fail(where, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
+
+
+def creation_attrs() -> dict[str, str]:
+    """The attributes that ArviZ's schema wants of each group."""
+    return {
+        "created_at": datetime.now(UTC).isoformat(),
+        "creation_library": "pyro_nngp",
+        "creation_library_version": version("pyro_nngp"),
+        "creation_library_language": "Python",
+        "inference_library": "pyro",
+        "inference_library_version": pyro.__version__,
+    }
 
 
 def _is_delta(site: Any) -> bool:

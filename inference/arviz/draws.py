@@ -12,6 +12,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import latent_values
 from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.recorder import RECORD
 
 Statistics = dict[str, tuple[tuple[str, ...], np.ndarray]]  # names of dimensions, and an array
 Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the trace of a guide
@@ -56,7 +57,7 @@ class MCMCDraws:
         return False
 
     def statistics(self) -> Statistics:
-        """Kernel diagnostics as {name: (dims, array)}: divergences per draw, numbers per chain."""
+        """Kernel diagnostics as {name: (dims, array)}: divergences and records per draw, numbers per chain."""
         chains: Any = self._mcmc._diagnostics
         found: Statistics = {}
         for name in chains[0]:
@@ -68,7 +69,24 @@ class MCMCDraws:
                 found["diverging"] = (("chain", "draw"), diverging[:, self._kept])
             elif all(isinstance(value, (int, float)) for value in values):
                 found[name.replace(" ", "_")] = (("chain",), np.asarray(values))
+        for name, values in self._recorded("draws").items():
+            found[name] = (("chain", "draw"), values[:, self._kept])
         return found
+
+    def warmup(self) -> tuple[dict[str, Tensor], Statistics]:
+        """Draws of the warm-up, (chains, draws, ...), and their statistics, if a ``Recorder`` kept them."""
+        kept = self._recorded("warmup draws")
+        transforms = getattr(self._mcmc, "transforms", None) or {}
+        values = {name: torch.as_tensor(value) for name, value in kept.items()}
+        values = {name: transforms[name].inv(z) if name in transforms else z for name, z in values.items()}
+        statistics = {n: (("chain", "draw"), value) for n, value in self._recorded("warmup").items()} if kept else {}
+        return values, statistics
+
+    def _recorded(self, part: str) -> dict[str, np.ndarray]:
+        """What a ``Recorder`` kept of all chains, (chains, draws, ...)."""
+        chains: Any = self._mcmc._diagnostics
+        records = [chain.get(RECORD, {}).get(part, {}) for chain in chains]
+        return {name: np.stack([record[name] for record in records]) for name in records[0]}
 
 
 class GuideDraws:
@@ -92,6 +110,10 @@ class GuideDraws:
         """An empty dictionary: independent draws have no diagnostics."""
         return {}
 
+    def warmup(self) -> tuple[dict[str, Tensor], Statistics]:
+        """Nothing: independent draws need none."""
+        return {}, {}
+
 
 def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | GuideDraws:
     """Draws from an MCMC run, from a pair (model, guide), or from an object that has both; 500 of a guide by default.
@@ -107,6 +129,12 @@ def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | Gu
         expectation = "to be an MCMC object, a pair (model, guide), or an object with both"
         fail(where, "source", expectation, type(source).__name__, "Pass one of them.", TypeError)
     return GuideDraws(*source, 500 if num_samples is None else num_samples)
+
+
+def method_of(model: Any) -> Any:
+    """The method that a model belongs to; None for other programs."""
+    owner = getattr(model, "__self__", None)
+    return owner if hasattr(owner, "loo_by_draw") else None
 
 
 def _all_rows(argument: Any) -> Any:

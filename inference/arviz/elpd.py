@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_tensor, fail
-from pyro_nngp.inference.arviz.export import is_old
+from pyro_nngp.inference.arviz.libraries import is_old, library
 
 
 def _form(value: Tensor) -> str:
@@ -34,20 +33,19 @@ def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
 
     Raises:
         ValueError, TypeError: unless they are finite densities of one draw.
+        ImportError: if ArviZ is not installed.
     """
     check_tensor("elpd", "log_densities", log_densities)
     if log_densities.dim() not in (1, 2) or not log_densities.numel() or not log_densities.is_floating_point():
         cure = "With posterior draws use az.loo(to_arviz(...))."
         fail("elpd", "log_densities", "of shape (N,) or (T, N), in floating point", _form(log_densities), cure)
     check_finite("elpd", "log_densities", log_densities)
-    values = log_densities.cpu().numpy()
+    values, xr = log_densities.cpu().numpy(), library("elpd", "xarray")
     dims = ("latents", "data")[2 - values.ndim :]
     pointwise = xr.DataArray(values, {dim: np.arange(n) for dim, n in zip(dims, values.shape, strict=True)}, dims)
     total, error = float(values.sum()), float((values.size * values.var()) ** 0.5)
     pareto_k = xr.zeros_like(pointwise)
     if is_old():
-        from arviz.stats.stats_utils import ELPDData
-
         found = {
             "elpd_loo": total,
             "se": error,
@@ -60,19 +58,20 @@ def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
             "scale": "log",
             "good_k": 0.7,
         }
-        return ELPDData(data=list(found.values()), index=list(found))
-    from arviz_stats import utils
-
-    return getattr(utils, "ELPDDataLOO", utils.ELPDData)(
-        kind="loo",
-        elpd=total,
-        se=error,
-        p=np.nan,
-        n_samples=1,
-        n_data_points=values.size,
-        scale="log",
-        warning=False,
-        good_k=0.7,
-        elpd_i=pointwise,
-        pareto_k=pareto_k,
-    )
+        return library("elpd", "arviz.stats.stats_utils").ELPDData(data=list(found.values()), index=list(found))
+    utils = library("elpd", "arviz_stats.utils")
+    found = {
+        "elpd": total,
+        "se": error,
+        "p": np.nan,
+        "n_samples": 1,
+        "n_data_points": values.size,
+        "scale": "log",
+        "warning": False,
+        "good_k": 0.7,
+        "elpd_i": pointwise,
+        "pareto_k": pareto_k,
+    }
+    if hasattr(utils, "ELPDDataLOO"):  # from 1.3 on
+        return utils.ELPDDataLOO(**found)
+    return utils.ELPDData(kind="loo", **found)

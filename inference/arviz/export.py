@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 from tqdm.auto import tqdm
@@ -25,8 +24,9 @@ from tqdm.auto import tqdm
 from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
-from pyro_nngp.inference.arviz.arrays import Arrays
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of
+from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
+from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "to_arviz"
 _GIVEN_LATENTS = "given all latent sites"
@@ -42,6 +42,7 @@ def to_arviz(
     log_likelihood: bool = True,
     log_likelihood_conditional: bool = False,
     log_prior: bool = False,
+    unconstrained: bool = False,
     log_density: bool = False,
     num_prior_samples: int = 0,
     predictions: Float[Tensor, "P D"] | None = None,
@@ -66,12 +67,14 @@ def to_arviz(
       names which of the two;
     - ``log_likelihood_conditional``: for a method, the log density given all latent sites, on request or if the method
       has no ``loo``. ``az.loo`` cannot use it if there are as many latent values as observations;
+    - ``unconstrained_posterior``: latent sites with a constrained support, in unconstrained space, on request;
     - ``log_prior``: log density of each latent site in the posterior group, without scales, on request;
     - ``prior``, ``prior_predictive``: draws from the model, on request;
     - ``predictions``: joint draws of ``f`` and ``y`` at new points, on request; their ``x`` is in
       ``predictions_constant_data``;
-    - ``sample_stats``: for MCMC, ``diverging`` and the kernel's diagnostics of each chain (step size, ...); with
-      `log_density`, ``log_p`` and, for guides, ``log_q``;
+    - ``sample_stats``: for MCMC, ``diverging`` and the kernel's diagnostics of each chain (step size, ...), or of each
+      draw, with a :class:`~pyro_nngp.inference.Recorder`; with `log_density`, ``log_p`` and, for guides, ``log_q``;
+    - ``warmup_posterior``, ``warmup_sample_stats``: from a ``Recorder(warmup=True)``;
     - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the parameters of the
       model, which are point estimates; ``svi``, the trace of the loss.
 
@@ -89,6 +92,7 @@ def to_arviz(
         log_likelihood: keep the log likelihood for ``az.loo``.
         log_likelihood_conditional: keep the log densities of the data given all latent sites.
         log_prior: keep the log densities of the latent sites, for power-scaling sensitivity.
+        unconstrained: keep latent sites in unconstrained space too, for moment matching.
         log_density: keep the log joint density ``log_p`` of latent sites and data, and the guide's, ``log_q``, both
             without scales.
         num_prior_samples: draws from the prior. Models that condition on the data of the neighbors have no prior
@@ -108,6 +112,7 @@ def to_arviz(
 
     Raises:
         TypeError: for any other source.
+        ImportError: if neither ArviZ nor xarray is installed.
         ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that
             do not fit, arguments out of range.
 
@@ -123,7 +128,8 @@ def to_arviz(
     rows = num_data or getattr(source, "num_data", 1)
     most = max(num_samples or 1, num_prior_samples)
     check_memory(_WHERE, "draws", most * (rows if isinstance(rows, int) else 1), torch.get_default_dtype())
-    _check_mappings(model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
+    library(_WHERE, "xarray")
+    check_mappings(_WHERE, model_kwargs=model_kwargs, constant_data=constant_data, coords=coords, dims=dims)
     listed = isinstance(var_names, Collection) and not isinstance(var_names, str | bytes | Tensor)
     if var_names is not None and not (listed and all(isinstance(name, str) for name in var_names)):
         fail(_WHERE, "var_names", "to be a list of names", f"{var_names!r:.40}", "List them.", TypeError)
@@ -141,7 +147,7 @@ def to_arviz(
         args, kwargs = draws.arguments()
     num_data = getattr(source, "num_data", None) if num_data is None else num_data
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
-    method = _method(draws.model)
+    method = method_of(draws.model)
     densities = predict = None
     if method is not None and method.has_loo and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
@@ -164,7 +170,7 @@ def to_arviz(
                 for rows in blocks:
                     run = partial(run_at, _WHERE, draws.model, args, kwargs, values, rows)
                     trace = run()
-                    arrays.add(place, trace, values, rows, given_latents, log_prior)
+                    arrays.add(place, trace, values, rows, given_latents, log_prior, unconstrained)
                     if posterior_predictive:
                         arrays.add_replicates(place, trace, run(resample=True), rows)
                     if log_density:
@@ -182,6 +188,7 @@ def to_arviz(
             if s == 0:
                 arrays.add_constants(trace, getattr(source, "x", None), predictions, constant_data or {})
                 arrays.check_names()
+                arrays.add_warmup(trace, *draws.warmup())
             if pressed:
                 break
         for draw in range(0 if pressed else num_prior_samples):
@@ -192,19 +199,7 @@ def to_arviz(
     arrays.groups["sample_stats"].update(draws.statistics())
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), losses)
-    return _container(arrays.datasets(num_draws=s + 1))
-
-
-def _method(model: Any) -> Any:
-    """The method that a model belongs to; None for other programs."""
-    owner = getattr(model, "__self__", None)
-    return owner if hasattr(owner, "loo_by_draw") else None
-
-
-def _check_mappings(**arguments: Any) -> None:
-    for arg, value in arguments.items():
-        if value is not None and not isinstance(value, Mapping):
-            fail(_WHERE, arg, "to be a dict", type(value).__name__, "Pass names and values.", TypeError)
+    return container(_WHERE, arrays.datasets(num_draws=s + 1))
 
 
 def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:
@@ -214,19 +209,3 @@ def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, An
         cure = "With batch_size the model is called as model(idx)."
         fail(_WHERE, "model arguments", "to be none with batch_size", f"{len(args) + len(kwargs)}", cure)
     return list(torch.arange(num_data).split(batch_size))
-
-
-def is_old() -> bool:
-    """Whether ArviZ has version 0.x. It is imported here because that is slow, and 0.x warns of 1.x."""
-    import arviz
-
-    return arviz.__version__.startswith("0.")
-
-
-def _container(datasets: Mapping[str, Any]) -> Any:
-    """The container of the installed ArviZ."""
-    if not is_old():
-        return xr.DataTree.from_dict(datasets)
-    import arviz
-
-    return arviz.InferenceData(**datasets)

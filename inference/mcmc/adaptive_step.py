@@ -116,7 +116,7 @@ class AdaptiveStep(MCMCKernel):
             state = learn(state, gradient, updates)
             self._optimized.step(by_params)
             if self.step_size is None and 2 * updates < end:
-                return {**state, "position": search(state, gradient, temperature, updates, end)}
+                return {**state, "position": search(self.potential, state, gradient, temperature, updates, end)}
         step_size = self._step_size(state, updates)
         if updates == end:
             self._warn_of_heat(state, step_size, temperature)

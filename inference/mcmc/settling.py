@@ -68,8 +68,8 @@ def warn_unsettled(
     if marked.any():
         warnings.warn(
             f"{where}: expected chains to settle, got chains that disagree or drift (R-hat above {_RHAT}, or halves of "
-            f"the draws that differ) at the sites {sites_of(marked)}. Increase warmup_steps, and num_steps if you gave "
-            "it; or start closer with init_strategy=.",
+            f"the draws that differ) at the sites {sites_of(marked)}. Increase warmup_steps and num_steps; or start "
+            "closer with init_strategy=, or take larger minibatches.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -28,8 +28,8 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows, enough_neighbors
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 
 _FIRST_NEIGHBORS = 32
 _MOST_TRAINING, _WORTHWHILE_TRAINING = 128, 0.1  # in training, where each step pays for it
@@ -101,20 +101,19 @@ class ResponseMethod(PredictiveMethod):
 
     def _enough_neighbors(self, most: int, worthwhile: float) -> int:
         """K, doubled while that lowers the mean log predictive variance by more than `worthwhile`."""
-        enough, limit = self.graph.num_neighbors, min(most, self.num_data - 1)
-        if enough >= limit:
+        enough = self.graph.num_neighbors
+        if enough >= min(most, self.num_data - 1):
             return enough
         self._place_medians()
-        rows = rows_to_try(self.num_data, self.x.device)
-        near = self.graph.others(limit, rows)
-        return enough_neighbors(lambda k: self._mean_log_variance(rows, near[:, :k]), enough, limit, worthwhile)
+        trial = self.graph.trial(most)
+        return trial.enough(lambda near: self._log_variances(trial.rows, near), enough, worthwhile)
 
-    def _mean_log_variance(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> float:
-        """Average of the log predictive variance of y at some rows, given its neighbors."""
+    def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
         own, positions = distinct_rows(near)
         observations = self.observations(self._bound(), own, None)
         _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
-        return float((var + observations[1].mean()).log().mean())
+        return (var + observations[1].mean()).log()
 
     @property
     def can_solve_mean(self) -> bool:

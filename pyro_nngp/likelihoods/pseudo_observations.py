@@ -30,6 +30,8 @@ _STEPS = 20
 _STEP = 1e-3  # of central differences
 _LEAST_PRECISION = 1e-3
 _LEVEL_POINTS = 512  # or up to twice as many
+_SHARING = 4  # neighbors that are taken to have the f of a count
+_SIZES = (-1.0, 3.0, 81)  # r from .1 to 1,000
 
 
 class PseudoObservations(NamedTuple):
@@ -80,7 +82,9 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
 
 @torch.no_grad()
 def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor) -> Tensor | None:
-    """A moment estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), or None.
+    """An estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), nearest first, or None.
+
+    As if neighbors had the same f: from moments, or, for counts, the size of a negative binomial that predicts best.
 
     Args:
         likelihood: of the data.
@@ -93,10 +97,30 @@ def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor)
         residual = y.log() - near.log().mean(-1)
         return (1 / residual.square().mean().clamp(min=1e-4)).clamp(0.1, 1e4)
     if isinstance(likelihood, NegativeBinomial) and attribute == "total_count":
-        mean, size = near.mean(-1), near.shape[-1]
-        excess = ((y - mean).square() * size / (size + 1) - mean).sum()
-        return (mean.square().sum() / excess.clamp(min=1e-6)).clamp(0.1, 1e3)
+        return _predictive_size(y, near[:, :_SHARING])
     return None
+
+
+def _predictive_size(y: Tensor, near: Tensor) -> Tensor:
+    """The size r of a negative binomial that predicts counts (n,) best from those of neighbors (n, K)."""
+    r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)[:, None]
+    return r[predictive_log_density(y, near, r).mean(-1).argmax(), 0]
+
+
+def predictive_log_density(y: Tensor, near: Tensor, r: Tensor) -> Tensor:
+    """Log densities of counts (n,) given K negative binomial counts each, (n, K), of one size r and probability.
+
+    The probability has a beta distribution with a = 1 and b = 1/2, which K counts of sum S make one with a + K r and
+    b + S; the next count is beta negative binomial (Johnson, Kemp, Kotz 2005, "Univariate discrete distributions",
+    section 6.2.3).
+    """
+    size, total, a, b = near.shape[-1], near.sum(-1), 1.0, 0.5
+
+    def log_beta(p: Tensor, q: Tensor) -> Tensor:
+        return torch.lgamma(p) + torch.lgamma(q) - torch.lgamma(p + q)
+
+    ratio = log_beta(a + (size + 1) * r, b + total + y) - log_beta(a + size * r, b + total)
+    return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1) + ratio
 
 
 def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:

@@ -32,6 +32,7 @@ from pyro_nngp._checks import (
     undefined,
 )
 from pyro_nngp.hyperparameters.description import show_kind
+from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
@@ -98,6 +99,7 @@ class NeighborTable(torch.nn.Module):
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
+        self._trial: NeighborTrial | None = None
         self.register_buffer("x", x.detach().clone())
         self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype, device=x.device))
         if isinstance(metric, Tensor):
@@ -188,6 +190,14 @@ class NeighborTable(torch.nn.Module):
             idx = torch.arange(self.num_points, device=self.x.device)
         check_rows(f"{type(self).__name__}.others", "idx", idx, self.num_points)
         return self.query(self.x[idx], k, idx)
+
+    def trial(self, most: int) -> NeighborTrial:
+        """Some rows with their nearest others, at most so many, kept until points, metric or K change."""
+        most = min(most, self.num_points - 1)
+        if self._trial is None or self._trial.near.shape[1] != most:
+            rows = rows_to_try(self.num_points, self.x.device)
+            self._trial = NeighborTrial(rows, self.others(most, rows))
+        return self._trial
 
     def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
         """The points `idx` (None: all) and the neighbors that they need.
@@ -303,14 +313,14 @@ class NeighborTable(torch.nn.Module):
 
     def _forget(self) -> None:
         """Drop everything that was computed from points or neighbors that change."""
-        self._index = None
+        self._index, self._trial = None, None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "NeighborTable":
         self._forget()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_index": None}
+        return self.__dict__ | {"_index": None, "_trial": None}
 
 
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:

@@ -38,8 +38,8 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.neighbors import NeighborGraph, enough_neighbors
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
 
@@ -255,14 +255,13 @@ class GaussianSites(GPModule):
         if first >= most or not bool(self.solved):
             return min(graph.num_points, first)
         cov, x = bind_double(kernel, graph.x.dtype), graph.x.double()  # many neighbors and no noise: ill-conditioned
-        rows = rows_to_try(len(x), x.device)
-        near = graph.others(most, rows)
+        trial = graph.trial(most)
 
-        def score(k: int) -> float:
-            left = graph_conditional(cov, x[rows], x, near[:, :k], jitter=jitter)[1]
-            return float((self.variance[..., rows] + left).log().mean())
+        def scores(near: Tensor) -> Tensor:
+            left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
+            return (self.variance[..., trial.rows] + left).log()
 
-        return enough_neighbors(score, first, most, WORTHWHILE)
+        return trial.enough(scores, first, WORTHWHILE)
 
     @pyro_entry
     def moments(

@@ -111,6 +111,15 @@ WRONG = {
 }
 
 
+def test_a_step_beyond_the_run_is_refused(tmp_path):
+    fit(gp(), 2, checkpoint=tmp_path / "run.pt", **SETTINGS)
+    state = load_checkpoint(tmp_path / "run.pt")
+    state["run"] |= {"step": 3, "losses": torch.zeros(3, dtype=torch.float64)}
+    save_checkpoint(tmp_path / "run.pt", state)
+    with pytest.raises(CheckpointError, match=r"fit: expected checkpoint\['run'\]\['step'\] in 0\.\.2, got 3\. Delete"):
+        fit(gp(), 4, checkpoint=tmp_path / "run.pt", **SETTINGS)
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path, name):
     path = tmp_path / "run.pt"

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -201,7 +202,9 @@ def test_expectations_under_vmap_are_those_of_a_batch(make: Callable) -> None:
     likelihood, y = make().bind(), torch.ones(6, dtype=F64)
     loc, var = torch.randn(6, dtype=F64), torch.logspace(-3, 3, 6, dtype=F64)
     for compute in (likelihood.expected_log_prob, lambda y, m, v: likelihood.marginal(m, v).log_prob(y)):
-        torch.testing.assert_close(torch.func.vmap(compute)(y, loc, var), compute(y, loc, var), rtol=1e-10, atol=1e-12)
+        with pyro.validation_enabled(False):  # torch 2.6 cannot check arguments under vmap
+            found = torch.func.vmap(compute)(y, loc, var)
+        torch.testing.assert_close(found, compute(y, loc, var), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("var", [0.1, 1.0, 10.0])

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_nngp.neighbors.numbers import enough_neighbors, rows_to_try
+from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,27 @@ from pyro_nngp.neighbors.numbers import enough_neighbors, rows_to_try
 def test_doubling_ends_with_the_last_one_that_pays(gains, first, most, want, tried):
     asked = []
 
-    def score(k):
-        asked.append(k)
-        return gains.get(k, 4.99)
+    def scores(near):
+        asked.append(near.shape[1])
+        return torch.full((2,), gains.get(near.shape[1], 4.99), dtype=torch.float64)
 
-    assert enough_neighbors(score, first, most, 5.0 - 4.99) == want
+    trial = NeighborTrial(torch.arange(2), torch.zeros(2, most, dtype=torch.int64))
+    assert trial.enough(scores, first, 5.0 - 4.99) == want
     assert asked == tried
+
+
+def test_the_answer_is_kept_until_a_score_changes():
+    trial, asked, scale = NeighborTrial(torch.arange(2), torch.zeros(2, 64, dtype=torch.int64)), [], [1.0]
+
+    def scores(near):
+        asked.append(near.shape[1])
+        return torch.full((2,), -scale[0] * near.shape[1])
+
+    assert [trial.enough(scores, 16, 20.0) for _ in range(2)] == [16, 16]
+    assert asked == [16, 32, 16]  # the second call computes the first score alone
+    scale[0] = 2.0
+    assert trial.enough(scores, 16, 20.0) == 64
+    assert trial.enough(scores, 16, 1e3) == 16  # as does another threshold
 
 
 @pytest.mark.parametrize(("num_points", "count"), [(1, 1), (10, 10), (64, 64), (1000, 64)])

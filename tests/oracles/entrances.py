@@ -15,6 +15,7 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC
 
+import pyro_nngp as nngp
 from pyro_nngp import kernels, likelihoods, models
 from pyro_nngp.conditionals import graph_conditional, nn_conditional
 from pyro_nngp.data import datasets, metrics, preprocessing
@@ -26,6 +27,7 @@ from pyro_nngp.inference import (
     SGNHT,
     Cyclical,
     Minibatch,
+    PointwiseLogLikelihood,
     PolyaGammaGibbs,
     compare_to_exact,
     coverage_curve,
@@ -35,6 +37,7 @@ from pyro_nngp.inference import (
     psis_khat,
     reliability,
     sbc_ranks,
+    sbc_to_arviz,
     symmetry,
     to_arviz,
     uniformity,
@@ -246,6 +249,10 @@ ENTRANCES = {
         lambda **o: sbc_ranks(progress=False, **o),
         **{"simulate": lambda: ({"a": Y}, Y), "infer": lambda y: {"a": y[None]}, "num_simulations": 1},
     ),
+    "sbc_to_arviz": call(sbc_to_arviz, "dims", "coords", ranks={"a": TRANSFORMS}),
+    "PointwiseLogLikelihood": call(PointwiseLogLikelihood, "model_kwargs", "coords", source=VNNGP),
+    "save": call(GP.save, path="gp"),
+    "nngp.load": call(lambda **o: [nngp.load(**o)], path="gp"),
     "pit": call(pit, "num_draws", predictive=dist.Normal(Y, 1.0), y=Y),
     "uniformity": call(uniformity, values=TRANSFORMS, num_bins=2),
     "symmetry": call(symmetry, values=TRANSFORMS),

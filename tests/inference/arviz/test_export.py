@@ -245,6 +245,30 @@ def test_log_prior_site_by_site():
     torch.testing.assert_close(tensor(idata.log_prior["effect"]), normal(0.0, 0.3).log_prob(effect))
 
 
+def constrained():
+    pyro.sample("scale", dist.LogNormal(torch.zeros(2, dtype=X.dtype), 1.0).to_event(1))
+    with pyro.plate("groups", 4):
+        share = pyro.sample("share", dist.Dirichlet(torch.ones(3, dtype=X.dtype)))
+        pyro.sample("real", normal(0.0, 1.0))
+    pyro.sample("count", dist.Poisson(torch.tensor(2.0, dtype=X.dtype)))
+    pyro.sample("y", normal(share.sum(), 1.0), obs=torch.tensor(0.0, dtype=X.dtype))
+
+
+def test_unconstrained_values():
+    dims = {"scale": ["part"]}
+    idata = to_arviz(
+        (constrained, poutine.block(constrained, hide=["y"])), num_samples=3, unconstrained=True, dims=dims
+    )
+    found = idata.unconstrained_posterior
+    assert set(found.data_vars) == {"scale", "share"}
+    assert found["scale"].dims == ("chain", "draw", "part")
+    np.testing.assert_allclose(found["scale"], np.log(idata.posterior["scale"]))
+    assert found["share"].dims == ("chain", "draw", "groups", "share_unconstrained_dim_0")
+    transform = torch.distributions.biject_to(dist.constraints.simplex)
+    torch.testing.assert_close(transform(tensor(found["share"])), tensor(idata.posterior["share"]))
+    assert "unconstrained_posterior" not in to_arviz((model, guide), num_samples=2, unconstrained=True)
+
+
 def test_prior_draws():
     pyro.set_rng_seed(2)
     idata = to_arviz((model, guide), num_samples=2, num_prior_samples=400)

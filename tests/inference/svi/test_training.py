@@ -14,10 +14,10 @@ from torch import nn
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
-from pyro_nngp.inference.svi.neighbor_check import neighbor_disagreement
+from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, neighbor_disagreement
 from pyro_nngp.kernels import Matern12, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
+from pyro_nngp.models import LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
 
 
@@ -303,6 +303,36 @@ def test_neighbors_that_are_too_few_are_found_out():
     x, y = data(60)
     assert neighbor_disagreement(SVGP(x, y, Matern52(2), Gaussian(), inducing=5)) is None
     assert neighbor_disagreement(Vecchia(x, y, Matern12(2), Gaussian(), num_neighbors=40)) is None
+
+
+def at_lengthscale(method, lengthscale, **options):
+    x, y = data(60)
+    return method(x, y, Matern52(2, lengthscale=lengthscale), Gaussian(0.1), **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(Vecchia, {"num_neighbors": 5}), (VNNGP, {"num_neighbors": 5}), (SVGP, {"inducing": 10})],
+)
+def test_points_that_no_lengthscale_connects_are_found_out(method, options):
+    assert nearest_correlation(at_lengthscale(method, 0.5, **options)) > 0.5
+    stuck = at_lengthscale(method, 1e-4, **options)
+    assert nearest_correlation(stuck) < 1e-6
+    with pytest.warns(ConvergenceWarning, match=r"a median correlation of 0: .* Leave the lengthscale unset"):
+        fit(stuck, 2, progress=False)
+
+
+def test_correlations_are_those_of_the_nearest_points():
+    gp = at_lengthscale(Vecchia, 0.3, num_neighbors=5)
+    distance = torch.cdist(gp.x, gp.x).fill_diagonal_(torch.inf).min(-1).values
+    s = 5**0.5 * distance / 0.3
+    assert nearest_correlation(gp) == pytest.approx(((1 + s + s**2 / 3) * (-s).exp()).median().item(), rel=1e-4)
+    prior = PyroSample(dist.LogNormal(torch.tensor(-7.0), 1e-3))
+    assert nearest_correlation(at_lengthscale(Vecchia, prior, num_neighbors=5)) < 1e-6
+    for lengthscales, least, most in (((0.5, 1e-4), 0.5, 1.0), ((1e-4, 1e-4), 0.0, 1e-6)):
+        kernels = [Matern52(2, lengthscale=lengthscale) for lengthscale in lengthscales]
+        joint = CoregionalizedLOO(gp.x, gp.y[:, None].repeat(1, 2), kernels, num_neighbors=5)
+        assert least <= nearest_correlation(joint) <= most
 
 
 def test_a_schedule_belongs_to_a_given_number_of_steps():

@@ -1,0 +1,39 @@
+"""ArviZ and xarray, which are optional: imported where they are needed, or missed by the name of their extra."""
+
+from collections.abc import Mapping
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pyro_nngp._checks import fail
+
+
+def library(where: str, name: str) -> Any:
+    """A module of the extra ``arviz``; importing one takes long, and ArviZ 0.x warns of 1.x.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = name.partition(".")[0]
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        cure = "Run pip install 'pyro-nngp[arviz]'."
+        fail(where, package, "to be installed", "no such package", cure, ImportError, error)
+
+
+def is_old() -> bool:
+    """Whether ArviZ is of version 0.x, whose container is InferenceData."""
+    try:
+        return version("arviz").startswith("0.")
+    except PackageNotFoundError:
+        return False
+
+
+def container(where: str, groups: Mapping[str, Any]) -> Any:
+    """The container of the installed ArviZ for {group: Dataset}; without ArviZ that of 1.x, which is xarray's."""
+    if is_old():
+        return library(where, "arviz").InferenceData(**groups)
+    return library(where, "xarray").DataTree.from_dict(groups)
