@@ -217,7 +217,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         most = at_once(_MOMENTS, plan.numel()) if self.draws_together and known else 1
         if most < 2 or count_draws(where, samples) < 2:
             return None
-        pairs, own = [], len(self.latent_shape)
+        own = len(self.latent_shape)
+        pairs: list[tuple[Tensor, Tensor]] = []
         for draws in place_together(where, self, samples, most, 1 + own):
             shape = draws.count, *self.latent_shape, len(x_new)
             moments = (value.expand(shape) for value in self.moments(x_new, plan, draws))

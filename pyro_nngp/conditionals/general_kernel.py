@@ -80,9 +80,8 @@ class Conditional(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
         """The dimension that vmap maps over joins that of the covariances, each of which is factorized on its own."""
         pairs = zip(in_dims[:5], arguments[:5], strict=True)
-        w, var = _member_by_member(
-            *(a.movedim(dim, 0) if isinstance(dim, int) else a for dim, a in pairs), arguments[5]
-        )
+        nn, nx, xx, noise, mask = (value.movedim(dim, 0) if isinstance(dim, int) else value for dim, value in pairs)
+        w, var = _member_by_member(nn, nx, xx, noise, mask, arguments[5])
         return (w, var, ()), (0, 0, ())
 
     @staticmethod

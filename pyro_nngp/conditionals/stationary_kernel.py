@@ -126,9 +126,13 @@ class _Fused(torch.autograd.Function):
             shape = value.shape[value.dim() - own :]
             return value.expand(*sets, *shape).reshape(-1, *shape)
 
-        names = (("lengthscale", 1), ("variance", 0), ("noise", 2))
-        changed = {name: flat(getattr(problem, name), getattr(dims, name), own) for name, own in names}
-        w, var = _compute(problem._replace(**changed))
+        w, var = _compute(
+            problem._replace(
+                lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
+                variance=cast(Tensor, flat(problem.variance, dims.variance, 0)),
+                noise=flat(problem.noise, dims.noise, 2),
+            )
+        )
         return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
 
     @staticmethod

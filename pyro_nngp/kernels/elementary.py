@@ -33,7 +33,7 @@ class Constant(Kernel):
     def bind(self) -> Covariance:
         variance = self.read("variance")
 
-        def filled(x: Tensor, shape: torch.Size) -> Tensor:
+        def filled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
             return of_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
 
         def block(x: Tensor, z: Tensor) -> Tensor:
