@@ -39,7 +39,7 @@ size = "smoke" if "SMOKE" in os.environ else "full"
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "docs/_build" / f"executed-{size}-{sources.hexdigest()[:12]}")
 os.environ.pop("MPLBACKEND", None)  # a notebook shows its figures
-os.environ["TQDM_DISABLE"] = "1"  # pages have no use for progress bars
+nb_output_stderr = "remove"  # progress bars
 nb_execution_timeout = 3600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -97,7 +97,7 @@ html_theme_options = {
     "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
     "navbar_align": "left",
-    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
+    "secondary_sidebar_items": {"[!t]**": ["page-toc"], "index": []},  # code of tutorials needs the width
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
