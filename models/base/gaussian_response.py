@@ -36,6 +36,8 @@ class GaussianResponseMethod(ResponseMethod):
         ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
     """
 
+    vectorizes = draws_together = True
+
     def __init__(
         self,
         x: Float[Tensor, "N D"],
