@@ -168,6 +168,7 @@ class LOO(ResponseMethod):
             self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
             if isinstance(likelihood, NegativeBinomial):
                 self._start_omega()
+        self.vectorizes = likelihood.num_latents is None
         self.finish()
         if num_neighbors is None:
             self.choose_neighbors()

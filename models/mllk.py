@@ -22,7 +22,6 @@ from torch import Tensor
 
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
@@ -94,7 +93,7 @@ class MLLk(GaussianResponseMethod):
     def _block_distribution(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
         """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""
         x = self.x[blocks]
-        cov = bind(self.kernel)(x, x)
+        cov = self.covariance()(x, x)
         noise = cast(Gaussian, self._bound()).variance.to(x.dtype)[..., None]
         added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + noise
         mean = self._mean_at(x.flatten(0, 1)).unflatten(-1, blocks.shape)

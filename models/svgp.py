@@ -43,7 +43,14 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, combined_variance, factor, neighbor_variance
+from pyro_nngp.variational import (
+    DenseGaussian,
+    InducingLeaveOneOut,
+    combined,
+    combined_variance,
+    factor,
+    neighbor_variance,
+)
 from pyro_nngp.variational.natural_gradient import natural_gradient, warn_unsettled
 
 _BLOCK = 2**22  # whitened weights held at once while the data are streamed
@@ -94,6 +101,8 @@ class SVGP(PredictiveMethod):
 
     Reference: Hensman, Matthews, Ghahramani (2015), "Scalable variational Gaussian process classification", AISTATS.
     """
+
+    vectorizes = True
 
     @from_tables
     def __init__(
@@ -215,11 +224,11 @@ class SVGP(PredictiveMethod):
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) only f, with its marginal."""
         x, plates = self._inputs(idx), self.plates(idx)
-        a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
-        mean = self._mean_at(x)
-        loc, marginal = mean + nu @ a.mT, None
+        a, var, _ = whitened_conditional(self.covariance(), x, self.z, self.jitter)
+        mean, nu = self._mean_at(x), self.outside(nu, 1 + len(self.latent_shape))
+        loc, marginal = mean + combined(nu, a), None
         if q is not None:
-            marginal = (mean + q.mean @ a.mT, combined_variance(q, a) + (0 if self.fitc else var))
+            marginal = (mean + combined(q.mean, a), combined_variance(q, a) + (0 if self.fitc else var))
         f = self.record_f(plates, loc, marginal) if self.fitc else self.sample_f(plates, loc, var, marginal)
         if q is not None:
             return f

@@ -96,6 +96,8 @@ class SWSGP(PredictiveMethod):
 
     lengthscale: Tensor
 
+    vectorizes = True
+
     @from_tables
     def __init__(
         self,
@@ -182,10 +184,10 @@ class SWSGP(PredictiveMethod):
         x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
         mean, (data, latents) = self._mean_at(x), plates
         if q is None:
-            w, var, tril = local_conditional(self.kernel, x, self.z[neighbors], self.jitter)
+            w, var, tril = local_conditional(self.covariance(), x, self.z[neighbors], self.jitter)
             of_u = dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)
         else:
-            w, var = graph_conditional(self.kernel, x, self.z, neighbors, jitter=self.jitter)
+            w, var = graph_conditional(self.covariance(), x, self.z, neighbors, jitter=self.jitter)
             of_u = q
         with latents, data, poutine.scale(scale=1 / self.num_data):
             u = pyro.sample(self.site("u"), of_u)
@@ -208,7 +210,7 @@ class SWSGP(PredictiveMethod):
 
     def _combined(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
         """Means and variances of the combinations w of values under q(u_w)."""
-        return (w * q.mean).sum(-1), combined_variance(q, w[:, None])[..., 0]
+        return (w * q.mean).sum(-1), combined_variance(q, w[..., None, :])[..., 0]
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""

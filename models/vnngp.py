@@ -107,6 +107,7 @@ class VNNGP(PredictiveMethod):
     """
 
     graph_type: type[NeighborGraph] = NeighborGraph
+    draws_together = True
     local: LocalGaussian | AmortizedGaussian | GaussianSites
 
     @from_tables
@@ -188,6 +189,7 @@ class VNNGP(PredictiveMethod):
             self.local = AmortizedGaussian(
                 encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
             )
+        self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.finish()
 
     @property
@@ -211,9 +213,10 @@ class VNNGP(PredictiveMethod):
         """
         self.start_model(idx)
         batch = self._batch(idx, inducing_idx)
-        prior = NNGP(self.kernel, self.graph, batch, jitter=self.jitter, points=self._points())
+        prior = self._prior(batch)
+        shape = torch.broadcast_shapes(prior.batch_shape, self.latent_shape)
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample(self.site("u"), prior.expand(self.latent_shape).to_event(len(self.latent_shape)))
+            u = pyro.sample(self.site("u"), prior.expand(shape).to_event(len(self.latent_shape)))
         plates = self.plates(idx)
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
 
@@ -226,8 +229,8 @@ class VNNGP(PredictiveMethod):
         batch = self._batch(idx, inducing_idx)
         q: SitePosterior | SparseCholeskyNormal
         if isinstance(self.local, GaussianSites):
-            q = self.local.distribution(NNGP(self.kernel, self.graph, batch, jitter=self.jitter))
-            q = q.expand(self.latent_shape)
+            q = self.local.distribution(self._prior(batch))
+            q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
         else:
             q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
@@ -313,7 +316,7 @@ class VNNGP(PredictiveMethod):
         """O(P K^3)."""
         if draw is None and isinstance(self.local, GaussianSites):
             return self.local.moments(x_new, plan)
-        w, var = graph_conditional(self.kernel, x_new, self._points(), plan, jitter=self.jitter)
+        w, var = graph_conditional(self.covariance(), x_new, self._points(), plan, jitter=self.jitter)
         mean = self._mean_at(x_new)
         if draw is not None:
             loc = mean + (w * self._drawn_u(draw)[..., plan]).sum(-1)
@@ -396,16 +399,24 @@ class VNNGP(PredictiveMethod):
         positions = positions.clamp(min=0)
         return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
 
+    def _prior(self, batch: Batch) -> NNGP:
+        """p(u) outside of the plates, with a dimension for latent functions where hyperparameters have batches."""
+        kernel = bind(self.kernel).shifted(len(self.latent_shape))
+        return NNGP(kernel, self.graph, batch, jitter=self.jitter, points=self._points())
+
     def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
         """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions = self._inputs(idx), cast(Tensor, batch.extra)
-        mean = self._mean_at(x)
+        mean, u = self._mean_at(x), self.outside(u, 1 + len(self.latent_shape))
         if not self.at_data:
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
-            w, var = graph_conditional(self.kernel, x, self._points(), rows, jitter=self.jitter)
+            w, var = graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
             loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
             return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
-        marginal = None if q is None else (mean + q.loc[..., positions], q.variance[..., positions])
+        marginal = None
+        if q is not None:
+            loc, variance = (self.outside(value, 1 + len(self.latent_shape)) for value in (q.loc, q.variance))
+            marginal = mean + loc[..., positions], variance[..., positions]
         return self.record_f(plates, mean + u[..., positions], marginal)
 
     def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:

@@ -7,7 +7,8 @@ Given posterior draws :math:`\theta_s` of hyperparameters and latent values, suc
 and the moments of f are those of the mixture. Without posterior draws, predictions integrate over the method's guide,
 with hyperparameters that have priors at the median of their guide.
 
-Cost: that of the method's moments, once or for each posterior draw; neighbors are searched once. Symbols: P new points,
+Cost: that of the method's moments, once or for each posterior draw, several of them at once where the method can;
+neighbors are searched once. Symbols: P new points,
 L latent functions, T outputs, S draws.
 """
 
@@ -21,24 +22,40 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
 from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
-from pyro_nngp.hyperparameters.priors import place_hyperparameters
+from pyro_nngp.hyperparameters.priors import (
+    Draws,
+    count_draws,
+    modules_with_priors,
+    place_hyperparameters,
+    place_together,
+)
+from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
 
 Result = TypeVar("Result")
+
+_MOMENTS = 2**22  # weights of several posterior draws that are held at once
 
 
 class PredictiveMethod(LeaveOneOutMethod):
     """A method with predictions at new points.
 
-    A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. They are called
-    with the hyperparameters set, and read other sites from the posterior draw if they get one.
+    A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
+    with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
+
+    Attributes:
+        draws_together: whether :meth:`moments` takes several draws at once, whose plan is then a tensor (P, K).
     """
+
+    draws_together = False
 
     @at_tables
     def forward(
@@ -64,7 +81,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
-        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self.moments)
+        pairs = self._at_draws("forward", x_new, num_neighbors, samples, self.moments, lambda *moments: moments)
         if samples is None:
             return pairs[0]
         return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
@@ -94,7 +111,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at)
+        found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at, self._predictive_of_y)
         return found[0] if samples is None else Mixture(found)
 
     @at_tables
@@ -172,23 +189,52 @@ class PredictiveMethod(LeaveOneOutMethod):
         num_neighbors: int | None,
         samples: Mapping[str, Tensor] | None,
         result: Callable[[Tensor, Any, Draw | None], Result],
+        of_moments: Callable[[Tensor, Tensor], Result],
     ) -> list[Result]:
-        """Yield `result` for the new points and their plan: under the guide, or for each posterior draw."""
+        """`result` of new points and their plan: under the guide, or at one posterior draw after the other.
+
+        Where moments of f are computed for several draws at once it is made `of_moments`.
+        """
         self._check_new(method, x_new)
-        plan = self.plan(x_new, num_neighbors)
+        plan, where = self.plan(x_new, num_neighbors), f"{type(self).__name__}.{method}"
         if samples is None:
             self._place_medians()
             return [result(x_new, plan, None)]
         with torch.no_grad():
-            draws = place_draws(f"{type(self).__name__}.{method}", self, samples)
-            return [result(x_new, plan, draw) for draw, _ in draws]
+            draws, moments = place_draws(where, self, samples), self._moments_together(where, x_new, plan, samples)
+            if moments is None:
+                return [result(x_new, plan, draw) for draw, _ in draws]
+            return [of_moments(*pair) for _, pair in zip(draws, moments, strict=True)]
+
+    def _moments_together(
+        self, where: str, x_new: Tensor, plan: Any, samples: Mapping[str, Tensor]
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """Moments of f at each posterior draw, computed for several at once; None where they cannot be.
+
+        The hyperparameters of the last draws remain placed.
+        """
+        known = all(isinstance(part, Kernel | Likelihood | ConstantMean) for part in modules_with_priors(self))
+        most = at_once(_MOMENTS, plan.numel()) if self.draws_together and known else 1
+        if most < 2 or count_draws(where, samples) < 2:
+            return None
+        own = len(self.latent_shape)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for draws in place_together(where, self, samples, most, 1 + own):
+            shape = draws.count, *self.latent_shape, len(x_new)
+            moments = (value.expand(shape) for value in self.moments(x_new, plan, draws))
+            pairs += zip(*moments, strict=True)
+        return pairs
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
         """Precompute for :meth:`moments` what does not depend on hyperparameters, such as neighbors."""
         self.undefined("plan")
 
     def moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw."""
+        """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw.
+
+        Where a method sets ``draws_together``, `draw` may hold several, and the hyperparameters batch dimensions
+        (S, 1, ..), with a 1 for each plate of the model: results are (S, *L, P).
+        """
         self.undefined("moments")
 
     def _predictive_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
@@ -230,13 +276,15 @@ class PredictiveMethod(LeaveOneOutMethod):
             cure = f"A site that was reparametrized comes from Predictive(model, samples, return_sites=[{name!r}])."
             fail(where, "samples", f"to hold the site {name!r}", sorted(draw), cure)
         value = draw[name]
-        while value.dim() > len(shape) and len(value) == 1:  # Predictive adds leading dimensions of size one
-            value = value[0]
-        if value.shape != shape:
+        first = (draw.count,) if isinstance(draw, Draws) else ()
+        own = value.shape[len(first) :]
+        while len(own) > len(shape) and own[0] == 1:  # Predictive puts dimensions of one in front
+            own = own[1:]
+        if own != shape:
             expectation = f"of shape (S, {', '.join(map(str, shape))})"
             cure = "Pass draws of the model on all data, as get_samples() of the run returns them."
-            fail(where, f"samples[{name!r}]", expectation, ("S", *value.shape), cure)
-        return value
+            fail(where, f"samples[{name!r}]", expectation, ("S", *own), cure)
+        return value.reshape(*first, *shape)
 
     def _check_neighbors(self, num_neighbors: int | None, limit: int) -> None:
         if num_neighbors is not None:

@@ -227,7 +227,7 @@ class ResponseMethod(PredictiveMethod):
     ) -> tuple[Tensor, Tensor]:
         """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index."""
         near = self.x[rows]
-        w, var = graph_conditional(self.kernel, x, near, neighbors, noise, self.jitter)
+        w, var = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near)
         return self._mean_at(x) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
 
@@ -248,6 +248,8 @@ class GaussianResponseMethod(ResponseMethod):
     Raises:
         ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
     """
+
+    vectorizes = draws_together = True
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ Symbols as in :mod:`pyro_nngp.models.base.method`.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
@@ -21,7 +21,10 @@ from pyro_nngp.hyperparameters import (
     pyro_entry,
     read_hyperparameters,
 )
+from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
+from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.means import ConstantMean
 
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
@@ -34,6 +37,8 @@ class DataSites(GPModule):
     latent_shape: tuple[int, ...]
     likelihood: Likelihood | None
     mean: Callable
+    kernel: Any
+    vectorizes = False  # whether model and guide run within vectorized plates
     hyper_guide: HyperparameterGuide
 
     @property
@@ -64,12 +69,26 @@ class DataSites(GPModule):
 
     def _check_start(self, method: str, idx: Tensor | None) -> None:
         where = f"{type(self).__name__}.{method}"
-        plates = [frame.name for frame in get_plates() if frame.vectorized]
-        if plates:
+        plates = [frame for frame in get_plates() if frame.vectorized]
+        if plates and not self.vectorizes:
             cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
-            fail(where, "to run", "outside vectorized plates", plates, cure)
+            fail(where, "to run", "outside vectorized plates", [frame.name for frame in plates], cure)
+        own = 1 + len(self.latent_shape)
+        if any(frame.dim >= -own for frame in plates):
+            cure = f"Give the plate a dim of {-own - 1} or less: the plates of the model come to its right."
+            inside = [f"{frame.name} (dim={frame.dim})" for frame in plates if frame.dim >= -own]
+            fail(where, "vectorized plates", f"to the left of dimension {-own}", inside, cure)
         if idx is not None and is_validation_enabled():
             check_batch(where, "idx", idx, self.num_data)
+
+    def covariance(self) -> Covariance:
+        """The kernel with its hyperparameters read; batch dimensions as those of values in the data's plate."""
+        return bind(self.kernel).shifted(-1)
+
+    def outside(self, value: Tensor, own: int) -> Tensor:
+        """A value of `own` event dimensions from outside of the plates, (S, 1.., ...), where it is used in them."""
+        batch, plates = value.shape[: value.dim() - own], 1 + len(self.latent_shape)
+        return value.reshape(*batch[:-plates], *value.shape[len(batch) :]) if len(batch) > plates else value
 
     def site(self, name: str) -> str:
         """Full name of a site or plate: with the name of the method, if any, as prefix."""
@@ -78,7 +97,14 @@ class DataSites(GPModule):
     @pyro_entry
     def _mean_at(self, x: Tensor) -> Tensor:
         """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
-        mean, rows = self.mean(x), len(x)
+        rows = len(x)
+        if isinstance(self.mean, ConstantMean) and "value" in self.mean._pyro_samples:
+            value = self.mean.value.to(x.dtype)
+            batch = batch_shape_of(self.mean, "value", value)
+            own, batch = value.shape[len(batch) :], placed(batch)
+            shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
+            return value.reshape(*shape, 1).expand(*shape, rows)
+        mean = self.mean(x)
         if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
             where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
             columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
@@ -127,6 +153,8 @@ class DataSites(GPModule):
         if self.likelihood is None:
             return f
         likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
+        if likelihood.num_latents is not None and f.dim() > 2:
+            f = f.movedim(-2, 0)[..., None, :]  # latent functions first
         with latents if likelihood.num_latents is None else nullcontext(), data:
             infer = {"integrate": (self.site("f"), likelihood)}
             return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._memory import at_once
 from pyro_nngp.kernels import Covariance
@@ -22,22 +23,42 @@ _CHUNK_BYTES = 2**20
 def block_conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    """The conditional of any covariance function, whose blocks are evaluated and differentiated chunk by chunk."""
-    rows, padded, parts = neighbors.clamp(min=0), bool((neighbors < 0).any()), []
-    for part in chunks(x, neighbors.shape[1]):
+    """Any covariance function: its blocks are evaluated, and differentiated, chunk by chunk.
+
+    Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with.
+    """
+    rows, parts = neighbors.clamp(min=0), []
+    padded = is_batchedtensor(neighbors) or bool((neighbors < 0).any())
+    batch = torch.Size() if noise is None else noise.shape[:-2]
+    for part in chunks(x, neighbors.shape[1], batch.numel() * (cov.batch_shape or batch[:0]).numel()):
         target, z = x[part], points[rows[part]]
         mask = neighbors[part] >= 0 if padded else None
-        cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[:, 0], cov.diag(target)
-        if noise is None or noise.dim() == 2:
-            added = None if noise is None else noise[part]
-            parts.append(Conditional.apply(cov_nn, cov_nx, cov_xx, added, mask, jitter)[:2])
-        else:
-            each = [Conditional.apply(cov_nn, cov_nx, cov_xx, added[part], mask, jitter)[:2] for added in noise]
-            parts.append(tuple(torch.stack(values) for values in zip(*each, strict=True)))
+        cov_nn, cov_nx, cov_xx = cov(z, z), cov(target[:, None], z)[..., 0, :], cov.diag(target)
+        added = None if noise is None else noise[..., part, :]
+        parts.append(_member_by_member(cov_nn, cov_nx, cov_xx, added, mask, jitter))
     if len(parts) == 1:
         return parts[0]
     weights, variances = zip(*parts, strict=True)
     return torch.cat(weights, -2), torch.cat(variances, -1)
+
+
+def _member_by_member(
+    cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
+) -> tuple[Tensor, Tensor]:
+    """:class:`Conditional` with batch dimensions, which broadcast, in front of those of its arguments."""
+    given = (cov_nn, 2), (cov_nx, 1), (cov_xx, 0), (noise, 1), (mask, 1)
+    batch = torch.broadcast_shapes(*(value.shape[: -rank - 1] for value, rank in given if value is not None))
+    if not batch:
+        return Conditional.apply(cov_nn, cov_nx, cov_xx, noise, mask, jitter)[:2]
+    flat = [None if value is None else _flat(value, batch, rank) for value, rank in given]
+    w, var = Conditional.apply(*flat, jitter)[:2]
+    return w.view(*batch, *cov_nx.shape[-2:]), var.view(*batch, cov_xx.shape[-1])
+
+
+def _flat(value: Tensor, batch: torch.Size, rank: int) -> Tensor:
+    """Members (*batch, B) as one dimension."""
+    own = value.shape[value.dim() - rank - 1 :]
+    return value.expand(*batch, *own).reshape(-1, *own[1:])
 
 
 class Conditional(torch.autograd.Function):
@@ -57,8 +78,10 @@ class Conditional(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
-        """Compute one member at a time, since the treatment of an indefinite covariance depends on its values."""
-        w, var = each_member(lambda *member: Conditional.apply(*member)[:2], info.batch_size, in_dims, arguments)
+        """The dimension that vmap maps over joins that of the covariances, each of which is factorized on its own."""
+        pairs = zip(in_dims[:5], arguments[:5], strict=True)
+        nn, nx, xx, noise, mask = (value.movedim(dim, 0) if isinstance(dim, int) else value for dim, value in pairs)
+        w, var = _member_by_member(nn, nx, xx, noise, mask, arguments[5])
         return (w, var, ()), (0, 0, ())
 
     @staticmethod
@@ -87,11 +110,14 @@ def each_member(
     return tuple(torch.stack(values) for values in zip(*map(function, *parts), strict=True))
 
 
-def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
-    """Slices of the targets x whose K x K temporaries stay in the processor's cache; one slice on a GPU."""
+def chunks(x: Tensor, num_neighbors: int, num_sets: int = 1) -> Iterator[slice]:
+    """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all.
+
+    Each target has `num_sets` of them.
+    """
     size = len(x)
     if x.device.type == "cpu":
-        size = max(16, at_once(_CHUNK_BYTES // x.element_size(), num_neighbors**2))
+        size = max(16 if num_sets == 1 else 1, at_once(_CHUNK_BYTES // x.element_size(), num_sets * num_neighbors**2))
     return (slice(start, start + size) for start in range(0, len(x), size))
 
 
@@ -124,7 +150,7 @@ def solve_gradient(
     """grad_v w - a and grad_v w, from which all gradients follow, with a = K_nn^-1 grad_w."""
     if mask is not None:
         grad_w = grad_w * mask
-    vw = grad_var[:, None] * w
+    vw = grad_var[..., None] * w
     half = torch.linalg.solve_triangular(tril, grad_w[..., None], upper=False)
     return vw - torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0], vw
 

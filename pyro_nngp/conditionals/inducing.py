@@ -24,7 +24,7 @@ from pyro_nngp.linalg.cholesky import cholesky
 
 def whitened_conditional(
     kernel: Any, x: Float[Tensor, "... B D"], z: Float[Tensor, "M D"], jitter: float = DEFAULT_JITTER
-) -> tuple[Float[Tensor, "... B M"], Float[Tensor, "... B"], Float[Tensor, "M M"]]:
+) -> tuple[Float[Tensor, "... B M"], Float[Tensor, "... B"], Float[Tensor, "... M M"]]:
     r"""Whitened weights and variance of f at x given f at all inducing points, and the factor of their covariance.
 
     Args:
@@ -34,7 +34,7 @@ def whitened_conditional(
         jitter: relative nugget.
 
     Returns:
-        a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`.
+        a, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`; batch dimensions of the kernel lead.
 
     Raises:
         NotPositiveDefiniteError: if the covariance of the inducing points cannot be factorized.
@@ -47,8 +47,8 @@ def whitened_conditional(
 
 def local_conditional(
     kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float = DEFAULT_JITTER
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, " B"], Float[Tensor, "B H H"]]:
-    r"""Weights and variance of f at each x given f at H points, and the factor of their covariance.
+) -> tuple[Float[Tensor, "... B H"], Float[Tensor, "... B"], Float[Tensor, "... B H H"]]:
+    r"""Weights and variance of f at x given f at H points each, and the factor of their covariance.
 
     :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional` is quicker where the factor is not needed.
 
@@ -59,7 +59,8 @@ def local_conditional(
         jitter: relative nugget.
 
     Returns:
-        w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target.
+        w, v > 0 and L, lower triangular with :math:`L L^\top = K_{zz}`, one for each target; batch dimensions of the
+        kernel lead.
 
     Raises:
         NotPositiveDefiniteError: if some covariance cannot be factorized even with a nugget of 1e-2.

@@ -19,9 +19,11 @@ Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math
 point, among the neighbors and at the target, so the prior stays a valid Gaussian process and v stays positive even
 where two points coincide.
 
-Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
-Compiled code (:mod:`pyro_nngp.native`) takes half of the time, and for small K only O(K^2) memory per chunk in any
-case.
+A kernel may have S sets of hyperparameters, as batch dimensions: compiled code computes all of them in one call, which
+gathers the points once.
+
+Cost: O(S B K^3) time; O(S B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
+Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
 """
 
 from typing import Any
@@ -46,7 +48,7 @@ def nn_conditional(
     mask: Bool[Tensor, "B K"] | None = None,
     noise: Float[Tensor, "*#B #K"] | None = None,
     jitter: float | None = None,
-) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
+) -> tuple[Float[Tensor, "*S B K"], Float[Tensor, "*S B"]]:
     r"""Weights and variance of f(x) given f at K neighbors, for a batch of targets.
 
     Args:
@@ -59,7 +61,7 @@ def nn_conditional(
         jitter: relative nugget; None takes 1e-6.
 
     Returns:
-        Weights w (B, K) and variances v (B,), v > 0.
+        Weights w (B, K) and variances v (B,), v > 0; the batch dimensions of the kernel's hyperparameters lead.
 
     Raises:
         ValueError: if shapes, dtypes or devices disagree.
@@ -96,20 +98,21 @@ def graph_conditional(
     neighbors: Int[Tensor, "B K"],
     noise: Float[Tensor, "*L N"] | None = None,
     jitter: float | None = None,
-) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
-    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 means no neighbor.
+) -> tuple[Float[Tensor, "*S B K"], Float[Tensor, "*S B"]]:
+    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 is no neighbor.
 
     Args:
         kernel: as in :func:`nn_conditional`.
         x: targets.
         points: the points that may be neighbors.
         neighbors: rows of `points`, -1 padded.
-        noise: variance added at each row of `points`, or None; (L, N) for L conditionals that differ in the noise only
-            and share the kernel matrices.
+        noise: variance added at each row of `points`, or None; (*L, N) for conditionals that differ in it. Its leading
+            dimensions broadcast against the batch dimensions of the kernel.
         jitter: relative nugget; None takes 1e-6.
 
     Returns:
-        Weights (B, K), 0 where there is no neighbor, and variances (B,); with L in front for L noises.
+        Weights (B, K), 0 where there is no neighbor, and variances (B,); the batch dimensions of the kernel's
+        hyperparameters and those of the noise, S, lead.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices disagree, or `neighbors` holds other numbers than rows.
@@ -139,14 +142,14 @@ def _check_graph(x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | N
     check_tensor(where, "noise", noise)
     check_same_kind(where, x=x, noise=noise.to(x.dtype))
     if noise.shape[-1:] != points.shape[:1]:
-        expectation, cure = f"of shape ({len(points)},) or (L, {len(points)})", "Give one variance for each of points."
+        expectation, cure = f"of shape (..., {len(points)})", "Give one variance for each of points."
         fail(where, "noise", expectation, tuple(noise.shape), cure)
 
 
 def _conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float | None
 ) -> tuple[Tensor, Tensor]:
-    """The conditional behind both public functions: neighbors are rows of points, noise is (B, K) or (L, B, K)."""
+    """Both public functions, on neighbors as rows of points and noise of shape (*L, B, K)."""
     if jitter is not None:
         check_number("nn_conditional", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
     jitter = DEFAULT_JITTER if jitter is None else jitter
@@ -154,8 +157,4 @@ def _conditional(
         noise = noise.expand(torch.broadcast_shapes(noise.shape, neighbors.shape)).to(x.dtype)
     if cov.radial is None:
         return block_conditional(cov, x, points, neighbors, noise, jitter)
-    if noise is None or noise.dim() == 2:
-        return radial_conditional(cov.radial, x, points, neighbors, noise, jitter)
-    each = [radial_conditional(cov.radial, x, points, neighbors, added, jitter) for added in noise]
-    weights, variances = zip(*each, strict=True)
-    return torch.stack(weights), torch.stack(variances)
+    return radial_conditional(cov.radial, x, points, neighbors, noise, jitter)

@@ -29,7 +29,7 @@ from torch import Tensor
 from pyro_nngp import _memory as memory
 from pyro_nngp.conditionals.general_kernel import block_conditional, chunks, each_member, solve, solve_gradient
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.kernels.radial import Radial, block, squared_distance
+from pyro_nngp.kernels.radial import Radial, block, of_columns, of_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.native.conditional import Gradients, Problem
 
@@ -39,25 +39,45 @@ def radial_conditional(
 ) -> tuple[Tensor, Tensor]:
     """Weights (B, K) and variances (B,) of targets x (B, D) given rows `neighbors` (B, K) of `points`, -1 for none.
 
+    Batch dimensions of the kernel and of the noise (*L, B, K) lead; all their sets are computed in one call.
+
     Raises:
         NotPositiveDefiniteError: as in :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional`.
     """
     x, points = kernel.columns(x), kernel.columns(points)
-    lengthscale, variance = kernel.lengthscale.to(x.dtype).expand(x.shape[1]), kernel.variance.to(x.dtype)
-    return _compute(Problem(x, points, lengthscale, variance, noise, neighbors, kernel.profile, jitter))
+    lengthscale, variance, dim = kernel.lengthscale.to(x.dtype), kernel.variance.to(x.dtype), x.shape[1]
+    batch = torch.broadcast_shapes(lengthscale.shape[:-1], variance.shape, () if noise is None else noise.shape[:-2])
+    if not batch:
+        return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, neighbors, kernel.profile, jitter))
+    lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(batch).reshape(-1)
+    if noise is not None and noise.dim() > 2:
+        noise = noise.expand(*batch, *neighbors.shape).reshape(-1, *neighbors.shape)
+    w, var = _compute(Problem(x, points, lengthscale, variance, noise, neighbors, kernel.profile, jitter))
+    return w.view(*batch, *neighbors.shape), var.view(*batch, len(x))
 
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Weights and variances, by compiled code if it supports the problem."""
-    engine, noise = NATIVE if compiled.supported(problem) else TORCH, problem.noise
+    """Weights and variances, by compiled code where it can."""
+    engine = NATIVE if compiled.supported(problem) else TORCH
     w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
-    if failed is not None and failed.any():  # torch finds the extra nuggets that they need
-        rows = failed.nonzero()[:, 0]
-        noise = None if noise is None else noise[rows]
-        rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-        again = _Fused.apply(TORCH, torch.is_grad_enabled(), *rest)
-        w, var = w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
-    return w, var
+    if failed is None or not failed.any():
+        return w, var
+    if not problem.sets:
+        return _again(problem, w, var, failed)
+    each = [_again(problem.one(i), *found) for i, found in enumerate(zip(w, var, failed, strict=True))]
+    weights, variances = zip(*each, strict=True)
+    return torch.stack(weights), torch.stack(variances)
+
+
+def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights and variances with those of targets that have failed, for which torch finds enough of a nugget."""
+    rows, noise = failed.nonzero()[:, 0], problem.noise
+    if not len(rows):
+        return w, var
+    noise = None if noise is None else noise[rows]
+    rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
+    again = _Fused.apply(TORCH, torch.is_grad_enabled(), *rest)
+    return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
 
 
 class Engine(NamedTuple):
@@ -90,9 +110,30 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, engine: Engine, recording: bool, *arguments: Any) -> tuple:
-        """Compute one member at a time, since the treatment of an indefinite covariance depends on its values."""
-        w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
-        return (w, var, None, ()), (0, 0, None, ())
+        """More sets of hyperparameters of one problem; where the points differ, one problem after the other."""
+        problem, dims = Problem(*arguments), Problem(*in_dims[2:])
+        if any(isinstance(dim, int) for dim in (dims.x, dims.points, dims.neighbors)):
+            w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
+            return (w, var, None, ()), (0, 0, None, ())
+        sets = (info.batch_size, *problem.variance.shape[isinstance(dims.variance, int) :])
+
+        def flat(value: Tensor | None, dim: Any, own: int) -> Tensor | None:
+            if value is None or (not isinstance(dim, int) and value.dim() == own == 2):
+                return value  # noise of all sets
+            value = value.movedim(dim, 0) if isinstance(dim, int) else value[None]
+            if value.dim() == own + 1 and len(sets) > 1:
+                value = value[:, None]
+            shape = value.shape[value.dim() - own :]
+            return value.expand(*sets, *shape).reshape(-1, *shape)
+
+        w, var = _compute(
+            problem._replace(
+                lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
+                variance=cast(Tensor, flat(problem.variance, dims.variance, 0)),
+                noise=flat(problem.noise, dims.noise, 2),
+            )
+        )
+        return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
 
     @staticmethod
     def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
@@ -109,14 +150,18 @@ class _Fused(torch.autograd.Function):
 def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> tuple[Tensor | None, ...]:
     """Gradients of x, points, lengthscale, variance and noise where they are needed."""
     points = scale = variance = None
+    x, z, noise = found.x if needs[0] else None, found.z, found.noise
+    if problem.sets:  # what the sets have in common
+        x, z = (None if grad is None else grad.sum(0) for grad in (x, z if needs[1] else None))
+        noise = noise.sum(0) if noise is not None and cast(Tensor, problem.noise).dim() == 2 else noise
     if needs[1]:
         rows = problem.neighbors.clamp(min=0).flatten()
-        points = torch.zeros_like(problem.points).index_add_(0, rows, cast(Tensor, found.z).flatten(0, 1))
+        points = torch.zeros_like(problem.points).index_add_(0, rows, cast(Tensor, z).flatten(0, 1))
     if needs[2]:
         scale = cast(Tensor, found.log_lengthscale) / problem.lengthscale
     if needs[3]:
         variance = cast(Tensor, found.log_variance) / problem.variance
-    return found.x if needs[0] else None, points, scale, variance, found.noise
+    return x, points, scale, variance, noise
 
 
 def _differentiable_gradients(
@@ -124,7 +169,11 @@ def _differentiable_gradients(
 ) -> tuple[Tensor | None, ...]:
     """Differentiable gradients, from the code for general kernels."""
     x, points, lengthscale, variance, noise, neighbors, profile, jitter = problem
-    cov = Covariance(lambda a, b: block(a, b, lengthscale, variance, profile), lambda a: variance.expand(a.shape[:-1]))
+    cov = Covariance(
+        lambda a, b: block(a, b, lengthscale, variance, profile),
+        lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
+        batch_shape=variance.shape,
+    )
     values = block_conditional(cov, x, points, neighbors, noise, jitter)
     wanted = [cast(Tensor, value) for value, need in zip(problem[:5], needs, strict=True) if need]
     grads = iter(torch.autograd.grad(values, wanted, (grad_w, grad_var), create_graph=True))
@@ -134,20 +183,22 @@ def _differentiable_gradients(
 def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
     """Torch operations, chunk by chunk, into memory allocated beforehand, which small results would fragment."""
     memory.keep_freed()
-    (b, k), new = problem.neighbors.shape, problem.x.new_empty
-    w, var, extra, inside = new(b, k), new(b), problem.x.new_zeros(b), new(b, dtype=torch.bool)
-    packed = memory.empty((b, k, k), problem.x.dtype, problem.x.device) if recording else None
+    shape, new = (*problem.sets, *problem.neighbors.shape), problem.x.new_empty
+    lead, k = shape[:-1], shape[-1]
+    w, var, extra, inside = new(shape), new(lead), problem.x.new_zeros(lead), new(lead, dtype=torch.bool)
+    packed = memory.empty((*shape, k), problem.x.dtype, problem.x.device) if recording else None
     below, padded = problem.x.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
-    for part in chunks(problem.x, k):
+    for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, noise = _chunk(problem, part, padded)
-        cov_nn, slope = problem.profile.function(squared_distance(scaled, scaled), problem.variance)
-        cov_nx = problem.profile.function(scaled.square().sum(-1), problem.variance)[0]
-        cov_xx = problem.variance.expand(len(scaled))
-        w[part], var[part], tril, more, inside[part] = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
+        cov_nn, slope = problem.profile.function(squared_distance(scaled, scaled), of_numbers(problem.variance, 3))
+        cov_nx = problem.profile.function(scaled.square().sum(-1), of_numbers(problem.variance, 2))[0]
+        cov_xx = of_numbers(problem.variance, 1).expand(cov_nx.shape[:-1])
+        found = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
+        w[..., part, :], var[..., part], tril, more, inside[..., part] = found
         if more is not None:
-            extra[part] = more
+            extra[..., part] = more
         if packed is not None:
-            torch.addcmul(tril.mT, slope, below, out=packed[part])
+            torch.addcmul(tril.mT, slope, below, out=packed[..., part, :, :])
     return w, var, None, () if packed is None else (w, var, inside, extra, packed)
 
 
@@ -162,27 +213,30 @@ def _backward(
     inputs: bool,
 ) -> Gradients:
     w, var, inside, extra, packed = kept
-    (b, k), d, scale = w.shape, problem.x.shape[1], problem.lengthscale * problem.profile.stretch
+    d, k, scale = problem.x.shape[1], w.shape[-1], of_columns(problem.lengthscale, 3) * problem.profile.stretch
     grad_var = grad_var * inside
     below, padded = w.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
-    log_lengthscale, log_variance = torch.zeros_like(problem.lengthscale), torch.dot(grad_var, var)
+    log_lengthscale = torch.zeros_like(problem.lengthscale)
+    log_variance = (grad_var * var).sum(-1) if problem.sets else torch.dot(grad_var, var)
     grad_noise = torch.empty_like(w)
-    grad_x, grad_z = (w.new_empty(b, d), w.new_empty(b, k, d)) if inputs else (None, None)
-    for part in chunks(problem.x, k):
+    grad_x, grad_z = (w.new_empty(*w.shape[:-1], d), w.new_empty(*w.shape, d)) if inputs else (None, None)
+    for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, added = _chunk(problem, part, padded)
-        left, vw = solve_gradient(grad_w[part], grad_var[part], w[part], packed[part].mT, mask)
-        grad_diag = torch.mul(left, w[part], out=grad_noise[part])
+        own = w[..., part, :]
+        left, vw = solve_gradient(grad_w[..., part, :], grad_var[..., part], own, packed[..., part, :, :].mT, mask)
+        grad_diag = torch.mul(left, own, out=grad_noise[..., part, :])
         if not (kernel or inputs):
             continue
-        log_variance -= (grad_diag * (extra[part, None] if added is None else extra[part, None] + added)).sum()
-        pairs = (left[..., None] * w[part][..., None, :]).addcmul_(w[part][..., None], left[..., None, :])
-        near = _pull_pairs(pairs.mul_(packed[part]).mul_(below), scaled)
-        slope = problem.profile.function(scaled.square().sum(-1), problem.variance)[1]
+        more = extra[..., part, None]
+        log_variance -= (grad_diag * (more if added is None else more + added)).sum((-2, -1))
+        pairs = (left[..., None] * own[..., None, :]).addcmul_(own[..., None], left[..., None, :])
+        near = _pull_pairs(pairs.mul_(packed[..., part, :, :]).mul_(below), scaled)
+        slope = problem.profile.function(scaled.square().sum(-1), of_numbers(problem.variance, 2))[1]
         far = -2 * ((left + vw) * slope)[..., None] * scaled
-        log_lengthscale -= ((near + far) * scaled).sum((0, 1))
+        log_lengthscale -= ((near + far) * scaled).sum((-3, -2))
         if grad_x is not None and grad_z is not None:
-            torch.div(near + far, scale, out=grad_z[part])
-            torch.div(-far.sum(1), scale, out=grad_x[part])
+            torch.div(near + far, scale, out=grad_z[..., part, :, :])
+            grad_x[..., part, :] = -far.sum(-2) / (of_columns(problem.lengthscale, 2) * problem.profile.stretch)
     return Gradients(log_lengthscale, log_variance, grad_noise if noise else None, grad_x, grad_z)
 
 
@@ -197,8 +251,9 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     """Scaled neighbors relative to the targets, mask and noise of a chunk."""
     rows = problem.neighbors[part]
     scaled = problem.points[rows.clamp(min=0)] - problem.x[part][:, None]
-    scaled /= problem.lengthscale * problem.profile.stretch
-    return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[part]
+    scale = of_columns(problem.lengthscale, 3) * problem.profile.stretch
+    scaled = scaled / scale if problem.sets else scaled.div_(scale)
+    return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[..., part, :]
 
 
 TORCH, NATIVE = Engine(_forward, _backward), Engine(compiled.forward, compiled.backward)

@@ -1,10 +1,10 @@
 """Distributions over the values of a function at many points, and the Kullback-Leibler divergence between them."""
 
 from pyro_nngp.distributions.mixture import Mixture
-from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.distributions.nngp import NNGP, in_plate
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.reparam import NNGPReparam
 from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SitePosterior", "SparseCholeskyNormal"]
+__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SitePosterior", "SparseCholeskyNormal", "in_plate"]

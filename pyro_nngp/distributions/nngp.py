@@ -32,6 +32,7 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.linalg import VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
@@ -52,6 +53,9 @@ class NNGP(TorchDistribution):
         batch: a batch of the graph, from :meth:`NeighborGraph.batch`; None is all points.
         points: locations used in place of ``graph.x`` in the kernel, such as inducing points that are being learned.
         jitter: relative nugget; None takes 1e-6.
+
+    A kernel whose hyperparameters have batch dimensions, in a vectorized plate for instance, gives a distribution of
+    that ``batch_shape``. Where a program goes on in a plate of the points, :func:`in_plate` puts the values there.
 
     Raises:
         TypeError: if `graph` is not a NeighborGraph, or `kernel` no covariance function.
@@ -95,9 +99,10 @@ class NNGP(TorchDistribution):
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)
-        if not isinstance(kernel, Kernel):
-            self._conditionals.of(self.batch)  # such a kernel may read Pyro sites when called: call it in the model
-        super().__init__(torch.Size(), self.batch.rows.shape, validate_args=validate_args)
+        batch_shape = self._conditionals.kernel.batch_shape
+        if batch_shape is None:  # such a kernel may read Pyro sites when called: call it in the model
+            batch_shape = self.conditionals[1].shape[:-1]
+        super().__init__(batch_shape, self.batch.rows.shape, validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGP":
         """Independent copies, one per index of `batch_shape`, that share the conditionals."""
@@ -108,8 +113,11 @@ class NNGP(TorchDistribution):
         return new
 
     @property
-    def conditionals(self) -> tuple[Float[Tensor, "B K"], Float[Tensor, " B"]]:
-        """Weights and variances of the batch's targets given their neighbors, computed once."""
+    def conditionals(self) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
+        """Weights and variances of the batch's targets given their neighbors, computed once.
+
+        Their leading dimensions are those of the kernel's hyperparameters, which broadcast to ``batch_shape``.
+        """
         return self._conditionals.of(self.batch)
 
     def response_conditionals(
@@ -118,7 +126,8 @@ class NNGP(TorchDistribution):
         """Weights and variances of the batch's targets given noisy observations of their neighbors.
 
         Args:
-            noise: variance of the observation at each row of the batch, one set per latent function.
+            noise: variance of the observation at each row of the batch, one set per latent function; leading dimensions
+                broadcast against those of the kernel.
 
         Cost: O(B K^3) for each set.
         """
@@ -145,12 +154,12 @@ class NNGP(TorchDistribution):
         """Zero, shape ``batch_shape + event_shape``."""
         return self.graph.x.new_zeros(self._extended_shape())
 
-    def residual(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S B"]:
+    def residual(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R B"]:
         """Each target's value minus its expectation given its neighbors' values."""
         w, _ = self.conditionals
         return value[..., self.batch.targets] - (w * _values_at(value, self.batch.neighbors)).sum(-1)
 
-    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:
+    def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R"]:
         """Sum over the batch's targets of the log density given their neighbors."""
         if self._validate_args:
             self._validate_sample(value)
@@ -164,11 +173,11 @@ class NNGP(TorchDistribution):
         white = torch.randn(shape, dtype=self.graph.x.dtype, device=self.graph.x.device)
         return self.color(white)[..., self.batch.rows]
 
-    def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
+    def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*R N"]:
         """Values at all N points made from independent standard normal ones: (I - A)^-1 V^1/2 white."""
         return self.factor.color(white)
 
-    def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N"]:
+    def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*R N"]:
         """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
         return self.factor.whiten(value)
 
@@ -204,7 +213,7 @@ class NNGP(TorchDistribution):
 
     def new_conditionals(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
-    ) -> tuple[Float[Tensor, "P K"], Float[Tensor, " P"], Int[Tensor, "P K"]]:
+    ) -> tuple[Float[Tensor, "*L P K"], Float[Tensor, "*L P"], Int[Tensor, "P K"]]:
         """Weights, variances and rows of the nearest neighbors of new points among all points of the graph.
 
         Args:
@@ -230,7 +239,7 @@ class NNGP(TorchDistribution):
         seed: int = 0,
         *,
         neighbors: Int[Tensor, "P K"] | None = None,
-    ) -> Float[Tensor, "*S P"]:
+    ) -> Float[Tensor, "*R P"]:
         """Joint draws at new points given the values at all points of the graph.
 
         The new points are appended to the ordering (in a random order, drawn from `seed`), so each is conditioned on
@@ -246,7 +255,7 @@ class NNGP(TorchDistribution):
                 all where this is called for every draw, as in ``Predictive``; None searches.
 
         Returns:
-            Values at the new points, same leading shape as `f`.
+            Values at the new points, same leading shape as `f`, broadcast with the batch dimensions of the kernel.
 
         Raises:
             ValueError, TypeError: for malformed arguments.
@@ -272,9 +281,33 @@ class NNGP(TorchDistribution):
             check_finite(where, "f", f)
 
 
+def in_plate(value: Float[Tensor, "... N"]) -> Float[Tensor, "... N"]:
+    """The values of an NNGP site for use in a plate of its points.
+
+    ``with pyro.plate("sites", len(x)): pyro.sample("y", dist.Poisson(in_plate(f).exp()), obs=y)``
+
+    Within the vectorized plates of ``Predictive(parallel=True)`` and ``vectorize_particles=True``, f has the shape
+    (S, 1, N), where the 1 is the dimension that the plate of the points will have. It is left out: (S, N). Other values
+    stay as they are.
+
+    Args:
+        value: f, whose last dimension is that of the points.
+
+    Raises:
+        ValueError: if there is no such 1.
+    """
+    batch = placed(value.shape[:-1])
+    if not batch:
+        return value.reshape(value.shape[-1:])
+    if batch[-1] != 1:
+        cure = "Call it once, on the value of a site outside of the plate, in a program that has the plate."
+        fail("in_plate", "value", "of shape (N,) or (..., 1, N)", tuple(value.shape), cure)
+    return value.reshape(*batch[:-1], value.shape[-1])
+
+
 def draw_appended(
-    w: Float[Tensor, "P K"],
-    var: Float[Tensor, " P"],
+    w: Float[Tensor, "*#S P K"],
+    var: Float[Tensor, "*#S P"],
     neighbors: Int[Tensor, "P K"],
     loc: Float[Tensor, "*S P"],
     num_old: int,

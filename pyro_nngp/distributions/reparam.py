@@ -8,6 +8,7 @@ from torch.distributions.independent import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.hyperparameters.batches import placed
 
 
 class NNGPReparam(Reparam):
@@ -39,5 +40,6 @@ class NNGPReparam(Reparam):
         white_fn: TorchDistributionMixin = dist.Normal(zero, zero + 1).expand(white_shape).to_event(event_dim)
         start = None if value is None else base.whiten(value)  # where an inference algorithm proposes an initial value
         white = pyro.sample(f"{name}_white", white_fn, obs=start, infer={"is_observed": False})
-        value = base.color(white) if value is None else value
+        if value is None:
+            value = base.color(white.reshape(*placed(white.shape[:-1]), white.shape[-1]))
         return {"fn": dist.Delta(value, event_dim=event_dim).mask(False), "value": value, "is_observed": True}

@@ -27,6 +27,7 @@ batch and its neighbors, S batch dimensions (latent functions).
 """
 
 import math
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -101,8 +102,10 @@ class SitePosterior(Expandable):
         if torch.is_grad_enabled() or not self.prior.is_whole:
             return self.loc + self._variance.sqrt() * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)
         linear, precision = (self.precision * self.target).expand(shape), self.precision.expand(shape)
-        pairs = zip(linear.reshape(-1, shape[-1]), precision.reshape(-1, shape[-1]), strict=True)
-        draws = [draw_posterior(self.prior.factor, one, tau) for one, tau in pairs]
+        factor = self.prior.factor
+        factors = factor.sets(shape[:-1]) if factor.batch_shape else repeat(factor, shape[:-1].numel())
+        each = zip(factors, linear.reshape(-1, shape[-1]), precision.reshape(-1, shape[-1]), strict=True)
+        draws = [draw_posterior(*one) for one in each]
         return torch.stack(draws).reshape(shape)
 
     def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*S"]:

@@ -131,25 +131,32 @@ class SparseCholeskyNormal(Expandable):
         log_prob = -0.5 * white.square() - self.scale.log() - 0.5 * math.log(2 * math.pi)
         return (log_prob if self.targets is None else log_prob[..., self.targets]).sum(-1)
 
-    def combined_rows(self, coefficients: Float[Tensor, "B L"], positions: Int[Tensor, "B L"]) -> Float[Tensor, "*S B"]:
+    def combined_rows(
+        self, coefficients: Float[Tensor, "*C B L"], positions: Int[Tensor, "B L"]
+    ) -> Float[Tensor, "*S B"]:
         r"""Variance of a linear combination of values: :math:`\| \sum_l c_l R_{p_l} \|^2` for each row of (c, p).
 
         Args:
-            coefficients: c; a position that should not count gets coefficient 0.
+            coefficients: c, whose leading dimensions broadcast against the batch shape; a position that should not
+                count gets coefficient 0.
             positions: p, positions among the rows of this object; those with coefficients other than 0 are distinct
                 within a row.
 
         Returns:
-            Variances, shape batch_shape + (B,).
+            Variances, the batch shape in front of (B,).
 
         Cost: O(B L) for a diagonal factor; else O(B L K log(L K)), and memory O(L K) times a block of rows, or times
         all of them where gradients are recorded.
         """
         if self.is_diagonal:
             return (coefficients * self.scale[..., positions]).square().sum(-1)
-        entries = positions.shape[1] * (1 + self.pattern.shape[1]) * (_INDICES + 2 * self.batch_shape.numel())
+        batch = torch.broadcast_shapes(self.batch_shape, coefficients.shape[:-2])
+        entries = positions.shape[1] * (1 + self.pattern.shape[1]) * (_INDICES + 2 * batch.numel())
         return in_blocks(
-            lambda part: (self._combined_block(coefficients[part], positions[part]),), len(positions), entries, -1
+            lambda part: (self._combined_block(coefficients[..., part, :], positions[part]),),
+            len(positions),
+            entries,
+            -1,
         )[0]
 
     def _combined_block(self, coefficients: Tensor, positions: Tensor) -> Tensor:
@@ -191,7 +198,7 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     w, var = p.conditionals
-    coefficients = torch.cat([torch.ones_like(w[:, :1]), -w], -1)
+    coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
     positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
     spread = q.combined_rows(coefficients, positions) + p.residual(q.loc).square()
     scale = q.scale[..., batch.targets]

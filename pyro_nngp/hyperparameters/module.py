@@ -179,8 +179,12 @@ def own_param_store(module: GPModule) -> Iterator[None]:
     outside, for optimizers with settings per parameter.
 
     Raises:
-        RuntimeError: if a program has recorded a site or a parameter of that name already, of another module.
+        RuntimeError: if a program has recorded a site or a parameter of that name already, of another module; or is
+            traced by ``torch.jit``.
     """
+    if torch._C._get_tracing_state() is not None and runtime.am_i_wrapped():
+        cure = "Take Trace_ELBO in place of JitTrace_ELBO, or jit_compile=False."
+        fail(type(module).__name__, "a program", "that is not traced by torch.jit", "one that is", cure, RuntimeError)
     store, recorded = pyro.get_param_store(), _recorded_parameters()
     known, own = store.shared_names, {key: dict(values) for key, values in module._store.items()}
     params, names = own["_params"], own["_param_to_name"]

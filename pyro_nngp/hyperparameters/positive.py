@@ -6,11 +6,11 @@ from typing import Any, TypeAlias, TypeVar
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
-from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp.hyperparameters.batches import is_computed
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
 """A positive value (it becomes a ``PyroParam``), or what is taken as it is: a ``PyroParam``, a ``PyroSample``, a tensor
@@ -45,7 +45,7 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     """
     if isinstance(value, PyroParam | PyroSample):
         return value
-    if isinstance(value, Tensor) and (am_i_wrapped() or value.grad_fn is not None):
+    if is_computed(value):
         return value  # also where a trajectory of a sampler has gone to infinity: it will be rejected
     cure = "Pass a float or a float tensor."
     if isinstance(value, Tensor):

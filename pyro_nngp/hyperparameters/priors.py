@@ -14,6 +14,7 @@ from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
+from pyro_nngp.hyperparameters.batches import batch_shape_of
 
 
 class HyperparameterGuide(PyroModule):
@@ -134,6 +135,49 @@ def place_draws(
             yield values, count
 
     return each()
+
+
+class Draws(dict[str, Tensor]):
+    """Values of all sites in several posterior draws, draws first."""
+
+    @property
+    def count(self) -> int:
+        """How many draws there are."""
+        return len(next(iter(self.values())))
+
+
+def modules_with_priors(owner: nn.Module) -> list[PyroModule]:
+    """The parts of a module that have :class:`~pyro.nn.PyroSample` attributes."""
+    return [module for module, _ in _sampled_attributes(owner)]
+
+
+def place_together(
+    where: str, owner: nn.Module, samples: Mapping[str, Tensor], most: int, plates: int
+) -> Iterator[Draws]:
+    """Place the hyperparameters of several posterior draws at once, as batch dimensions; give the values of all sites.
+
+    Args:
+        where: name of the caller, for messages.
+        owner: the module whose attributes they are.
+        samples: what ``MCMC.get_samples`` returns, of two draws at least.
+        most: about so many draws at a time, at least two.
+        plates: dimensions of one behind that of the draws, in which values at the points will have others.
+
+    Raises:
+        ValueError, TypeError: as in :func:`place_draws`.
+    """
+    num_draws = count_draws(where, samples)
+    for rows in torch.arange(num_draws).tensor_split(max(1, min(-(-num_draws // most), num_draws // 2))):
+        values = Draws({name: value[rows.to(value.device)] for name, value in samples.items()})
+        placed = {}
+        for module, attribute in _sampled_attributes(owner):
+            name = _full_name(owner, module, attribute)
+            if name in values:
+                value = values[name]
+                own = value.shape[1 + len(batch_shape_of(module, attribute, value[0])) :]
+                placed[name] = value.reshape((len(value), *[1] * plates, *own))
+        place_hyperparameters(where, owner, values | placed)
+        yield values
 
 
 def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:

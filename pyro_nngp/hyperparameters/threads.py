@@ -16,6 +16,9 @@ from typing import Any
 from pyro.nn.module import _Context
 from pyro.params.param_store import ParamStoreDict
 from pyro.poutine import runtime
+from torch import Tensor
+
+from pyro_nngp._checks import fail
 
 
 class HandlerStack(threading.local, UserList):
@@ -57,6 +60,19 @@ class ParamStore(ParamStoreDict):
     """Pyro's param store: shared by all threads, or inside :meth:`private` the present thread's content."""
 
     _params, _constraints, _param_to_name = map(_content, ("_params", "_constraints", "_param_to_name"))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The value of a parameter.
+
+        Raises:
+            RuntimeError: for a name that a module of this package has in its own store.
+            KeyError: for an unknown name.
+        """
+        if name not in self._params and name in self.shared_names.values():
+            cure = "Read it as an attribute. Jit ELBOs look for it here: take Trace_ELBO in place of JitTrace_ELBO."
+            actual = "a parameter of a module that holds its own"
+            fail("pyro.param", name, "in Pyro's global store", actual, cure, RuntimeError)
+        return super().__getitem__(name)
 
     @property
     def shared_names(self) -> dict:

@@ -3,10 +3,11 @@
 Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -16,6 +17,7 @@ from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, bound_copy, positive, pyro_entry
+from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
 from pyro_nngp.kernels.radial import Radial
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
@@ -27,16 +29,47 @@ class Covariance:
     """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
 
     ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
-    is set if the function is one stationary kernel, for code that can do better than evaluate blocks.
+    is given where the function is one stationary kernel, for code that can do better than evaluate blocks. Where the
+    hyperparameters have batch dimensions, those of results begin with them; ``batch_shape`` is their shape, None where
+    only an evaluation can say.
     """
 
     block: KernelLike
     diag: Callable[[Tensor], Tensor]
     radial: Radial | None = None
+    batch_shape: torch.Size | None = torch.Size()
 
-    def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "... n m"]:
-        """Covariances of the rows of x with those of z. Do not change the result in place: autograd may need it."""
+    def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "..."]:
+        """Covariances (*S, ..., n, m) of the rows of x with those of z, which autograd may need: do not change them."""
         return self.block(x, z)
+
+    def shifted(self, count: int) -> "Covariance":
+        """The same sets of hyperparameters with `count` more batch dimensions of one at the right, or so many fewer.
+
+        Hyperparameters have them for the plates of a program that they are outside of.
+        """
+        if not self.batch_shape or not count:
+            return self
+        rank, stop = len(self.batch_shape), len(self.batch_shape) + min(count, 0)
+        ones = (1,) * count
+
+        def leading(value: Tensor) -> Tensor:
+            return value.reshape(*value.shape[:stop], *ones, *value.shape[rank:])
+
+        def of_part(value: Tensor, own: int) -> Tensor:
+            batch = value.shape[: value.dim() - own]
+            kept = batch[: max(0, len(batch) + min(count, 0))]
+            return value.reshape((*kept, *(ones if batch else ()), *value.shape[len(batch) :]))
+
+        parts = self.radial
+        if parts is not None:
+            scale = parts.lengthscale
+            scale = of_part(scale, min(1, scale.dim()))
+            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0))
+        batch = (*self.batch_shape[:stop], *ones)
+        return Covariance(
+            lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)
+        )
 
 
 def bind(kernel: KernelLike) -> Covariance:
@@ -72,7 +105,7 @@ def bind(kernel: KernelLike) -> Covariance:
         point = x[..., None, :]
         return block(point, point)[..., 0, 0]
 
-    return Covariance(block, diag)
+    return Covariance(block, diag, batch_shape=None)
 
 
 def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
@@ -99,16 +132,21 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
     cov = bind(kernel)
     if isinstance(kernel, Kernel | Covariance):
         return cov
-    return Covariance(lambda x, z: cov(x.to(dtype), z.to(dtype)).double(), lambda x: cov.diag(x.to(dtype)).double())
+    return Covariance(
+        lambda x, z: cov(x.to(dtype), z.to(dtype)).double(),
+        lambda x: cov.diag(x.to(dtype)).double(),
+        batch_shape=cov.batch_shape,
+    )
 
 
 class Kernel(GPModule):
     """Base class; a subclass defines ``forward(x, z)``, or :meth:`bind` where it can do better.
 
     ``forward`` maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m) and reads hyperparameters as
-    attributes, such as those that :meth:`declare` makes. Variances are then computed as blocks of one point. A subclass
-    that defines ``bind`` decorates it with :func:`~pyro_nngp.hyperparameters.pyro_entry` and returns a
-    :class:`Covariance`.
+    attributes, such as those that :meth:`declare` makes. Variances are then blocks of one point, and a batch of
+    hyperparameters is evaluated one set after the other. A subclass that defines ``bind`` decorates it with
+    :func:`~pyro_nngp.hyperparameters.pyro_entry`, reads hyperparameters by :meth:`read`, whose batch dimensions lead
+    those of the inputs, and returns a :class:`Covariance`.
 
     Args:
         input_dim: number D of input columns that the kernel acts on.
@@ -145,12 +183,34 @@ class Kernel(GPModule):
         if type(self).forward is Kernel.forward:
             cure = "Write forward(self, x, z): (..., n, D), (..., m, D) -> (..., n, m)."
             fail(type(self).__name__, "the kernel", "to define forward or bind", "neither", cure, NotImplementedError)
-        return bind(bound_copy(self).forward)
+        bound = bound_copy(self)
+        values = {arg: bound.read(arg) for arg in self._sizes}
+        batch = self.batch_shape_of(values)
+        if not batch:
+            return replace(bind(bound.forward), batch_shape=batch)
+        covs = [bind(one.forward) for one in self._each_set(bound, values, batch)]
+        return Covariance(
+            lambda x, z: torch.stack([cov(x, z) for cov in covs]).unflatten(0, batch),
+            lambda x: torch.stack([cov.diag(x) for cov in covs]).unflatten(0, batch),
+            batch_shape=batch,
+        )
+
+    def _each_set(self, bound: "Kernel", values: dict[str, Tensor], batch: torch.Size) -> Iterator["Kernel"]:
+        """Copies of a bound kernel with one set of its hyperparameters each."""
+        own = {arg: value.shape[-1:] if self._sizes[arg] > 1 else () for arg, value in values.items()}
+        flat = {arg: value.expand(*batch, *own[arg]).reshape(-1, *own[arg]) for arg, value in values.items()}
+        for i in range(batch.numel()):
+            one = copy.copy(bound)
+            one.__dict__.update({arg: value[i] for arg, value in flat.items()})
+            yield one
 
     def forward(
         self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"] | None = None, diag: bool = False
-    ) -> Float[Tensor, "... n m"] | Float[Tensor, "... n"]:
-        """Covariances of the rows of x with those of z (default x), or with ``diag=True`` the variances at x."""
+    ) -> Float[Tensor, "..."]:
+        """Covariances (*S, ..., n, m) of the rows of x with those of z (default x), S the batch of hyperparameters.
+
+        With ``diag=True`` the variances (*S, ..., n) at x.
+        """
         for arg, points in (("x", x), ("z", x if z is None else z)):
             check_tensor(type(self).__name__, arg, points)
             if not points.is_floating_point():
@@ -174,24 +234,50 @@ class Kernel(GPModule):
     def declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
         """Register ``arg`` as a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
         self._sizes[arg] = size
-        if isinstance(value, Tensor):
-            self._check_size(arg, value)
+        if isinstance(value, Tensor) and not is_computed(value) and value.shape not in ((), (1,), (size,)):
+            self._fail_shape(arg, value)
         setattr(self, arg, positive(type(self).__name__, arg, value))
 
-    def _read(self, arg: str) -> Tensor:
-        """Value of the hyperparameter ``arg``; fires its Pyro statement."""
-        value = getattr(self, arg)
-        while value.dim() > 1 and len(value) == 1:  # Predictive adds leading dimensions of size one to a draw
-            value = value[0]
-        self._check_size(arg, value)
-        return value.reshape(()) if value.numel() == 1 else value
+    def read(self, arg: str) -> Float[Tensor, "..."]:
+        """Value of the hyperparameter ``arg``; fires its Pyro statement.
 
-    def _check_size(self, arg: str, value: Tensor) -> None:
+        Returns:
+            A number (), or columns (size,); with batch dimensions (*S,) for a declared size of 1, else (*S, size) or
+            (*S, 1).
+
+        Raises:
+            ValueError: for another shape.
+        """
+        value, size = getattr(self, arg), self._sizes[arg]
+        batch = batch_shape_of(self, arg, value, size)
+        own, batch = value.shape[len(batch) :], placed(batch)
+        if own not in ((), (1,), (size,)):
+            self._fail_shape(arg, value)
+        if own == (size,) and size > 1:
+            return value.reshape(*batch, size)
+        return value.reshape(*batch, 1) if batch and size > 1 else value.reshape(batch)
+
+    def batch_shape_of(self, values: Mapping[str, Tensor]) -> torch.Size:
+        """Joint batch shape of hyperparameters that :meth:`read` has read.
+
+        Raises:
+            ValueError: if a value of D numbers may be a vector or, beside the others, a batch of D.
+        """
+        shapes = [value.shape if self._sizes[arg] == 1 else value.shape[:-1] for arg, value in values.items()]
+        batch = torch.broadcast_shapes(*shapes)
+        for arg in values if batch else ():
+            size, value = self._sizes[arg], self.__dict__.get(arg)
+            if isinstance(value, Tensor) and value.shape == (size,) == batch[-1:] and size > 1:
+                cure = "Write value[..., None].expand(*value.shape, D) for a batch, value[None] for one vector."
+                expectation = f"to be a vector of {size} columns or a batch of {size} numbers"
+                fail(type(self).__name__, arg, expectation, "what may be either", cure)
+        return batch
+
+    def _fail_shape(self, arg: str, value: Tensor) -> NoReturn:
         size = self._sizes[arg]
-        if value.shape not in ((), (1,), (size,)):
-            expectation = "to be a scalar" if size == 1 else f"to be a scalar or of shape ({size},)"
-            cure = "Hyperparameters have no batch dimensions: take parallel=False, vectorize_particles=False."
-            fail(type(self).__name__, arg, expectation, f"shape {tuple(value.shape)}", cure)
+        expectation = "to be a scalar" if size == 1 else f"to be a scalar or of shape ({size},)"
+        cure = "Batch dimensions lead, in values of sites, a PyroParam or a PyroSample."
+        fail(type(self).__name__, arg, expectation, f"shape {tuple(value.shape)}", cure)
 
     def check_columns(self, x: Tensor) -> None:
         """Raise ``ValueError`` unless x (..., n, D) has the columns that the kernel acts on."""
@@ -239,7 +325,8 @@ class Sum(_Pair):
     @pyro_entry
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
-        return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x))
+        batch = joint_batch_shape(cov0, cov1)
+        return Covariance(lambda x, z: cov0(x, z) + cov1(x, z), lambda x: cov0.diag(x) + cov1.diag(x), None, batch)
 
 
 class Product(_Pair):
@@ -248,7 +335,14 @@ class Product(_Pair):
     @pyro_entry
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
-        return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x))
+        batch = joint_batch_shape(cov0, cov1)
+        return Covariance(lambda x, z: cov0(x, z) * cov1(x, z), lambda x: cov0.diag(x) * cov1.diag(x), None, batch)
+
+
+def joint_batch_shape(*covs: Covariance) -> torch.Size | None:
+    """Batch shape of what is made of several covariance functions."""
+    shapes = [cov.batch_shape for cov in covs]
+    return None if None in shapes else torch.broadcast_shapes(*(shape for shape in shapes if shape is not None))
 
 
 def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
+from pyro_nngp.kernels.radial import of_numbers
 
 
 class Constant(Kernel):
@@ -30,14 +31,17 @@ class Constant(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        variance = self._read("variance")
+        variance = self.read("variance")
+
+        def filled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+            return of_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
             batch = torch.broadcast_shapes(x.shape[:-2], z.shape[:-2])
-            return variance.to(x.dtype).expand(*batch, x.shape[-2], z.shape[-2])
+            return filled(x, (*batch, x.shape[-2], z.shape[-2]))
 
-        return Covariance(block, lambda x: variance.to(x.dtype).expand(self._columns(x).shape[:-1]))
+        return Covariance(block, lambda x: filled(x, self._columns(x).shape[:-1]), None, variance.shape)
 
 
 class Linear(Kernel):
@@ -57,13 +61,16 @@ class Linear(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        variance = self._read("variance")
+        variance = self.read("variance")
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
-            return (variance.to(x.dtype) * x) @ z.mT
+            return (of_numbers(variance.to(x.dtype), max(x.dim(), z.dim())) * x) @ z.mT
 
-        return Covariance(block, lambda x: variance.to(x.dtype) * self._columns(x).square().sum(-1))
+        def diag(x: Tensor) -> Tensor:
+            return of_numbers(variance.to(x.dtype), x.dim() - 1) * self._columns(x).square().sum(-1)
+
+        return Covariance(block, diag, None, variance.shape)
 
 
 class VerticalScaling(Kernel):
@@ -91,4 +98,5 @@ class VerticalScaling(Kernel):
         return Covariance(
             lambda x, z: amplitude(x)[..., :, None] * cov(x, z) * amplitude(z)[..., None, :],
             lambda x: amplitude(x).square() * cov.diag(x),
+            batch_shape=cov.batch_shape,
         )

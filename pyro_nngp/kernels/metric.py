@@ -140,8 +140,8 @@ def _products(kernel: Any) -> list[list[Stationary]]:
 
 
 def _features(part: Stationary, x: Tensor) -> Tensor:
-    x, scale = part._columns(x), part._read("lengthscale").double()
+    x, scale = part._columns(x), part.read("lengthscale").double()
     if not isinstance(part, Periodic):
         return x / scale
-    angle = 2 * math.pi * x / part._read("period").double()
+    angle = 2 * math.pi * x / part.read("period").double()
     return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)

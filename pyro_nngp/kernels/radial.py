@@ -32,11 +32,13 @@ class Profile(NamedTuple):
 
 
 class Radial(NamedTuple):
-    """A stationary kernel whose hyperparameters have been read."""
+    """What one stationary kernel consists of once its hyperparameters have been read; batch dimensions lead."""
 
     profile: Profile
     lengthscale: Tensor
+    """A scalar, or the columns last: (D,), (*S, D) or (*S, 1)."""
     variance: Tensor
+    """Shape (*S,)."""
     columns: Callable[[Tensor], Tensor]
     """The columns of an input that the kernel acts on."""
 
@@ -47,12 +49,26 @@ def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: 
     Args:
         x: shape (..., n, D).
         z: shape (..., m, D); batch dimensions broadcast against those of ``x``.
-        lengthscale: scalar or shape (D,).
-        variance: scalar tensor.
+        lengthscale: scalar, (D,), or (*S, D) or (*S, 1) for a batch of kernels.
+        variance: scalar, or (*S,).
         profile: one of the profiles of this module.
+
+    Returns:
+        Shape (*S, ..., n, m).
     """
-    scale = lengthscale.to(x.dtype) * profile.stretch
-    return radial(*map_pair(lambda y: y / scale, x, z), variance.to(x.dtype), profile)
+    rank = max(x.dim(), z.dim())
+    scale = of_columns(lengthscale.to(x.dtype), rank) * profile.stretch
+    return radial(*map_pair(lambda y: y / scale, x, z), of_numbers(variance.to(x.dtype), rank), profile)
+
+
+def of_numbers(value: Tensor, rank: int) -> Tensor:
+    """One number for each kernel of a batch, (*S,), in front of `rank` dimensions."""
+    return value.reshape(*value.shape, *[1] * rank) if value.dim() else value
+
+
+def of_columns(value: Tensor, rank: int) -> Tensor:
+    """A scalar, or a vector for each kernel of a batch, (*S, D), in front of inputs with `rank` dimensions."""
+    return value.reshape(*value.shape[:-1], *[1] * (rank - 1), value.shape[-1]) if value.dim() > 1 else value
 
 
 def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -68,7 +84,7 @@ def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     Args:
         x: inputs divided by ``profile.stretch`` lengthscales, shape (..., n, D).
         z: likewise, shape (..., m, D); batch dimensions broadcast against those of ``x``.
-        variance: scalar tensor.
+        variance: scalar tensor, or one that broadcasts against the block.
         profile: one of the profiles of this module.
 
     Returns:
@@ -131,7 +147,10 @@ class _Radial(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple[Tensor, Tensor]:
-        return function(squared_distance(x, z), variance)
+        q = squared_distance(x, z)
+        if variance.dim() and (shape := torch.broadcast_shapes(q.shape, variance.shape)) != q.shape:
+            q = q.expand(shape).contiguous()  # profiles may write into it
+        return function(q, variance)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -157,8 +176,8 @@ class _Radial(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple:
-        """Move the mapped dimension to the front of each argument that has it."""
-        rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z), in_dims, strict=False))
+        """The dimension that vmap maps over becomes the first batch dimension of whatever has it."""
+        rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z, variance), in_dims, strict=False))
 
         def lead(y: Tensor, dim: int | None) -> Tensor:
             if dim is None:

@@ -5,7 +5,7 @@ Cost: O(n m D) per block. Symbols: \ell lengthscale, \sigma^2 variance, r the di
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -35,7 +35,7 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
             columns = part.active_dims or range(part.input_dim)
             if isinstance(part, Periodic) or not scales.keys().isdisjoint(columns):
                 return None
-            scales.update(zip(columns, part._read("lengthscale").detach().expand(part.input_dim), strict=True))
+            scales.update(zip(columns, part.read("lengthscale").detach().expand(part.input_dim), strict=True))
     if scales.keys() != set(range(input_dim)):
         return None
     return torch.stack([scales[d] for d in range(input_dim)])
@@ -49,6 +49,9 @@ class Stationary(Kernel):
         variance: marginal variance :math:`\sigma^2`, a scalar.
         lengthscale: :math:`\ell`, a scalar or one value per input dimension, shape (D,).
         active_dims: which columns of the input to use; by default the input has exactly D columns.
+
+    Values of sites may have batch dimensions (*S,), those of a lengthscale in front of its columns: (*S, D). Scalars
+    (*S,) whose last dimension happens to be D need their columns, ``value[..., None].expand(*value.shape, D)``.
 
     Raises:
         ValueError: if a hyperparameter is not positive or has a wrong shape, or inputs have a wrong number of columns.
@@ -69,26 +72,18 @@ class Stationary(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        parts = radial.Radial(self.profile, self._read("lengthscale"), self._read("variance"), self._columns)
+        values = {arg: self.read(arg) for arg in ("lengthscale", "variance")}
+        parts = radial.Radial(self.profile, values["lengthscale"], values["variance"], self._columns)
         return Covariance(
             lambda x, z: radial.block(*self._column_pair(x, z), parts.lengthscale, parts.variance, self.profile),
             lambda x: self._variances(x, parts.variance),
             parts,
+            self.batch_shape_of(values),
         )
 
-    def _covariance(
-        self, features: Callable[[Tensor], Tensor], function: Callable[[Tensor, Tensor, Tensor], Tensor]
-    ) -> Covariance:
-        """``function(x, z, variance)`` of the features of inputs whose origin is the first point of the block."""
-        variance = self._read("variance")
-
-        def block(x: Tensor, z: Tensor) -> Tensor:
-            return function(*radial.map_pair(features, *self._column_pair(x, z)), variance.to(x.dtype))
-
-        return Covariance(block, lambda x: self._variances(x, variance))
-
     def _variances(self, x: Tensor, variance: Tensor) -> Tensor:
-        return variance.to(x.dtype).expand(self._columns(x).shape[:-1])
+        shape = self._columns(x).shape[:-1]
+        return radial.of_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
 
 
 class RBF(Stationary):
@@ -135,14 +130,18 @@ class RationalQuadratic(Stationary):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        lengthscale = self._read("lengthscale")
-        alpha = self._read("scale_mixture")
+        values = {arg: self.read(arg) for arg in ("lengthscale", "scale_mixture", "variance")}
 
-        def function(x: Tensor, z: Tensor, variance: Tensor) -> Tensor:
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            alpha = radial.of_numbers(values["scale_mixture"].to(x.dtype), rank)
+            scale = radial.of_columns(values["lengthscale"].to(x.dtype), rank) * (2 * alpha).sqrt()
+            variance = radial.of_numbers(values["variance"].to(x.dtype), rank)
+            x, z = radial.map_pair(lambda y: y / scale, *self._column_pair(x, z))
             q = radial.radial(x, z, x.new_ones(()), radial.SQUARED_DISTANCE)
-            return variance * torch.exp(-alpha.to(x.dtype) * torch.log1p(q))
+            return variance * torch.exp(-alpha * torch.log1p(q))
 
-        return self._covariance(lambda x: x / (lengthscale.to(x.dtype) * (2 * alpha.to(x.dtype)).sqrt()), function)
+        return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))
 
 
 class Periodic(Stationary):
@@ -169,12 +168,18 @@ class Periodic(Stationary):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        lengthscale = self._read("lengthscale")
-        period = self._read("period")
+        values = {arg: self.read(arg) for arg in ("lengthscale", "period", "variance")}
 
-        def wind(x: Tensor) -> Tensor:
-            angle = 2 * math.pi * x / period.to(x.dtype)
-            scale = lengthscale.to(x.dtype) * self.profile.stretch
-            return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            period = radial.of_columns(values["period"].to(x.dtype), rank)
+            scale = radial.of_columns(values["lengthscale"].to(x.dtype), rank) * self.profile.stretch
 
-        return self._covariance(wind, lambda x, z, variance: radial.radial(x, z, variance, self.profile))
+            def wind(x: Tensor) -> Tensor:
+                angle = 2 * math.pi * x / period
+                return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
+
+            variance = radial.of_numbers(values["variance"].to(x.dtype), rank)
+            return radial.radial(*radial.map_pair(wind, *self._column_pair(x, z)), variance, self.profile)
+
+        return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))

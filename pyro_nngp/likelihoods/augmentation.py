@@ -105,7 +105,7 @@ def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Di
 
 def gaussian_observations(
     likelihood: Likelihood, y: Tensor, omega: Tensor | None, dtype: torch.dtype
-) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*#L U"]]:
+) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*N U"]]:
     """Observations of f and their noise variances, given the auxiliary variables.
 
     Args:

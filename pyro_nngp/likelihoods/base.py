@@ -21,6 +21,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
+from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
 
@@ -33,6 +34,7 @@ class Likelihood(GPModule):
     Attributes:
         num_latents: None if each y depends on one latent value; L if it depends on L of them. Then ``f``, ``loc`` and
             ``var`` have the shape (L, \*batch), the latent dimension first.
+        elementwise: whether hyperparameters broadcast against the batch.
         support: constraint that :meth:`check` demands of the data.
         expectation: the constraint in words, as in "expected y {expectation}".
         cure: advice for other data.
@@ -45,6 +47,7 @@ class Likelihood(GPModule):
     """
 
     num_latents: int | None = None
+    elementwise: bool = True
     support: constraints.Constraint = constraints.real
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
@@ -62,9 +65,19 @@ class Likelihood(GPModule):
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
-        A model passes the copy to code that evaluates the likelihood later, outside the model's Pyro context.
+        A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context. Where a
+        vector with a prior has batch dimensions of vectorized plates, it takes the place of those of the data's plates.
         """
-        return bound_copy(self)
+        bound = bound_copy(self)
+        for name in self._pyro_samples:
+            value = bound.__dict__[name]
+            batch = batch_shape_of(self, name, value)
+            own, batch = value.shape[len(batch) :], placed(batch)
+            if batch and not self.elementwise:
+                where, cure = type(self).__name__, "Take parallel=False, vectorize_particles=False."
+                fail(where, name, f"of shape {tuple(own)}, one set at a time", tuple(value.shape), cure)
+            bound.__dict__[name] = value.reshape((*batch[: max(0, len(batch) - len(own))], *own))
+        return bound
 
     @pyro_entry
     def expected_log_prob(

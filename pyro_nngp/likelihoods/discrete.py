@@ -191,6 +191,8 @@ class Ordinal(Likelihood):
         ValueError: if ``cutpoints`` is not a strictly increasing vector.
     """
 
+    elementwise = False
+
     def __init__(
         self, cutpoints: Float[Tensor, " R"], link: Literal["logit", "probit"] = "logit", num_quadrature: int = 48
     ) -> None:

@@ -99,12 +99,13 @@ class _Solve(torch.autograd.Function):
 
 
 def _compiled(w: Tensor, neighbors: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
-    order, shape = torch.cat(levels), torch.broadcast_shapes(right.shape, w.shape[:-1])
-    if w.dim() == 2:
-        return compiled.solve(w, neighbors, right.reshape(-1, shape[-1]).mT, order, transposed).mT.reshape(shape)
-    members = zip(w.expand(*shape, -1).flatten(0, -3), right.expand(shape).flatten(0, -2), strict=True)
-    each = [compiled.solve(one, neighbors, column[:, None], order, transposed)[:, 0] for one, column in members]
-    return torch.stack(each).view(shape)
+    """The triangles in front, and for each of them its right-hand sides together."""
+    shape, order = torch.broadcast_shapes(right.shape, w.shape[:-1]), torch.cat(levels)
+    triangles = shape[len(shape) + 1 - w.dim() : -1]
+    weights = w.expand(*triangles, *w.shape[-2:]).flatten(0, -3) if triangles else w[None]
+    columns = right.expand(shape).reshape(-1, weights.shape[0], shape[-1]).permute(1, 2, 0)
+    solved = compiled.solve(weights, neighbors, columns, order, transposed)
+    return solved.permute(2, 0, 1).reshape(shape)
 
 
 def _dense(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:

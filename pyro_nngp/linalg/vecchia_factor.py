@@ -24,6 +24,7 @@ neighbors, L latent functions.
 """
 
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 
 import numpy as np
@@ -47,6 +48,9 @@ class VecchiaFactor:
     solves are differentiable in `w` and `var`, and so are :meth:`color`, :meth:`color_transposed`, :meth:`whiten` and
     :meth:`log_det`; the precision and :meth:`solve` are not.
 
+    Weights and variances may have batch dimensions, (*S, N, K) and (*S, N), which broadcast against those of the values
+    that :meth:`color`, :meth:`whiten` and :meth:`solve` take; the precision is that of one set.
+
     Args:
         w: weights of the conditionals (N, K); the value is ignored where there is no neighbor.
         var: their variances (N,), positive.
@@ -60,12 +64,12 @@ class VecchiaFactor:
 
     def __init__(
         self,
-        w: Float[Tensor, "N K"],
-        var: Float[Tensor, " N"],
+        w: Float[Tensor, "*S N K"],
+        var: Float[Tensor, "*S N"],
         neighbors: Int[Tensor, "N K"],
         levels: list[Int[Tensor, " _"]] | None = None,
     ) -> None:
-        if w.dim() != 2 or w.shape != neighbors.shape or var.shape != w.shape[:1]:
+        if w.shape[-2:] != neighbors.shape or var.shape != w.shape[:-1]:
             shapes = tuple(w.shape), tuple(var.shape), tuple(neighbors.shape)
             cure = "Give one weight per neighbor and one variance per point."
             fail("VecchiaFactor", "w, var, neighbors", "of shapes (N, K), (N,), (N, K)", shapes, cure)
@@ -74,7 +78,12 @@ class VecchiaFactor:
         self._triangle: SparseTriangle | None = None
 
     def __len__(self) -> int:
-        return len(self.var)
+        return self.var.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Batch dimensions of the weights."""
+        return self.var.shape[:-1]
 
     @property
     def levels(self) -> list[Int[Tensor, " _"]]:
@@ -83,6 +92,12 @@ class VecchiaFactor:
             self._levels = dependency_levels(self.neighbors)
         return self._levels
 
+    def sets(self, batch_shape: torch.Size) -> Iterator["VecchiaFactor"]:
+        """The factor of each index of a batch shape, that of this one or a wider one."""
+        n, k = self.neighbors.shape
+        every = self.w.expand(*batch_shape, n, k).reshape(-1, n, k), self.var.expand(*batch_shape, n).reshape(-1, n)
+        return (VecchiaFactor(w, var, self.neighbors, self.levels) for w, var in zip(*every, strict=True))
+
     def prepared(self) -> "VecchiaFactor":
         """A copy for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
 
@@ -90,31 +105,31 @@ class VecchiaFactor:
         several times as fast as level by level. Preparing it pays from about five solves on.
         """
         found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
-        if self.w.device.type == "cpu":
+        if self.w.device.type == "cpu" and not self.batch_shape:
             found._triangle = SparseTriangle(found.w, found.neighbors, found.levels)
         return found
 
     # The root G of the covariance.
 
-    def color(self, z: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    def color(self, z: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """G z: map white values to u."""
         return self._substitute(self.var.sqrt() * z)
 
-    def color_transposed(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    def color_transposed(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """G' u."""
         return self.var.sqrt() * self._substitute(u, transposed=True)
 
-    def whiten(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    def whiten(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """The inverse of G at u."""
         return self.residual(u) / self.var.sqrt()
 
-    def residual(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+    def residual(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """(I - A) u: each value minus its expectation given its neighbors."""
         return u - (self.w * u[..., self.neighbors.clamp(min=0)]).sum(-1)
 
-    def log_det(self) -> Float[Tensor, ""]:
+    def log_det(self) -> Float[Tensor, "*S"]:
         r""":math:`\log |\Lambda| = -\sum_j \log v_j`."""
-        return -self.var.log().sum()
+        return -self.var.log().sum(-1)
 
     def _substitute(self, right: Tensor, transposed: bool = False) -> Tensor:
         if self._triangle is not None:
@@ -131,6 +146,9 @@ class VecchiaFactor:
     @cached_property
     def _root(self) -> Tensor:
         """Entries of V^-1/2 (I - A) at the columns."""
+        if self.batch_shape:
+            cure = "Take the precision of each set alone."
+            fail("VecchiaFactor", "the precision", "of one set", f"batch_shape {tuple(self.batch_shape)}", cure)
         w, var = self.w.detach().double(), self.var.detach().double()
         return torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]
 

@@ -1,14 +1,17 @@
 // The nearest-neighbor conditional of stationary kernels and its gradient on CPUs.
 //
 // For a target x with neighbors z_1..z_K: w = (K_nn + diag(noise))^-1 k_n and v = k_xx - k_n' w, with the gradient of
-// the docstring of pyro_nngp/conditional.py. Points are worked on in blocks of as many as a vector register holds, one
-// lane each: every operation below acts on a whole block and no instruction ever mixes two points. A block goes through
-// kernel, Cholesky factor, solves and gradient while its K x K values stay in cache. The backward pass takes the factors
-// that the forward pass has left in the caller's memory, or else factorizes again and nothing of size B K^2 is stored.
+// the docstring of pyro_nngp/conditionals/nearest_neighbor.py. Points are worked on in blocks of as many as a vector
+// register holds, one lane each: every operation below acts on a whole block and no instruction ever mixes two points.
+// A block goes through kernel, Cholesky factor, solves and gradient while its K x K values stay in cache. The backward
+// pass takes the factors that the forward pass has left in the caller's memory, or else factorizes again and nothing of
+// size B K^2 is stored. Several sets of hyperparameters share the points: a block is gathered once and worked on for one
+// set after the other.
 //
 // Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
 // started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
-// Symbols: T scalar type, V vector of one T per point, R rows and columns of a register tile, K padded to multiples of R.
+// Symbols: S sets of hyperparameters, T scalar type, V vector of one T per point, R rows and columns of a register tile,
+// K padded to multiples of R.
 
 #include <atomic>
 #include <cmath>
@@ -27,22 +30,24 @@ enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 
 // Mirrored by Arguments in structures.py. Pointers may be null where that is said.
 struct Arguments {
-    int64_t num_targets, num_neighbors, num_dims, num_points;
+    int64_t num_sets, num_targets, num_neighbors, num_dims, num_points;
     int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
+    int64_t noise_of_sets;       // whether each set has its own noise
     int64_t num_threads;
-    double variance, jitter;
+    double jitter;
     const void *x;               // (B, D)
     const void *points;          // (N, D)
     const int64_t *neighbors;    // (B, K), rows of points, negative for none
-    const void *scale;           // (D,), lengthscale times the stretch of the kernel
-    const void *noise;           // (B, K) or null
-    uint8_t *failed;             // (B,): written by the forward pass, read by the backward pass
+    const void *scale;           // (S, D), lengthscale times the stretch of the kernel
+    const void *variance;        // (S,)
+    const void *noise;           // (S, B, K) or (B, K), or null
+    uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
-    void *w, *v;                 // (B, K), (B,): forward pass; null in the backward pass
-    const void *grad_w, *grad_v; // (B, K), (B,): backward pass; null in the forward pass
-    void *grad_noise;            // (B, K) or null
-    void *grad_x, *grad_z;       // (B, D), (B, K, D), both or neither
-    double *sums;                // (blocks, D + 1) or null: gradients of log scale and log variance
+    void *w, *v;                 // (S, B, K), (S, B): forward pass; null in the backward pass
+    const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
+    void *grad_noise;            // (S, B, K) or null
+    void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
+    double *sums;                // (S, blocks, D + 1) or null: gradients of log scale and log variance
 };
 }
 
@@ -148,19 +153,23 @@ template <class T, int BYTES, int R> struct Block {
     const int64_t K, D, rows; // rows: K rounded up to a multiple of R
     std::vector<char> memory;
     Status status = DONE;
-    V *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total;
+    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
+    int64_t base, block; // of the set at hand: number of its first point, and of the block, in all that is written
+    const T *scale;      // likewise
+    T variance;
 
     explicit Block(const Arguments &a)
         : arg(a), K(a.num_neighbors), D(a.num_dims), rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
-        const int64_t own = a.factors ? 0 : factor_size(rows);
-        const size_t count = rows * D * (inputs ? 2 : 1) + 5 * rows + own + D + 1;
+        const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
+        const size_t count = rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + D + 1;
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
         const auto take = [&next](const int64_t count) { V *part = next; next += count; return part; };
         z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
+        near = sharing ? take(rows * D) : z, real = take(rows);
         solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(D + 1);
         grad_z = inputs ? take(rows * D) : nullptr;
     }
@@ -170,23 +179,40 @@ template <class T, int BYTES, int R> struct Block {
 
     INLINE int64_t point(const int lane) const { return first + (lane < live ? lane : live - 1); }
 
-    // Scaled coordinates relative to the target, the mask, and the diagonal of the system.
-    INLINE void load() {
-        const T *x = as<T>(arg.x), *points = as<T>(arg.points), *scale = as<T>(arg.scale), *noise = as<T>(arg.noise);
-        const T own = T(arg.variance) * (1 + T(arg.jitter));
+    // Coordinates relative to the target, and which neighbors there are.
+    INLINE void gather() {
+        const T *x = as<T>(arg.x), *points = as<T>(arg.points);
         for (int l = 0; l < W; ++l) {
             const int64_t b = point(l);
-            const bool skip = arg.grad_w && arg.failed[b];
             for (int64_t k = 0; k < rows; ++k) {
                 int64_t row = k < K ? arg.neighbors[b * K + k] : -1;
                 if (row >= arg.num_points) status = NO_SUCH_POINT, row = -1;
                 const T *source = row < 0 ? x + b * D : points + row * D;
-                const bool real = row >= 0 && !skip;
-                mask[k][l] = real;
-                diagonal[k][l] = real ? own + (noise ? noise[b * K + k] : T(0)) : T(1);
-                for (int64_t d = 0; d < D; ++d) z[k * D + d][l] = (source[d] - x[b * D + d]) / scale[d];
+                real[k][l] = row >= 0;
+                for (int64_t d = 0; d < D; ++d) near[k * D + d][l] = source[d] - x[b * D + d];
             }
         }
+    }
+
+    // For one set of hyperparameters: scaled coordinates, the mask, and the diagonal of the system.
+    INLINE void load(const int64_t set) {
+        const int64_t blocks = round_up(arg.num_targets, W) / W;
+        base = set * arg.num_targets + first, block = set * blocks + first / W;
+        scale = as<T>(arg.scale) + set * D, variance = as<T>(arg.variance)[set];
+        if (arg.factors) place(static_cast<V *>(arg.factors) + block * factor_size(rows));
+        const T *noise = as<T>(arg.noise), own = variance * (1 + T(arg.jitter));
+        if (noise && arg.noise_of_sets) noise += set * arg.num_targets * K;
+        for (int64_t k = 0; k < rows; ++k) {
+            mask[k] = real[k];
+            for (int64_t d = 0; d < D; ++d) z[k * D + d] = near[k * D + d] / scale[d];
+        }
+        for (int l = 0; arg.grad_w && l < W; ++l)
+            if (arg.failed[set * arg.num_targets + point(l)])
+                for (int64_t k = 0; k < rows; ++k) mask[k][l] = 0;
+        for (int64_t k = 0; k < rows; ++k) diagonal[k] = mask[k] != 0 ? V{} + own : V{} + T(1);
+        for (int l = 0; noise && l < W; ++l)
+            for (int64_t k = 0; k < K; ++k)
+                if (mask[k][l] != 0) diagonal[k][l] += noise[point(l) * K + k];
     }
 
     // Squared distances of the tile of rows i.. and columns j..
@@ -248,7 +274,7 @@ template <class T, int BYTES, int R> struct Block {
                 for (int64_t j = start; j < end && j <= i; j += R) {
                     V q[R * R], tile[R][R] = {};
                     distances(i, j, q);
-                    profile<T, R * R, false>(arg.kernel, T(arg.variance), q, q);
+                    profile<T, R * R, false>(arg.kernel, variance, q, q);
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
                     for (int a = 0; a < R; ++a)
@@ -264,7 +290,7 @@ template <class T, int BYTES, int R> struct Block {
                 }
         }
         if (arg.grad_w) return;
-        for (int l = 0; l < live; ++l) arg.failed[first + l] = bad[l] != 0;
+        for (int l = 0; l < live; ++l) arg.failed[base + l] = bad[l] != 0;
         for (int l = 0; arg.factors && l < W; ++l)
             if (bad[l]) reset(l);
     }
@@ -376,7 +402,7 @@ template <class T, int BYTES, int R> struct Block {
         for (int64_t k = 0; k < rows; ++k) {
             V q = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            profile<T, 1, false>(arg.kernel, T(arg.variance), &q, &q);
+            profile<T, 1, false>(arg.kernel, variance, &q, &q);
             solved[0][k] = q * mask[k];
         }
     }
@@ -385,11 +411,11 @@ template <class T, int BYTES, int R> struct Block {
     INLINE V explained() const {
         V sum = {};
         for (int64_t k = 0; k < rows; ++k) sum += solved[0][k] * solved[0][k];
-        return T(arg.variance) * (1 + T(arg.jitter)) - sum;
+        return variance * (1 + T(arg.jitter)) - sum;
     }
 
     INLINE T floor() const {
-        const T relative = T(arg.jitter) * T(arg.variance);
+        const T relative = T(arg.jitter) * variance;
         const T tiny = sizeof(T) == 4 ? T(1.17549435e-38) : T(2.2250738585072014e-308);
         return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding can violate this
     }
@@ -401,8 +427,8 @@ template <class T, int BYTES, int R> struct Block {
         solve_upper<1>();
         T *out_w = static_cast<T *>(arg.w), *out_v = static_cast<T *>(arg.v);
         for (int l = 0; l < live; ++l) {
-            for (int64_t k = 0; k < K; ++k) out_w[(first + l) * K + k] = solved[0][k][l];
-            out_v[first + l] = v[l] < floor() ? floor() : v[l];
+            for (int64_t k = 0; k < K; ++k) out_w[(base + l) * K + k] = solved[0][k][l];
+            out_v[base + l] = v[l] < floor() ? floor() : v[l];
         }
     }
 
@@ -412,7 +438,7 @@ template <class T, int BYTES, int R> struct Block {
         cross();
         for (int64_t k = 0; k < rows; ++k) solved[1][k] = V{};
         for (int l = 0; l < live; ++l) {
-            const int64_t b = first + l;
+            const int64_t b = base + l;
             if (arg.failed[b]) continue;
             bar[l] = grad_v[b];
             for (int64_t k = 0; k < K; ++k)
@@ -426,12 +452,12 @@ template <class T, int BYTES, int R> struct Block {
         T *noise = static_cast<T *>(arg.grad_noise);
         if (noise)
             for (int l = 0; l < live; ++l)
-                for (int64_t k = 0; k < K; ++k) noise[(first + l) * K + k] = left[k][l] * w[k][l];
+                for (int64_t k = 0; k < K; ++k) noise[(base + l) * K + k] = left[k][l] * w[k][l];
         if (!arg.sums && !arg.grad_z) return;
         for (int64_t d = 0; d <= D; ++d) total[d] = V{};
         total[D] = bar; // of log variance, over the variance so far
         for (int64_t k = 0; k < rows; ++k) total[D] += left[k] * w[k] * mask[k];
-        total[D] *= T(arg.variance) * (1 + T(arg.jitter));
+        total[D] *= variance * (1 + T(arg.jitter));
         if (arg.grad_z)
             pull<true>(bar);
         else
@@ -440,14 +466,13 @@ template <class T, int BYTES, int R> struct Block {
             for (int64_t d = 0; d <= D; ++d) {
                 double sum = 0;
                 for (int l = 0; l < W; ++l) sum += total[d][l];
-                arg.sums[first / W * (D + 1) + d] = sum;
+                arg.sums[block * (D + 1) + d] = sum;
             }
         if (arg.grad_z) store_inputs();
     }
 
     // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
     template <bool INPUTS> INLINE void pull(const V bar) {
-        const T variance = T(arg.variance);
         const V *w = solved[0], *a_ = solved[1];
         if (INPUTS)
             for (int64_t e = 0; e < rows * D; ++e) grad_z[e] = V{};
@@ -492,10 +517,9 @@ template <class T, int BYTES, int R> struct Block {
             }
         // What is left of grad_z now belongs to pairs of neighbors; the target's share comes from the cross terms alone.
         T *grad_x = static_cast<T *>(arg.grad_x);
-        const T *scale = as<T>(arg.scale);
         if (INPUTS)
             for (int l = 0; l < live; ++l)
-                for (int64_t d = 0; d < D; ++d) grad_x[(first + l) * D + d] = 0;
+                for (int64_t d = 0; d < D; ++d) grad_x[(base + l) * D + d] = 0;
         for (int64_t k = 0; k < rows; ++k) {
             V q = {}, slope;
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
@@ -507,7 +531,7 @@ template <class T, int BYTES, int R> struct Block {
                 total[d] += force * z[k * D + d];
                 if (INPUTS) {
                     grad_z[k * D + d] += force;
-                    for (int l = 0; l < live; ++l) grad_x[(first + l) * D + d] -= 2 * force[l] / scale[d];
+                    for (int l = 0; l < live; ++l) grad_x[(base + l) * D + d] -= 2 * force[l] / scale[d];
                 }
             }
         }
@@ -515,24 +539,30 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     INLINE void store_inputs() {
-        const T *scale = as<T>(arg.scale);
         T *out = static_cast<T *>(arg.grad_z);
         for (int l = 0; l < live; ++l)
             for (int64_t k = 0; k < K; ++k)
                 for (int64_t d = 0; d < D; ++d)
-                    out[((first + l) * K + k) * D + d] = 2 * grad_z[k * D + d][l] / scale[d];
+                    out[((base + l) * K + k) * D + d] = 2 * grad_z[k * D + d][l] / scale[d];
     }
 
+    // A unit of work is a block for all sets, or for one set where there are too few blocks for the threads.
     INLINE Status run(std::atomic<int64_t> &next) {
-        for (first = next.fetch_add(W); first < arg.num_targets; first = next.fetch_add(W)) {
+        const int64_t blocks = round_up(arg.num_targets, W) / W, S = arg.num_sets;
+        const int64_t together = arg.num_threads == 1 || blocks >= 8 * arg.num_threads ? S : 1;
+        for (int64_t unit = next++; unit < blocks * (S / together); unit = next++) {
+            first = unit % blocks * W;
             live = arg.num_targets - first < W ? arg.num_targets - first : W;
-            if (arg.factors) place(static_cast<V *>(arg.factors) + first / W * factor_size(rows));
-            load();
-            if (!arg.factors || !arg.grad_w) factorize();
-            if (arg.grad_w)
-                backward();
-            else
-                forward();
+            const int64_t start = unit / blocks * together;
+            gather();
+            for (int64_t set = start; set < start + together; ++set) {
+                load(set);
+                if (!arg.factors || !arg.grad_w) factorize();
+                if (arg.grad_w)
+                    backward();
+                else
+                    forward();
+            }
         }
         return status;
     }
@@ -587,7 +617,7 @@ int64_t nn_conditional_width(const int64_t level, const int64_t is_double) {
     return WORKERS[level][is_double != 0].bytes / (is_double ? 8 : 4);
 }
 
-// Bytes of the factors of that many targets; `factors` starts at a multiple of 64.
+// Bytes of the factors of that many targets of one set; `factors` starts at a multiple of 64.
 int64_t nn_conditional_factors(const int64_t targets, const int64_t neighbors, const int64_t level,
                                const int64_t is_double) {
     const Worker &worker = WORKERS[level][is_double != 0];

@@ -1,6 +1,6 @@
 """The compiled nearest-neighbor conditional for CPUs: `conditional.cpp`.
 
-Cost: O(B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
+Cost: O(S B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
 AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
 pass; beyond 256 MB, and for small K, it factorizes again.
 """
@@ -28,20 +28,38 @@ _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, enough to be worth st
 
 
 class Problem(NamedTuple):
-    """The arguments of a nearest-neighbor conditional with one stationary kernel; tensors first."""
+    """The arguments of a nearest-neighbor conditional with one stationary kernel; tensors first.
+
+    S sets of hyperparameters share the points and their neighbors; without that dimension there is one set.
+    """
 
     x: Tensor  # (B, D)
     points: Tensor  # (N, D)
-    lengthscale: Tensor  # (D,)
-    variance: Tensor  # ()
-    noise: Tensor | None  # (B, K)
+    lengthscale: Tensor  # (D,) or (S, D)
+    variance: Tensor  # () or (S,)
+    noise: Tensor | None  # (B, K), or (S, B, K) with S sets
     neighbors: Tensor  # (B, K), rows of points, -1 for none
     profile: Profile
     jitter: float
 
+    def one(self, i: int) -> "Problem":
+        """The problem of one of several sets."""
+        noise = self.noise if self.noise is None or self.noise.dim() == 2 else self.noise[i]
+        return self._replace(lengthscale=self.lengthscale[i], variance=self.variance[i], noise=noise)
+
+    @property
+    def sets(self) -> tuple[int, ...]:
+        """(S,), or () for one set."""
+        return tuple(self.variance.shape)
+
+    @property
+    def num_sets(self) -> int:
+        """S."""
+        return self.variance.numel()
+
 
 class Gradients(NamedTuple):
-    """Gradients of a :class:`Problem`; those of noise and inputs only if requested."""
+    """Its gradients, with S in front where the problem has it; noise and inputs only if asked for."""
 
     log_lengthscale: Tensor | None  # (D,)
     log_variance: Tensor | None  # ()
@@ -59,6 +77,7 @@ def supported(problem: Problem) -> bool:
         and x.dtype in (torch.float32, torch.float64)
         and problem.points.dtype == x.dtype
         and num_targets > 0
+        and problem.num_sets > 0
         and 0 < num_neighbors <= MAX_NEIGHBORS
         and wanted()
     )
@@ -69,15 +88,16 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and what to keep for `backward`.
 
+    Each of them has S in front for S sets of hyperparameters.
     ``recording`` says whether there will be a backward pass;
     ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
     """
     b, k, _, _ = _sizes(problem)
-    shape = (b, k)
-    w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[0])
-    failed = torch.empty(shape[0], dtype=torch.bool)
-    size = loaded().nn_conditional_factors(*shape, best_level(level), _is_double(problem))
-    keeps = recording and shape[1] >= FACTORS_FROM and size <= FACTORS_BYTES
+    shape = (*problem.sets, b, k)
+    w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[:-1])
+    failed = torch.empty(shape[:-1], dtype=torch.bool)
+    size = _factors_size(problem, best_level(level))
+    keeps = recording and k >= FACTORS_FROM and size <= FACTORS_BYTES
     factors = memory.empty((size,), torch.uint8) if keeps else None
     _run(problem, level, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed,) if factors is None else (failed, factors)
@@ -98,9 +118,10 @@ def backward(
     (b, k, d, _), new = _sizes(problem), problem.x.new_empty
     level = best_level(level)
     width = loaded().nn_conditional_width(level, _is_double(problem))
-    sums = torch.empty(-(-b // width), d + 1, dtype=torch.float64) if kernel else None
-    grad_noise = new(b, k) if noise else None
-    grad_x, grad_z = (new(b, d), new(b, k, d)) if inputs else (None, None)
+    sets = problem.sets
+    sums = torch.empty(*sets, -(-b // width), d + 1, dtype=torch.float64) if kernel else None
+    grad_noise = new(*sets, b, k) if noise else None
+    grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
     _run(
         problem,
         level,
@@ -115,8 +136,8 @@ def backward(
     )
     if sums is None:
         return Gradients(None, None, grad_noise, grad_x, grad_z)
-    total = sums.sum(0).to(problem.x.dtype)
-    return Gradients(total[:-1], total[-1], grad_noise, grad_x, grad_z)
+    total = sums.sum(-2).to(problem.x.dtype)
+    return Gradients(total[..., :-1], total[..., -1], grad_noise, grad_x, grad_z)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -135,34 +156,42 @@ def _is_double(problem: Problem) -> bool:
     return problem.x.dtype == torch.float64
 
 
+def _factors_size(problem: Problem, level: int) -> int:
+    """Bytes of the factors of all sets."""
+    b, k, _, _ = _sizes(problem)
+    return problem.num_sets * loaded().nn_conditional_factors(b, k, level, _is_double(problem))
+
+
 def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
-    work = b * k * k * (k + 20 * d + 50)
+    sets, work = problem.sets, problem.num_sets * b * k * k * (k + 20 * d + 50)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
     blocks = -(-b // loaded().nn_conditional_width(level, is_double))
     layout = {
         "x": ((b, d), dtype),
         "points": ((num_points, d), dtype),
         "neighbors": ((b, k), torch.int64),
-        "scale": ((d,), dtype),
-        "noise": ((b, k), dtype),
-        "failed": ((b,), torch.bool),
-        "factors": ((loaded().nn_conditional_factors(b, k, level, is_double),), torch.uint8),
-        "w": ((b, k), dtype),
-        "v": ((b,), dtype),
-        "grad_w": ((b, k), dtype),
-        "grad_v": ((b,), dtype),
-        "grad_noise": ((b, k), dtype),
-        "grad_x": ((b, d), dtype),
-        "grad_z": ((b, k, d), dtype),
-        "sums": ((blocks, d + 1), torch.float64),
+        "scale": ((*sets, d), dtype),
+        "variance": (sets, dtype),
+        "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
+        "failed": ((*sets, b), torch.bool),
+        "factors": ((_factors_size(problem, level),), torch.uint8),
+        "w": ((*sets, b, k), dtype),
+        "v": ((*sets, b), dtype),
+        "grad_w": ((*sets, b, k), dtype),
+        "grad_v": ((*sets, b), dtype),
+        "grad_noise": ((*sets, b, k), dtype),
+        "grad_x": ((*sets, b, d), dtype),
+        "grad_z": ((*sets, b, k, d), dtype),
+        "sums": ((*sets, blocks, d + 1), torch.float64),
     }
     inputs = {
         "x": problem.x,
         "points": problem.points,
         "neighbors": problem.neighbors,
         "scale": problem.lengthscale * problem.profile.stretch,
+        "variance": problem.variance,
         "noise": problem.noise,
         "grad_w": buffers.pop("grad_w", None),
         "grad_v": buffers.pop("grad_v", None),
@@ -175,13 +204,14 @@ def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
         for name, tensor in (read | written).items()
     }
     arguments = Arguments(
+        num_sets=problem.num_sets,
         num_targets=b,
         num_neighbors=k,
         num_dims=d,
         num_points=num_points,
         kernel=_KERNELS[problem.profile],
+        noise_of_sets=problem.noise is not None and problem.noise.dim() > 2,
         num_threads=threads,
-        variance=float(problem.variance),
         jitter=problem.jitter,
         **pointers,
     )

@@ -12,11 +12,11 @@ class Arguments(ctypes.Structure):
     """`struct Arguments` of conditional.cpp."""
 
     _fields_ = [
-        *((name, _INTEGER) for name in ("num_targets", "num_neighbors", "num_dims", "num_points", "kernel")),
-        ("num_threads", _INTEGER),
-        *((name, _REAL) for name in ("variance", "jitter")),
-        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "noise", "failed", "factors", "w", "v")),
-        *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
+        *((name, _INTEGER) for name in ("num_sets", "num_targets", "num_neighbors", "num_dims", "num_points")),
+        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads")),
+        ("jitter", _REAL),
+        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "noise", "failed", "factors")),
+        *((name, _POINTER) for name in ("w", "v", "grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
     ]
 
 
@@ -24,7 +24,7 @@ class Triangle(ctypes.Structure):
     """`struct Triangle` of triangular.cpp."""
 
     _fields_ = [
-        *((name, _INTEGER) for name in ("num_rows", "num_neighbors", "num_right", "transposed")),
+        *((name, _INTEGER) for name in ("num_sets", "num_rows", "num_neighbors", "num_right", "transposed")),
         *((name, _POINTER) for name in ("order", "neighbors", "w", "u")),
     ]
 

@@ -3,7 +3,8 @@
 // Row by row in an order in which each row follows its neighbors, for all right-hand sides at once: the values of a row
 // lie together, so that one pass over the weights serves them all. Bound by memory, so one thread and no vector types.
 //
-// Plain C interface for ctypes, C++17. Symbols: T scalar type, N rows, K neighbors, S right-hand sides.
+// Plain C interface for ctypes, C++17. Symbols: L triangles on the same neighbors, T scalar type, N rows, K neighbors,
+// S right-hand sides.
 
 #include <cstdint>
 
@@ -13,20 +14,20 @@ enum TriangleStatus { SOLVED, NO_SUCH_ROW };
 
 // Mirrored by Triangle in structures.py.
 struct Triangle {
-    int64_t num_rows, num_neighbors, num_right, transposed;
+    int64_t num_sets, num_rows, num_neighbors, num_right, transposed;
     const int64_t *order;     // (N,), each row after its neighbors
     const int64_t *neighbors; // (N, K), negative for none
-    const void *w;            // (N, K), the weights A
-    void *u;                  // (N, S), right-hand sides, overwritten by the solutions
+    const void *w;            // (L, N, K), the weights A
+    void *u;                  // (L, N, S), right-hand sides, overwritten by the solutions
 };
 }
 
 namespace {
 
-template <class T> TriangleStatus solve(const Triangle &triangle) {
+template <class T> TriangleStatus solve(const Triangle &triangle, const int64_t set) {
     const int64_t N = triangle.num_rows, K = triangle.num_neighbors, S = triangle.num_right;
-    const T *weights = static_cast<const T *>(triangle.w);
-    T *const u = static_cast<T *>(triangle.u);
+    const T *weights = static_cast<const T *>(triangle.w) + set * N * K;
+    T *const u = static_cast<T *>(triangle.u) + set * N * S;
     for (int64_t i = 0; i < N; ++i) {
         const int64_t row = triangle.order[triangle.transposed ? N - 1 - i : i];
         if (row < 0 || row >= N) return NO_SUCH_ROW;
@@ -55,6 +56,9 @@ int64_t nn_triangular_size() { return sizeof(Triangle); }
 
 // Overwrite right-hand sides with solutions; returns a TriangleStatus.
 int64_t nn_triangular_solve(const Triangle *triangle, const int64_t is_double) {
-    return is_double ? solve<double>(*triangle) : solve<float>(*triangle);
+    TriangleStatus status = SOLVED;
+    for (int64_t set = 0; set < triangle->num_sets && status == SOLVED; ++set)
+        status = is_double ? solve<double>(*triangle, set) : solve<float>(*triangle, set);
+    return status;
 }
 }

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._checks import (
     check_batch,
@@ -202,7 +203,7 @@ class NeighborTable(torch.nn.Module):
         """The points `idx` (None: all) and the neighbors that they need.
 
         Args:
-            idx: rows, distinct.
+            idx: rows, distinct. Under :func:`torch.func.vmap` over them ``Batch.rows`` may repeat rows.
             extra: further rows to include in ``Batch.rows``, of any shape; -1 is passed through.
 
         Raises:
@@ -219,9 +220,7 @@ class NeighborTable(torch.nn.Module):
         neighbors = self._neighbors_of(idx)
         further = idx[:0] if extra is None else extra.flatten()
         parts = [idx, neighbors.flatten(), further]
-        rows, positions = distinct_rows(torch.cat(parts))
-        if rows[0] < 0:
-            rows, positions = rows[1:], positions - 1
+        rows, positions = _places(torch.cat(parts))
         targets, near, rest = positions.split([len(part) for part in parts])
         rest = None if extra is None else rest.view_as(extra)
         return Batch(rows, targets, near.view_as(neighbors), self.num_points / len(idx), rest)
@@ -335,6 +334,18 @@ def positions_in(order: Tensor) -> Tensor:
     positions = torch.empty_like(order)
     positions[order] = torch.arange(len(order), device=order.device)
     return positions
+
+
+def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows, and the place among them of each of some numbers, -1 for -1.
+
+    Members of :func:`torch.func.vmap` have all numbers for their rows, since the distinct ones differ in how many.
+    """
+    if is_batchedtensor(numbers):
+        every = torch.arange(len(numbers), device=numbers.device)
+        return numbers.clamp(min=0), torch.where(numbers < 0, -1, every)
+    rows, positions = distinct_rows(numbers)
+    return (rows[1:], positions - 1) if rows[0] < 0 else (rows, positions)
 
 
 def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:

@@ -163,6 +163,11 @@ def factor(q: Distribution) -> Float[Tensor, "*L M M"]:
     return q.scale_tril if isinstance(q, MultivariateNormal) else torch.diag_embed(q.stddev)
 
 
+def combined(u: Float[Tensor, "*L M"], a: Float[Tensor, "... B M"]) -> Float[Tensor, "... B"]:
+    r"""The combinations :math:`a_b^\top u`; leading dimensions broadcast."""
+    return u @ a.mT if a.dim() == 2 else (u[..., None, :] @ a.mT)[..., 0, :]
+
+
 def combined_variance(q: Distribution, a: Float[Tensor, "... B M"]) -> Float[Tensor, "... B"]:
     r"""Variances :math:`\| R^\top a_b \|^2` of the combinations :math:`a_b^\top u` under a :class:`DenseGaussian`.
 

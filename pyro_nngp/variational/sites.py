@@ -127,7 +127,8 @@ class GaussianSites(GPModule):
         if self.is_exact:
             x = self._prior[1].x[at]
             y, noise = gaussian_observations(self._prior[4].bind(), self.y[at].movedim(0, -1), None, x.dtype)
-            return y - self._prior[2](x), (1 / noise).expand(y.shape)
+            target, precision = torch.broadcast_tensors(y - self._prior[2](x), 1 / noise)
+            return target, precision
         return self.target[..., at], self.precision[..., at]
 
     @pyro_entry
@@ -141,7 +142,11 @@ class GaussianSites(GPModule):
                 stacklevel=2,
             )
         target, precision = self.observations(None if prior.is_whole else rows)
-        return SitePosterior(prior, target, precision, self.loc[..., rows], self.variance[..., rows])
+        parts = torch.broadcast_tensors(target, precision, self.loc[..., rows], self.variance[..., rows])
+        batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
+        if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
+            parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
+        return SitePosterior(prior, *parts)
 
     def _constant(self) -> Tensor | None:
         """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""

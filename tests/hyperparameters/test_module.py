@@ -7,7 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, Trace_ELBO
+from pyro.infer import MCMC, NUTS, SVI, JitTrace_ELBO, JitTraceMeanField_ELBO, Trace_ELBO
 from pyro.infer.mcmc.util import initialize_model
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from pyro.ops.integrator import potential_grad
@@ -270,3 +270,32 @@ def test_nuts_samples_a_lengthscale_of_a_kernel_that_the_model_builds():
 def test_a_draw_out_of_range_is_for_the_sampler_to_reject():
     lengthscale = torch.tensor(1000.0, requires_grad=True).exp()
     assert Matern32(2, lengthscale=lengthscale).lengthscale.isinf()
+
+
+@pytest.mark.parametrize("elbo", [JitTrace_ELBO, JitTraceMeanField_ELBO])
+def test_compiled_elbos_are_refused_with_a_cure(elbo):
+    gp = Vecchia(X, X[:, 0], Matern32(1), num_neighbors=3)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.01}), elbo())
+    with pytest.raises(
+        RuntimeError, match=r"a module that holds its own\. .* take Trace_ELBO in place of JitTrace_ELBO"
+    ):
+        svi.step()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")  # which Pyro calls
+def test_compiled_potentials_are_refused_with_a_cure():
+    def model():
+        pyro.sample("f", NNGP(Matern32(1, lengthscale=pyro.sample("scale", dist.LogNormal(0.0, 1.0))), GRAPH))
+
+    sampler = MCMC(
+        NUTS(model, jit_compile=True, ignore_jit_warnings=True), num_samples=1, warmup_steps=1, disable_progbar=True
+    )
+    with pytest.raises(
+        RuntimeError, match=r"Matern32: expected a program that is not traced by torch\.jit.*Trace_ELBO"
+    ):
+        sampler.run()
+
+
+def test_a_name_that_no_one_knows_is_a_key_error():
+    with pytest.raises(KeyError, match="unheard"):
+        pyro.param("unheard")

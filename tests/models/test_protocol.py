@@ -7,7 +7,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracles.methods import METHODS, K, N, P, build, data
-from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
 from torch import nn
@@ -196,19 +196,6 @@ def test_a_larger_module_gives_its_names(name):
     larger.gp = build(name)
     sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
     assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
-
-
-def test_vectorized_plates_around_a_method_are_refused(name):
-    gp = build(name)
-    for model, plates in (
-        (Predictive(gp.model, guide=gp.guide, num_samples=2, parallel=True), "_num_predictive_samples"),
-        (lambda: SVI(gp.model, gp.guide, Adam({}), Trace_ELBO(2, vectorize_particles=True)).step(), "num_particles"),
-        (pyro.plate("groups", 3)(gp.model), "groups"),
-    ):
-        with pytest.raises(ValueError, match=rf"to run outside vectorized plates, got \['{plates}.*parallel=False"):
-            model()
-    for _ in pyro.plate("groups", 2):
-        gp.guide()
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,14 @@ class Fuzzer:
         dtype = torch.float32 if self.chance(0.5) else torch.float64
         neighbors = torch.from_numpy(self.rng.integers(-1, n, (b, k)))
         kernel = KERNELS[self.rng.integers(4)]
-        tensors = torch.randn(b, d, dtype=dtype), torch.randn(n, d, dtype=dtype), torch.rand(d, dtype=dtype) + 0.1
-        noise = torch.rand(b, k, dtype=dtype) if self.chance(0.5) else None
-        variance = torch.tensor(1.3, dtype=dtype)
+        sets = (int(self.rng.integers(1, 5)),) if self.chance(0.5) else ()
+        tensors = (
+            torch.randn(b, d, dtype=dtype),
+            torch.randn(n, d, dtype=dtype),
+            torch.rand(*sets, d, dtype=dtype) + 0.1,
+        )
+        noise = torch.rand(*(sets if self.chance(0.5) else ()), b, k, dtype=dtype) if self.chance(0.5) else None
+        variance = torch.full(sets, 1.3, dtype=dtype)
         return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3)
 
     def compiled_conditional(self):
@@ -100,6 +105,7 @@ class Fuzzer:
             x=self.spoil(problem.x),
             points=self.spoil(problem.points),
             lengthscale=self.spoil(problem.lengthscale),
+            variance=self.spoil(problem.variance),
             noise=self.spoil(problem.noise),
             neighbors=self.spoil(problem.neighbors),
         )
@@ -141,10 +147,11 @@ class Fuzzer:
 
     def compiled_triangle(self):
         """The compiled substitution, with anything spoiled."""
-        n, k, s = (int(size) for size in self.rng.integers(1, [30, 8, 5]))
+        n, k, s, sets = (int(size) for size in self.rng.integers(1, [30, 8, 5, 4]))
         dtype = torch.float32 if self.chance(0.5) else torch.float64
         neighbors = torch.minimum(torch.from_numpy(self.rng.integers(-1, n, (n, k))), torch.arange(n)[:, None] - 1)
-        given = torch.randn(n, k, dtype=dtype) / k, neighbors, torch.randn(n, s, dtype=dtype), torch.arange(n)
+        w, right = torch.randn(sets, n, k, dtype=dtype) / k, torch.randn(sets, n, s, dtype=dtype)
+        given = w, neighbors, right, torch.arange(n)
         spoiled = [self.spoil(each, 0.2) for each in given]
         self.one_of_ours(lambda: triangular.solve(*spoiled, self.chance(0.5)))
 

@@ -30,6 +30,8 @@ from pyro_nngp.inference import (
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint, save_checkpoint
 from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models import Vecchia
 from pyro_nngp.neighbors.graph import NeighborGraph
 
 F64 = torch.float64
@@ -109,6 +111,30 @@ def test_chains_of_a_nearest_neighbor_process_run_side_by_side(white):
     assert not torch.allclose(side["lengthscale"][0], side["lengthscale"][1])
     for name in side:
         torch.testing.assert_close(side[name], looped[name], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_chains_on_minibatches_of_a_nearest_neighbor_process_run_side_by_side(own):
+    x, prior = torch.rand(30, 2, dtype=F64), dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
+    kernel = Matern52(2, lengthscale=PyroSample(prior))
+    graph, gp = NeighborGraph(x, 6), Vecchia(x, Y, kernel, Gaussian(0.1), num_neighbors=6)
+
+    def process(idx):
+        batch = graph.batch(idx)
+        made = Matern52(2, lengthscale=pyro.sample("lengthscale", prior))
+        with pyro.poutine.scale(scale=batch.scale):
+            pyro.sample("y", NNGP(made, graph, batch, jitter=0.1), obs=Y[batch.rows])
+
+    def draws(**options):
+        torch.manual_seed(0)
+        mcmc = SGMCMC(SGLD(process if own else gp.model, 1e-5), 4, 2, num_chains=3, disable_progbar=True, **options)
+        mcmc.run(Minibatch(30, 15))
+        return mcmc.get_samples(group_by_chain=True)
+
+    side, looped = draws(), draws(vectorize=False)
+    for name, value in side.items():
+        assert value.std(0).min() > 0
+        torch.testing.assert_close(value, looped[name], rtol=1e-10, atol=1e-12)
 
 
 def test_chains_share_the_parameters_that_are_optimized():

@@ -8,10 +8,12 @@ from pyro.infer import MCMC, NUTS, Predictive
 from pyro.nn import PyroSample
 from pyro.poutine import reparam
 
+from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGPReparam
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
-from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod
 
@@ -207,3 +209,62 @@ def test_what_a_method_does_not_define_is_named(base, hook, call):
 
     with pytest.raises(NotImplementedError, match=rf"Bare: expected {hook} to be defined by the method, got nothing"):
         call(Bare())
+
+
+class OneByOne(VNNGP):
+    """The same method, whose moments are computed for one draw after the other."""
+
+    draws_together = False
+
+
+class VecchiaOneByOne(Vecchia):
+    """Likewise."""
+
+    draws_together = False
+
+
+def vector_prior(*shape):
+    return PyroSample(dist.LogNormal(torch.zeros(shape, dtype=F64), 0.3).to_event(len(shape)))
+
+
+@pytest.mark.parametrize("outputs", [(), (2,)])
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("methods", [(VNNGP, OneByOne), (Vecchia, VecchiaOneByOne)])
+@pytest.mark.parametrize("mean", [None, "prior"])
+def test_draws_together_are_draws_one_by_one(outputs, size, methods, mean):
+    y = torch.stack([Y, -Y], 1) if outputs else Y
+    built = []
+    for method in methods:
+        level = ConstantMean(0.3)
+        if mean == "prior":
+            del level.value
+            level.value = PyroSample(dist.Normal(torch.zeros((), dtype=F64), 1.0))
+        noise = vector_prior(2, 1) if outputs else vector_prior()
+        kernel = Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2))
+        built.append(method(X, y, kernel, Gaussian(noise), num_neighbors=5, mean=level))
+    draws = Predictive(built[0].model, num_samples=size)()
+    samples = {name: value for name, value in draws.items() if name.startswith(("kernel", "likelihood", "mean"))}
+    if methods[0] is VNNGP:
+        samples["u"] = draws["u"]
+    moments = [gp(X_NEW, samples=samples) for gp in built]
+    torch.testing.assert_close(*moments, rtol=1e-12, atol=1e-12)
+    assert moments[0][0].shape == (*outputs, P)
+    y_new = torch.randn(*outputs, P, dtype=F64)
+    densities = [gp.predict(X_NEW, samples=samples).log_prob(y_new) for gp in built]
+    torch.testing.assert_close(*densities, rtol=1e-12, atol=1e-12)
+    with block_limit(1):  # no room for two draws
+        torch.testing.assert_close(built[0](X_NEW, samples=samples), moments[0], rtol=1e-12, atol=1e-12)
+    with block_limit(2 * P * 5):
+        torch.testing.assert_close(built[0](X_NEW, samples=samples), moments[0], rtol=1e-12, atol=1e-12)
+
+
+def test_draws_together_of_several_classes():
+    y = torch.arange(N) % 3
+    built = [
+        m(X, y, Matern32(2, lengthscale=vector_prior()), Categorical(3), num_neighbors=5) for m in (VNNGP, OneByOne)
+    ]
+    samples = {"kernel.lengthscale": LENGTHSCALES, "u": torch.randn(2, 3, N, dtype=F64)}
+    together, apart = (gp.predict(X_NEW, samples=samples).log_prob(torch.arange(P) % 3) for gp in built)
+    torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r"expected samples\['u'\] of shape \(S, 3, 15\), got \('S', 3, 9\)"):
+        built[0](X_NEW, samples=samples | {"u": torch.randn(2, 3, 9, dtype=F64)})
