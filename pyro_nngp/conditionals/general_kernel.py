@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._memory import at_once
+from pyro_nngp._provenance import apply
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg.cholesky import cholesky, cholesky_ex, factorize
 
@@ -49,9 +50,9 @@ def _member_by_member(
     given = (cov_nn, 2), (cov_nx, 1), (cov_xx, 0), (noise, 1), (mask, 1)
     batch = torch.broadcast_shapes(*(value.shape[: -rank - 1] for value, rank in given if value is not None))
     if not batch:
-        return Conditional.apply(cov_nn, cov_nx, cov_xx, noise, mask, jitter)[:2]
+        return apply(Conditional, cov_nn, cov_nx, cov_xx, noise, mask, jitter)[:2]
     flat = [None if value is None else _flat(value, batch, rank) for value, rank in given]
-    w, var = Conditional.apply(*flat, jitter)[:2]
+    w, var = apply(Conditional, *flat, jitter)[:2]
     return w.view(*batch, *cov_nx.shape[-2:]), var.view(*batch, cov_xx.shape[-1])
 
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp import _memory as memory
+from pyro_nngp._provenance import apply
 from pyro_nngp.conditionals.general_kernel import block_conditional, chunks, each_member, solve, solve_gradient
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.radial import Radial, block, of_columns, of_numbers, squared_distance
@@ -59,7 +60,7 @@ def radial_conditional(
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
     engine = NATIVE if compiled.supported(problem) else TORCH
-    w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
+    w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
         return w, var
     if not problem.sets:
@@ -76,7 +77,7 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
         return w, var
     noise = None if noise is None else noise[rows]
     rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-    again = _Fused.apply(TORCH, torch.is_grad_enabled(), *rest)
+    again = apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
     return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
 
 

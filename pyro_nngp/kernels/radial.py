@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pyro_nngp._provenance import apply
+
 
 class Profile(NamedTuple):
     """A covariance as a function of the squared distance q between inputs divided by ``stretch`` lengthscales.
@@ -90,7 +92,7 @@ def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     Returns:
         Block of shape (..., n, m). It is kept for the backward pass, so it must not be changed in place.
     """
-    return _Radial.apply(x, z, variance, profile.function)[0]
+    return apply(_Radial, x, z, variance, profile.function)[0]
 
 
 def _rbf(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

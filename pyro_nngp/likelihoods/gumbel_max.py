@@ -34,6 +34,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from pyro_nngp._provenance import apply
 from pyro_nngp.likelihoods.quadrature import gauss_hermite
 
 _NARROW = 1.2  # standard deviation where both rules are equally accurate
@@ -90,7 +91,7 @@ def expected_logsumexp(
     loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."], num_nodes: int = 32, rule: int = 8
 ) -> Float[Tensor, "..."]:
     """The expectation of log sum exp f, twice differentiable; arguments as in :func:`softmax_log_probs`."""
-    return _ExpectedLogSumExp.apply(loc, var, num_nodes, rule)[0]
+    return apply(_ExpectedLogSumExp, loc, var, num_nodes, rule)[0]
 
 
 class _ExpectedLogSumExp(torch.autograd.Function):

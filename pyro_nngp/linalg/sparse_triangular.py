@@ -23,6 +23,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
+from pyro_nngp._provenance import apply
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.native import triangular as compiled
 
@@ -53,7 +54,7 @@ def solve_triangular(
         ValueError: if the neighbors depend on each other in a cycle, or are not rows.
     """
     levels = dependency_levels(neighbors) if levels is None else levels
-    return _Solve.apply(w, right, neighbors, levels, transposed, dense_up_to)
+    return apply(_Solve, w, right, neighbors, levels, transposed, dense_up_to)
 
 
 class _Solve(torch.autograd.Function):

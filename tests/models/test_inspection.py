@@ -1,0 +1,94 @@
+"""What a model depends on, as Pyro's inspection sees it, and Pyro's handlers on every method."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import Importance, Predictive
+from pyro.infer.inspect import get_dependencies, get_model_relations
+from pyro.nn import PyroSample
+from torch.testing import assert_close
+
+import pyro_nngp as nngp
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+
+X = torch.rand(30, 2, generator=torch.Generator().manual_seed(0))
+Y = (10 * X[:, 0]).floor()
+HYPERPARAMETERS = {"kernel.variance", "kernel.lengthscale"}
+
+METHODS = {  # and the site that the kernel stands behind
+    "Vecchia": (lambda k: nngp.Vecchia(X, Y, k, Gaussian(), num_neighbors=5), "y"),
+    "MLLk": (lambda k: nngp.MLLk(X, Y, k, Gaussian(), num_neighbors=5), "y"),
+    "LOO": (lambda k: nngp.LOO(X, (Y > 4).float(), k, Bernoulli(), num_neighbors=5), "y"),
+    "VNNGP": (lambda k: nngp.VNNGP(X, Y, k, Poisson(), num_neighbors=5), "u"),
+    "VNNGP with inducing points": (lambda k: nngp.VNNGP(X, Y, k, Poisson(), num_neighbors=5, inducing=12), "f"),
+    "NPVI": (lambda k: nngp.NPVI(X, Y, k, Poisson(), num_neighbors=5), "u"),
+    "SVGP": (lambda k: nngp.SVGP(X, Y, k, Poisson(), inducing=8), "f"),
+    "SWSGP": (lambda k: nngp.SWSGP(X, Y, k, Poisson(), inducing=10, num_neighbors=4), "u"),
+}
+
+
+def prior_kernel():
+    return Matern52(2, PyroSample(dist.LogNormal(0.0, 1.0)), PyroSample(dist.LogNormal(-1.0, 0.5)))
+
+
+@pytest.fixture(params=METHODS)
+def case(request):
+    build, site = METHODS[request.param]
+    return build, site
+
+
+def test_the_process_depends_on_its_hyperparameters(case):
+    build, site = case
+    relations = get_model_relations(build(prior_kernel()).model)
+    assert set(relations["sample_sample"][site]) >= HYPERPARAMETERS
+    dependencies = get_dependencies(build(prior_kernel()).model)["prior_dependencies"]
+    assert set(dependencies[site]) >= HYPERPARAMETERS
+    assert set(get_model_relations(build(Matern52(2)).model)["sample_param"][site]) >= HYPERPARAMETERS
+
+
+def test_a_program_with_a_reparametrized_process_depends_on_them_too():
+    graph = nngp.NeighborGraph(X, 5)
+
+    def model():
+        f = pyro.sample("f", nngp.NNGP(prior_kernel().named("kernel"), graph))
+        pyro.sample("y", dist.Poisson(f.exp()).to_event(1), obs=Y)
+
+    assert set(get_model_relations(model)["sample_sample"]["f"]) == HYPERPARAMETERS
+    white = poutine.reparam(model, config={"f": nngp.NNGPReparam()})
+    assert set(get_model_relations(white)["sample_sample"]["y"]) == {*HYPERPARAMETERS, "f_white"}
+
+
+@pytest.mark.filterwarnings("ignore:GaussianSites")  # of a guide that was not trained
+def test_handlers_replace_values_and_hide_sites(case):
+    build, _ = case
+    gp, scale = build(prior_kernel()), torch.tensor(0.3)
+    fixed = poutine.trace(poutine.condition(gp.model, {"kernel.lengthscale": scale})).get_trace()
+    assert fixed.nodes["kernel.lengthscale"]["is_observed"]
+    assert_close(fixed.nodes["kernel.lengthscale"]["value"], scale)
+    cut = poutine.trace(poutine.do(gp.model, {"kernel.lengthscale": scale})).get_trace()
+    assert "kernel.variance" in cut.nodes
+    guide = poutine.trace(gp.guide).get_trace()
+    replayed = poutine.trace(poutine.replay(gp.model, guide)).get_trace()
+    for name, site in guide.nodes.items():
+        if site["type"] == "sample" and not site["is_observed"] and name in replayed.nodes:
+            assert_close(replayed.nodes[name]["value"], site["value"])
+    hidden = poutine.trace(poutine.block(gp.model, hide=["kernel.variance"])).get_trace()
+    assert "kernel.variance" not in hidden.nodes
+    assert "y" in hidden.nodes
+
+
+@pytest.mark.filterwarnings("ignore:GaussianSites")
+def test_importance_weights_are_those_of_model_and_guide(case):
+    build, _ = case
+    gp = build(prior_kernel())
+    pyro.set_rng_seed(1)
+    posterior = Importance(gp.model, gp.guide, num_samples=1).run()
+    pyro.set_rng_seed(1)
+    guide = poutine.trace(gp.guide).get_trace()
+    trace = poutine.trace(poutine.replay(gp.model, guide)).get_trace()
+    assert_close(posterior.log_weights[0], trace.log_prob_sum() - guide.log_prob_sum())
+    assert set(trace.nodes) >= HYPERPARAMETERS
+    assert Predictive(gp.model, guide=gp.guide, num_samples=2)().keys() >= HYPERPARAMETERS
