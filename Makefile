@@ -19,7 +19,8 @@ test: $(INSTALLED)
 smoke: $(INSTALLED)
 	set -e; for script in tutorials/*.py; do echo "== $$script"; $(BIN)/python $$script --smoke; done
 
-# The site, with every tutorial executed: in minutes at full size, in seconds each with SMOKE=1.
+# The site, with every tutorial executed: in minutes at full size, in seconds each with SMOKE=1. INTERSPHINX=1 adds links
+# to the pages of torch, Pyro, ArviZ and NumPy, for which it needs a network.
 docs: $(INSTALLED)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/sphinx-build -W --keep-going -b html docs docs/_build/html

@@ -2,8 +2,10 @@
 
 import hashlib
 import importlib.metadata
+import importlib.resources
 import os
 import re
+import shutil
 from pathlib import Path
 
 from docutils import nodes
@@ -37,7 +39,7 @@ size = "smoke" if "SMOKE" in os.environ else "full"
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "docs/_build" / f"executed-{size}-{sources.hexdigest()[:12]}")
 os.environ.pop("MPLBACKEND", None)  # a notebook shows its figures
-os.environ["TQDM_DISABLE"] = "1"  # pages have no use for progress bars
+nb_output_stderr = "remove"  # progress bars
 nb_execution_timeout = 3600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
@@ -45,7 +47,7 @@ nb_execution_in_temp = True
 
 myst_enable_extensions = ["amsmath", "colon_fence", "dollarmath", "fieldlist"]
 myst_heading_anchors = 3
-suppress_warnings = ["mystnb.unknown_mime_type", "myst.xref_missing", "myst-nb.lexer"]
+suppress_warnings = ["mystnb.unknown_mime_type", "myst-nb.lexer"]
 
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
@@ -74,7 +76,17 @@ napoleon_attr_annotations = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
-intersphinx_mapping: dict[str, tuple[str, None]] = {}  # links to other projects' pages need the network
+toc_object_entries_show_parents = "hide"
+mathjax_path = "mathjax.js"  # of the site itself, which needs no network; see copy_mathjax
+# Links to other projects' pages, whose inventories are fetched: INTERSPHINX=1 make docs, with a network.
+inventories = {
+    "python": ("https://docs.python.org/3/", None),
+    "numpy": ("https://numpy.org/doc/stable/", None),
+    "torch": ("https://docs.pytorch.org/docs/stable/", None),
+    "pyro": ("https://docs.pyro.ai/en/stable/", None),
+    "arviz": ("https://python.arviz.org/en/stable/", None),
+}
+intersphinx_mapping = inventories if "INTERSPHINX" in os.environ else {}
 
 html_theme = "pydata_sphinx_theme"
 html_title = "pyro_nngp"
@@ -84,38 +96,82 @@ html_theme_options = {
     "show_toc_level": 2,
     "header_links_before_dropdown": 6,
     "navigation_with_keys": False,
-    "secondary_sidebar_items": {"**": ["page-toc"], "index": []},
+    "navbar_align": "left",
+    "secondary_sidebar_items": {"[!t]**": ["page-toc"], "index": []},  # code of tutorials needs the width
     "footer_start": ["copyright"],
     "footer_end": ["theme-version"],
 }
 html_context = {"default_mode": "light"}
 
 
-def escape_shapes(app, what, name, obj, options, lines):
-    """Shapes such as (*L, N) in docstrings are no emphasis."""
+def escape_signs(app, what, name, obj, options, lines):
+    """Shapes such as (*L, N) in docstrings are no emphasis, attributes such as gp_ no links."""
     lines[:] = [re.sub(r"(?<![\\*`])\*(?=[A-Za-z]+[,) ])", r"\\*", line) for line in lines]
+    if name.startswith("pyro_nngp.sklearn."):
+        lines[:] = [re.sub(r"(?<=[a-z])_(?=[,:])", r"\\_", line) for line in lines]
+
+
+def shorten_arrays(app, what, name, obj, options, signature, returns):
+    """NumPy's ArrayLike under its name, not spelled out."""
+    found = re.sub(r"[~\w.]*_?Buffer \| .*?_NestedSequence\[complex \| bytes \| str\]", "ArrayLike", signature or "")
+    return found or signature, returns
+
+
+def link_pages(app, name, source):
+    """Links to tutorials and results, which are links in the file system: MyST looks for what those point at."""
+    folders = "" if name.startswith("tutorials/") else "(?:tutorials|results)/"
+    pattern = rf"\[([^\]`]+)\]\((?:\.\./)?({folders}\w+)\.(?:py|md)\)"
+    root = "" if name.startswith("tutorials/") else "/"
+    source[0] = re.sub(pattern, rf"{{doc}}`\1 <{root}\2>`", source[0])
 
 
 def add_title(app, name, source):
-    """Files of results begin with their command; as pages they need a title."""
+    """Files of results begin with their command; as pages they need a title, that of the table of contents."""
     if name.startswith("results/") and not source[0].startswith("# "):
-        source[0] = f"# {Path(name).name.replace('_', ' ').capitalize()}\n\n{source[0]}"
+        contents = Path(app.srcdir, "benchmarks.md").read_text(encoding="utf-8")
+        titles = {page: title for title, page in re.findall(r"^(.+) <(results/\w+)>$", contents, re.MULTILINE)}
+        source[0] = f"# {titles[name]}\n\n{source[0]}"
 
 
 def copy_thumbnails(app, exception):
-    """The last figure of each tutorial is its picture in the gallery; without execution the committed ones stay."""
+    """The last figure of each tutorial (the first of the demonstration, a map) is its picture in the gallery; without
+    execution the committed ones stay."""
     folder = Path(app.outdir, "_static/thumbnails")
     folder.mkdir(parents=True, exist_ok=True)
     for name in sorted(name for name in app.env.found_docs if name.startswith("tutorials/")) if not exception else ():
         images = [node["uri"] for node in app.env.get_doctree(name).findall(nodes.image)]
         if images:
-            picture = Image.open(Path(app.srcdir, images[-1])).convert("RGB")
-            picture.thumbnail((640, 640))
+            chosen = images[0] if name == "tutorials/demo" else images[-1]
+            picture = Image.open(Path(app.srcdir, chosen)).convert("RGB")
+            picture.thumbnail((960, 640))
             picture.quantize(64).save(folder / f"{Path(name).name}.png", optimize=True)
+
+
+def describe_figures(app, doctree):
+    """Figures that a page draws have the title of their section for a screen reader."""
+    for image in doctree.findall(nodes.image):
+        alt, section = image.get("alt", ""), image.parent
+        while section is not None and not isinstance(section, nodes.section):
+            section = section.parent
+        if section is not None and (not alt or alt.endswith(".png")):
+            image["alt"] = f"Figure: {section.next_node(nodes.title).astext()}"
+
+
+def copy_mathjax(app):
+    """One file, with its fonts as outlines; pages without formulas do not load it."""
+    folder = Path(app.outdir, "_static")
+    folder.mkdir(parents=True, exist_ok=True)
+    source = importlib.resources.files("mathjax").joinpath("static/mathjax/es5/tex-svg.js")
+    with importlib.resources.as_file(source) as path:
+        shutil.copyfile(path, folder / mathjax_path)
 
 
 def setup(app):
     """Connect the hooks of this file."""
-    app.connect("autodoc-process-docstring", escape_shapes, priority=400)  # before napoleon, which comes at 500
+    app.connect("autodoc-process-docstring", escape_signs, priority=400)  # before napoleon, which comes at 500
+    app.connect("autodoc-process-signature", shorten_arrays)
     app.connect("source-read", add_title)
+    app.connect("source-read", link_pages)
+    app.connect("builder-inited", copy_mathjax)
+    app.connect("doctree-read", describe_figures)
     app.connect("build-finished", copy_thumbnails)

@@ -1,4 +1,4 @@
-"""Engines that know no method: variational inference, stochastic-gradient MCMC, export and diagnostics."""
+"""Inference for any Pyro program: variational inference, stochastic-gradient MCMC, export and diagnostics."""
 
 from pyro_nngp.inference.arviz.elpd import elpd
 from pyro_nngp.inference.arviz.export import to_arviz

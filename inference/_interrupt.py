@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the step at hand."""
+"""Delay Ctrl-C until the present step is complete."""
 
 import signal
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def deferred_interrupt() -> Iterator[list[int]]:
-    """Note the first Ctrl-C in the list that is yielded, so that no step is left half done; a second one interrupts.
+    """Record the first Ctrl-C in the yielded list, so that the present step completes; a second one interrupts.
 
     Outside the main thread, where Python delivers no signals, the list stays empty.
     """

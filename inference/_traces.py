@@ -1,4 +1,4 @@
-"""Runs of a model at given values of its latent sites, and what a trace holds: data, densities, dimensions, rows.
+"""Runs of a model at given values of its latent sites, and properties of traces: data, densities, plates, rows.
 
 Cost: one run of the model each.
 """
@@ -36,8 +36,8 @@ def run_at(
         model: the model.
         args: its arguments.
         kwargs: its keyword arguments.
-        values: one for each latent site; others are ignored. None draws them from the model.
-        rows: run ``model(rows)`` instead, at values that are of all rows.
+        values: a value for each latent site; others are ignored. None draws them from the model.
+        rows: run ``model(rows)`` instead; `values` are those of all rows.
         resample: draw the observed data from the model instead of keeping them.
 
     Raises:
@@ -49,13 +49,13 @@ def run_at(
 
 
 def sample_sites(trace: Trace) -> dict[str, Any]:
-    """The sample statements of a trace, without those that plates make."""
+    """The sample statements of a trace, without those of plates."""
     nodes = trace.nodes.items()
     return {n: site for n, site in nodes if site["type"] == "sample" and not isinstance(site["fn"], _Subsample)}
 
 
 def latent_values(trace: Trace) -> dict[str, Tensor]:
-    """What a guide drew; also the rows that its plates took, so that a model takes the same."""
+    """The values that a guide drew, and the rows of its plates, so that a model uses the same rows."""
     return {name: site["value"] for name, site in trace.iter_stochastic_nodes()}
 
 
@@ -70,14 +70,14 @@ def is_variable(site: Any) -> bool:
 
 
 def base_distribution(fn: Any) -> Any:
-    """The distribution under masks and independent dimensions."""
+    """The distribution without masks and independent dimensions."""
     while isinstance(fn, (Independent, MaskedDistribution)):
         fn = fn.base_dist
     return fn
 
 
 def log_prob(site: Any, outside: float) -> Float[Tensor, "..."]:
-    """Log densities of a site entry by entry, without any scale; `outside` where they are masked."""
+    """Log densities of a site, entry by entry and without scales; `outside` where they are masked."""
     value = site["fn"].log_prob(site["value"], *site["args"], **site["kwargs"])
     own = site["fn"]._mask if isinstance(site["fn"], MaskedDistribution) else None
     for mask in (own, site["mask"]):
@@ -95,8 +95,8 @@ def log_prob_parts(trace: Trace) -> Float[Tensor, " 2"]:
     """Log density of all sites of a trace, without any scale, summed in double precision, in two parts.
 
     Returns:
-        That of the sites which follow the rows of a batch, to be added up over batches, and that of the others. If the
-        model took all rows, the first is 0.
+        The part of sites that depend on the rows of a batch, to be summed over batches, and the part of other sites. If
+        the model used all rows, the first is 0.
     """
     parts = torch.zeros(2, dtype=torch.float64)
     for site in sample_sites(trace).values():
@@ -108,13 +108,13 @@ def log_prob_parts(trace: Trace) -> Float[Tensor, " 2"]:
 
 
 def plate_rows(trace: Trace) -> dict[str, tuple[Int[Tensor, " B"], int]]:
-    """For each plate, the rows that it took, and of how many."""
+    """For each plate, the rows that it used, and its size."""
     plates = {name: site for name, site in trace.nodes.items() if isinstance(site.get("fn"), _Subsample)}
     return {name: (torch.as_tensor(site["value"]), int(site["fn"].size)) for name, site in plates.items()}
 
 
 def check_all_rows(where: str, trace: Trace) -> None:
-    """Raise ``ValueError`` if a plate took some of its rows only."""
+    """Raise ``ValueError`` if a plate used only some of its rows."""
     part = [name for name, (taken, size) in plate_rows(trace).items() if len(taken) < size]
     if part:
         cure = "A log joint density needs all data: do not subsample."
@@ -122,7 +122,7 @@ def check_all_rows(where: str, trace: Trace) -> None:
 
 
 def check_supports(where: str, trace: Trace) -> None:
-    """Raise ``ValueError`` if observed data are off the support of their distribution, where they are not masked."""
+    """Raise ``ValueError`` if unmasked observed data are off the support of their distribution."""
     for name, site in sample_sites(trace).items():
         if not is_data(site) or not isinstance(site["value"], Tensor):
             continue
@@ -147,7 +147,7 @@ def plate_dims(site: Any, value: Tensor) -> list[str | None]:
     """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
     event_dim = site["fn"].event_dim
     if isinstance(base_distribution(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
-        event_dim = 0  # pyro.deterministic takes a whole value for one event unless told otherwise, plates or not
+        event_dim = 0  # by default, pyro.deterministic treats a whole value as one event, even in plates
     names: list[str | None] = [None] * value.dim()
     for frame in site["cond_indep_stack"]:
         axis = frame.dim - event_dim if frame.vectorized else 0
@@ -157,7 +157,7 @@ def plate_dims(site: Any, value: Tensor) -> list[str | None]:
 
 
 class _AtValues(Messenger):
-    """Gives latent sites their values, and takes them from observed sites if asked to."""
+    """Sets latent sites to given values, and optionally frees observed sites."""
 
     def __init__(self, where: str, values: Mapping[str, Tensor] | None, rows: Tensor | None, resample: bool) -> None:
         super().__init__()

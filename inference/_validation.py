@@ -1,4 +1,4 @@
-"""Checks of Pyro and torch that are switched off while a loop runs whose first step has passed them."""
+"""Switch off the checks of Pyro and torch in a loop whose first step has passed them."""
 
 import threading
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _lock, _inside, _before = threading.Lock(), 0, (True, True, True)
 
 @contextmanager
 def validation_off() -> Iterator[None]:
-    """Switch validation off; the settings are global, and return when the last thread that is inside has left."""
+    """Switch validation off; the settings are global and are restored when the last thread leaves the block."""
     global _inside, _before
     with _lock:
         if _inside == 0:

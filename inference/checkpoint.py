@@ -1,7 +1,8 @@
 """Checkpoints: one file, replaced atomically, holding tensors and plain containers only, with a digest of its content.
 
 Files are read with ``torch.load(weights_only=True)``, which unpickles no code, so a file from an untrusted source can
-fail to load but cannot run anything. The digest finds damage before anything is loaded: a flipped bit, a missing end.
+fail to load but cannot run anything. The digest detects damage, such as a flipped bit or a missing end, before anything
+is loaded.
 
 A file is one line that names the format, one line with the BLAKE2b digest of the rest, and the rest by ``torch.save``.
 """
@@ -48,7 +49,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     with atomic_file(path) as file:
         file.write(bytes(_HEADER))
         digesting = _DigestingFile(file)
-        torch.save(state, cast(BinaryIO, digesting))  # it only writes and flushes
+        torch.save(state, cast(BinaryIO, digesting))  # torch.save only writes and flushes
         file.seek(0)
         file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
 
@@ -72,7 +73,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         file.seek(_HEADER)
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # of many kinds, for a file that someone has made
+        except Exception as error:  # a crafted file can raise errors of many kinds
             what = f"what torch.load(weights_only=True) refuses ({type(error).__name__})"
             _refuse(name, "to hold tensors and plain containers only", what, error)
     if not isinstance(state, dict):
@@ -82,12 +83,12 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 @contextmanager
 def exclusive_checkpoint(where: str, path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Be the only run that writes a checkpoint, by a lock on ``<path>.lock`` that ends with the process.
+    """Lock ``<path>.lock``, so that only this run writes the checkpoint; the lock ends with the process.
 
-    Files that writers left unfinished when they were killed are removed. Does nothing where `path` is None.
+    Unfinished files of killed writers are removed. Does nothing if `path` is None.
 
     Raises:
-        CheckpointError: if another run has the file; names its process.
+        CheckpointError: if another run holds the lock; the error names its process.
         ValueError: if the folder does not exist.
     """
     if path is None or fcntl is None:
@@ -135,12 +136,12 @@ def check_schema(where: str, state: Any, like: Any, at: str = "checkpoint") -> N
 
 
 def refuse_state(where: str, at: str, expectation: str, actual: Any) -> NoReturn:
-    """Raise ``CheckpointError`` for content that the run cannot go on from."""
+    """Raise ``CheckpointError`` for content that the run cannot resume from."""
     fail(where, at, expectation, actual, "Delete the file, or name another one.", CheckpointError)
 
 
 class _DigestingFile:
-    """What ``torch.save`` writes to: a file, and the digest of all that has been written."""
+    """A file for ``torch.save`` that also digests everything written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest = file, _new_digest()
@@ -180,7 +181,7 @@ def _form(value: Any) -> str:
 
 
 def _lock(where: str, path: Path, lock: Path) -> int:
-    """An open descriptor of the lock file, which is ours until it is closed."""
+    """An open descriptor of the lock file; the lock is held until it is closed."""
     while True:
         try:
             descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -196,7 +197,7 @@ def _lock(where: str, path: Path, lock: Path) -> int:
             cure = "Wait for it to end, or name another file."
             fail(where, "checkpoint", f"{path} to be written by this run alone", owner, cure, CheckpointError)
         with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):  # not one that its owner has just removed
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):  # unless its owner has just removed it
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
                 return descriptor

@@ -3,10 +3,10 @@ r"""An ELBO that integrates the likelihood in closed form over the guide's margi
 A model marks its observed site, ``pyro.sample("y", likelihood(f), obs=y, infer={"integrate": ("f", likelihood)})``, and
 a guide attaches the marginal it knows to its own site, ``infer={"marginal": Normal(loc, scale)}``. The Monte-Carlo term
 :math:`\log p(y \mid f)` at one draw of f is then replaced by :math:`E_{N(f \mid loc, scale^2)} \log p(y \mid f)`. Sites
-without the mark, or whose latent has no marginal, are left as they are.
+without the mark, or whose latent site has no marginal, are unchanged.
 
 With Pyro's validation off, as in :func:`~pyro_nngp.inference.fit` after its first step, log densities are computed only
-where they are read: not of latent sites whose divergence has a closed form, nor of integrated ones.
+when they are read: not for latent sites whose divergence has a closed form, nor for integrated sites.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ class IntegratedELBO(TraceMeanField_ELBO):
     """:class:`~pyro.infer.TraceMeanField_ELBO` with marked observed sites integrated over the guide's marginal.
 
     With Gaussian guides of nearest-neighbor priors (closed-form divergence) and a likelihood with a closed-form
-    expectation, the value has no Monte-Carlo noise at all. Arguments are those of ``TraceMeanField_ELBO``.
+    expectation, the value has no Monte-Carlo noise. Arguments are those of ``TraceMeanField_ELBO``.
     """
 
     def _get_trace(self, model, guide, args, kwargs):
@@ -80,14 +80,14 @@ class PredictiveLogLikelihood(IntegratedELBO):
 
     .. math:: \sum_i \log \int p(y_i \mid f_i)\, q(f_i)\, df_i - \beta\, KL
 
-    It scores the predictive distribution of each datum, as testing does, and is no bound of the evidence: the variance
-    of q(f) is paid for as such, not as misfit, so that noise is not overestimated. For any method here whose guide
-    gives the marginal of f (PPGPR is SVGP under this objective). A model without such a site is trained as by
-    :class:`IntegratedELBO`.
+    It scores the predictive distribution of each datum, as test scores do, and is not a bound of the evidence: the
+    variance of q(f) counts as predictive variance, not as misfit, so that noise is not overestimated. It applies to any
+    method here whose guide gives the marginal of f (PPGPR is SVGP under this objective). A model without such a site is
+    trained as by :class:`IntegratedELBO`.
 
     Args:
         kl_scale: :math:`\beta`, the regularization; the paper takes 0.01 to 1.
-        kwargs: of ``TraceMeanField_ELBO``.
+        kwargs: arguments of ``TraceMeanField_ELBO``.
 
     Raises:
         ValueError: if `kl_scale` is negative.
@@ -98,7 +98,7 @@ class PredictiveLogLikelihood(IntegratedELBO):
     def __init__(self, kl_scale: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if kl_scale < 0:
-            fail("PredictiveLogLikelihood", "kl_scale", ">= 0", kl_scale, "1 is the evidence bound's own weight.")
+            fail("PredictiveLogLikelihood", "kl_scale", ">= 0", kl_scale, "The evidence bound has weight 1.")
         self.kl_scale = kl_scale
 
     def _get_trace(self, model, guide, args, kwargs):

@@ -1,9 +1,9 @@
-"""What decides the bits of a run, as short descriptions by name: two runs with the same ones may continue each other.
+"""The identity of a run: short descriptions by name. A run can continue another only if their descriptions agree.
 
-Everything counts that a model, a guide, an ELBO or a sampler holds or refers to: classes, settings, data, priors,
-functions with their code, closures and the globals they use. Values that training changes count by shape: parameters,
-and buffers that refreshing or solving replaces (a module names its own as ``trained_buffers``). Large contents are
-described by their BLAKE2b digest. Cost: one pass over the data.
+It covers everything that a model, a guide, an ELBO or a sampler holds or refers to: classes, settings, data, priors,
+functions with their code, closures and the globals they use. Values that training changes are covered by shape only:
+parameters, and buffers that refreshing or solving replaces (named in a module's ``trained_buffers``). Large contents
+are described by their BLAKE2b digest. Cost: one pass over the data.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "pyro_nngp", "scipy", "torch"}
 _TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
 _OF_MODULES = {*vars(nn.Module()), "_pyro_context", "_pyro_name", "_store", "sparse_grad"}
-_KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # of the private attributes of the package's own modules
-_SHOWN = 4  # differences that a message names
+_KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # private attributes of the package's modules that count
+_SHOWN = 4  # differences named in a message
 
 
 def identity(**parts: Any) -> dict[str, str]:
-    """Descriptions of all that parts of a run consist of, by path, such as ``{"model.kernel": "...Matern52"}``."""
+    """Descriptions of all parts of a run by path, such as ``{"model.kernel": "...Matern52"}``."""
     leaves: dict[str, str] = {}
     seen: dict[int, tuple[str, Any]] = {}
     for name, part in parts.items():
@@ -35,7 +35,7 @@ def identity(**parts: Any) -> dict[str, str]:
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> str:
-    """Names and descriptions that differ, in words; empty if none do."""
+    """Text with the names and descriptions that differ; empty if none do."""
     names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
     found = [f"{name} = {one.get(name, 'nothing')} and not {other.get(name, 'nothing')}" for name in names[:_SHOWN]]
     rest = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
@@ -43,7 +43,7 @@ def differences(one: dict[str, str], other: dict[str, str]) -> str:
 
 
 def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tuple[str, Any]]) -> None:
-    """Enter the descriptions of a value and of what it refers to."""
+    """Add the descriptions of a value and of everything it refers to."""
     if isinstance(value, _PLAIN):
         leaves[path] = repr(value)
         return
@@ -65,7 +65,7 @@ def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tup
 
 
 def _parts(value: Any, path: str, leaves: dict[str, str]) -> dict[str, Any]:
-    """What a value consists of, by name; its own description is entered."""
+    """The parts of a value by name; adds the description of the value itself."""
     leaves[path] = _name(type(value))
     if isinstance(value, dict):
         return {str(key): part for key, part in value.items()}
@@ -101,7 +101,7 @@ def _module(module: nn.Module) -> dict[str, Any]:
 
 
 def _plain(value: Any, attributes: dict[str, Any]) -> dict[str, Any]:
-    """Attributes of an object: of a user's class all, of a library's the public numbers, strings and settings."""
+    """Attributes of an object: all for a user's class, public numbers, strings and settings for a library's class."""
     if not _of_library(type(value)):
         return attributes
     kept = (*_PLAIN, Tensor, Transform, list) if isinstance(value, Transform) else _PLAIN
@@ -114,7 +114,7 @@ def _is_setting(value: Any) -> bool:
 
 
 def _function(function: types.FunctionType) -> dict[str, Any]:
-    """Defaults, closure, and the globals that the code of a user's function names."""
+    """Defaults, closure, and the globals used in the code of a user's function."""
     parts: dict[str, Any] = {"defaults": function.__defaults__, "kwdefaults": function.__kwdefaults__}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         parts[name] = _contents(cell)
@@ -145,7 +145,7 @@ def _code(code: types.CodeType) -> str:
 
 
 def _tensor(value: Tensor) -> str:
-    """Shape and dtype of a value that is trained, the content of others."""
+    """Shape and dtype of a trained value, the content of any other."""
     if value.requires_grad or value.layout != torch.strided or value.device.type == "meta":
         return f"{_shape(value)} {'trained' if value.requires_grad else value.layout}"
     content = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -1,4 +1,4 @@
-"""One file per method: a Pyro model and its guide."""
+"""One file per method: a Pyro model, and its guide where it has one."""
 
 from pyro_nngp.models.bsgp import BSGP
 from pyro_nngp.models.coregionalized import CoregionalizedLOO

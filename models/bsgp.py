@@ -8,7 +8,7 @@ Everything is sampled, :math:`\Psi = \{\theta, u, z\}`: hyperparameters, inducin
    \text{FITC (eq. 4):}\ \ell_n = \log \int p(y_n \mid f_n)\, N(f_n \mid w_n^\top u, v_n)\, df_n, \qquad
    \text{VFE (eq. 3):}\ \ell_n = \int \log p(y_n \mid f_n)\, N(f_n \mid w_n^\top u, v_n)\, df_n
 
-A deep process draws the values of its hidden layers anew each time its density is evaluated (equation 24).
+A deep process draws new values of its hidden layers whenever its density is evaluated (equation 24).
 
 Differs from the paper: several hidden draws, by their log-mean-exp. The paper calls the estimate of the log expectation
 from one draw unbiased; by Jensen's inequality it is a lower bound in expectation, which more draws tighten.
@@ -60,8 +60,8 @@ class BSGP(SampledMethod):
     independently over n given u (the FITC approximation), with f integrated out. Layers before the last have H outputs
     that share z and the kernel; their values :math:`h W + f` are the next layer's inputs, W being the identity, or the
     principal axes of x where H < D. Sites: ``layers.<l>.nu``, ``layers.<l>.z``, ``y``, and one for each hyperparameter
-    with a prior. There is no guide: sample it, or fit one of Pyro's. What is a site, what a parameter, and the
-    objective make the members of the family (table 1 of the paper):
+    with a prior. There is no guide: sample the model, or fit one of Pyro's guides. The choice of sites, parameters and
+    objective gives the members of the family (table 1 of the paper):
 
     =========  ==================  ===============  =========  =============================================
     method     ``inducing_prior``  hyperparameters  objective  inference
@@ -84,24 +84,24 @@ class BSGP(SampledMethod):
         mcmc.run(Minibatch(gp.num_data, 1_000))
         predictive = gp.predict(x_new, mcmc.get_samples())
 
-    The start matters: from u = 0 a noise variance that is optimized grows to explain all of y before u has moved, and
-    burn-in takes many times as long. Where an update sees all rows (N up to 1,000, say), the gradient has no noise, and
-    a step size of 0.05 moves 25 times as fast as the default. Minibatches of 1,000 from 200,000 rows allow 0.0025, and
-    several thousand updates are far too few then: R-hat of f is the judge.
+    The start matters: from u = 0, an optimized noise variance grows to explain all of y before u has moved, and burn-in
+    takes many times as long. If an update uses all rows (N up to 1,000, say), the gradient has no noise, and a step
+    size of 0.05 moves 25 times as fast as the default. Minibatches of 1,000 from 200,000 rows allow 0.0025; several
+    thousand updates are then far too few. Check R-hat of f.
 
-    The values of hidden layers are no sites: under stochastic-gradient MCMC their noise is part of the gradient's. NUTS
-    needs a density that is the same at each call, and for L > 1 gets one with `fixed_draws` alone; with a prior over z
-    that cannot be drawn from, it needs ``max_plate_nesting=2`` and :attr:`init_strategy`. Use double precision: a chain
-    that meets inducing points too close for a Cholesky factor of their covariance ends with an error.
+    The values of hidden layers are not sites: under stochastic-gradient MCMC their noise is part of the gradient noise.
+    NUTS needs a density that is the same at each call, so for L > 1 it needs `fixed_draws`; with a prior over z that
+    has no draws, it needs ``max_plate_nesting=2`` and :attr:`init_strategy`. Use double precision: a chain ends with an
+    error when inducing points come too close for a Cholesky factor of their covariance.
 
     Args:
         x: inputs (N, D); priors over z expect them standardized.
         y: targets (N,), or (N, T) for T outputs with independent inducing values at shared inducing inputs.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list of one
-            each, or one that every layer gets a copy of. None is Matern52 with one lengthscale per column; what is left
-            unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list
+            with one each, or one to copy for every layer. None is Matern52 with one lengthscale per column. Unset
+            hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian.
-        inducing: M for k-means centers, or the points where z starts (M, D).
+        inducing: M for k-means centers, or the initial z (M, D).
         objective: "fitc" or "vfe".
         inducing_prior: "normal", "uniform", "determinantal" or "strauss"; a distribution over (M, D); a function of
             kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing.priors`.
@@ -109,10 +109,11 @@ class BSGP(SampledMethod):
         hidden_dim: H; None is D.
         hidden_mean: "linear" adds h W to hidden layers, "zero" does not.
         num_draws: S, draws of the hidden layers per evaluation and posterior draw.
-        fixed_draws: draw the noise of the hidden layers once for all data, O(N L S H) memory; predictions draw anew.
+        fixed_draws: draw the noise of the hidden layers once for all data, with O(N L S H) memory; predictions use new
+            draws.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        seed: of k-means and of the fixed draws.
+        seed: seed of k-means and of the fixed draws.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, an int M > N, unknown names,
@@ -150,7 +151,7 @@ class BSGP(SampledMethod):
         if not isinstance(likelihood, Likelihood):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
-        super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel of its own
+        super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
@@ -177,16 +178,16 @@ class BSGP(SampledMethod):
             noise = torch.randn(shape, generator=generator, dtype=x.dtype).to(x)
         self.register_buffer("noise", noise)
         self.begin()
-        release(self)  # what was tried in the constructors
+        release(self)  # parts that ran in the constructors
         if inducing_prior is not None:
             _warn_unless_standardized(x)
 
     @pyro_entry
     @torch.no_grad()
     def start_hyperparameters(self) -> Start:
-        """Start the kernel of each layer from the data as it would be with the layers before it left out.
+        """Start the kernel of each layer from the data, as if the layers before it were absent.
 
-        Hidden layers add functions of a tenth of the spread of what they pass on.
+        Hidden layers add functions with a tenth of the spread of their inputs.
         """
         self.hyper_guide.median()
         h, trend = self.x, None if isinstance(self.mean, BasisMean) and not self.mean.is_set else self._mean_at
@@ -199,9 +200,9 @@ class BSGP(SampledMethod):
     @property
     @pyro_entry
     def init_strategy(self) -> Callable:
-        """Where chains and automatic guides start: z at `inducing`, u at zero, hyperparameters near prior medians.
+        """The start of chains and automatic guides: z at `inducing`, u at zero, hyperparameters near prior medians.
 
-        It goes by the names that sites have now: call :meth:`named` first, or put the model into its larger module.
+        It uses the present names of sites: call :meth:`named`, or put the model into a larger module, before.
         """
         values = {}
         for index, layer in enumerate(self.layers):
@@ -223,9 +224,9 @@ class BSGP(SampledMethod):
             return pyro.sample(self.site("y"), target, obs=self._targets(idx))
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """With inducing values integrated out, so that draws count for hyperparameters and inducing inputs alone.
+        """Densities with inducing values integrated out: draws matter for hyperparameters and inducing inputs only.
 
-        Several layers have densities given the inducing values of the draw, which make the data independent.
+        With several layers, densities are given the inducing values of the draw, which make the data independent.
         """
         if not sampled:
             fail("BSGP.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
@@ -270,7 +271,7 @@ class BSGP(SampledMethod):
 
 
 def _warn_unless_standardized(x: Tensor) -> None:
-    """Warn where priors over inducing inputs, which are in units of one, do not fit the inputs."""
+    """Warn if priors over inducing inputs, whose scale is one, do not fit the inputs."""
     scale, center = column_scale(x), x.double().median(0).values.abs()
     if bool(((scale < 0.05) | (scale > 20) | (center > 20)).any()):
         warnings.warn(

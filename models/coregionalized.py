@@ -1,8 +1,8 @@
-r"""Leave-one-out training of several correlated outputs, a linear model of coregionalization on nearest neighbors.
+r"""Leave-one-out training of several correlated outputs: a linear model of coregionalization on nearest neighbors.
 
 :math:`y(x) = c(x) + G g(x) + \epsilon` with independent Gaussian processes :math:`g_1..g_Q` gives the outputs of points
 i and j the covariance :math:`\sum_q G_q G_q^\top k_q(x_i, x_j)`, T x T. The objective of LOO-k (Jankowiak and Pleiss
-2021, eq. 9) then holds T-dimensional densities given K T values (section 5.7 there).
+2021, eq. 9) then consists of T-dimensional densities given K T values (section 5.7 there).
 
 Differs from the paper: a noise variance per output; neighbors under the metric :math:`\frac1Q \sum_q 1 / \ell_{qd}^2`
 of all kernels' lengthscales.
@@ -42,7 +42,7 @@ from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neigh
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.neighbors import NearestOthers
 
-_COPIES = 6  # of the neighbors' covariance, while its Cholesky factor is computed
+_COPIES = 6  # copies of the neighbors' covariance in memory while its Cholesky factor is computed
 
 
 class CoregionalizedLOO(PredictiveMethod):
@@ -58,23 +58,22 @@ class CoregionalizedLOO(PredictiveMethod):
     with T x T blocks :math:`C_{ij} = \sum_q G_q G_q^\top k_q(x_i, x_j) + 1[i = j]\, \mathrm{diag}(\sigma^2)`. Sites:
     ``y``, of event shape (T,), and one for each hyperparameter that has a prior.
 
-    Predictions of f are of the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points: moments
-    (T, P), joint draws (S, T, P). The predictive distribution of y is joint over the outputs of a point: batch shape
-    (P,), event shape (T,). Either costs O(P (K T)^3) per posterior draw.
+    Predictions of f are those of the T noise-free outputs :math:`c(x) + G g(x)`, given the nearest training points:
+    moments (T, P), joint draws (S, T, P). The predictive distribution of y is joint over the outputs of a point: batch
+    shape (P,), event shape (T,). Either costs O(P (K T)^3) per posterior draw.
 
     Args:
         x: inputs (N, D).
         y: targets (N, T), T > 1.
         kernels: one for each of the Q latent functions, or Q for kernels of Matern52 with one lengthscale per column;
-            their variances and the columns of G share their scale. What is left unset starts from the data.
+            their variances and the columns of G share their scale. Unset hyperparameters start from the data.
         likelihood: Gaussian with a variance that broadcasts against (T, 1); None has one variance per output.
         num_neighbors: K; None is 16, or all others where there are fewer.
-        mixing: G (T, Q), a tensor to start from or a prior; None starts from the principal axes of the outputs.
-        mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs alike; None is a learnable constant per
-            output.
+        mixing: initial G (T, Q), or a prior; None starts at the principal axes of the outputs.
+        mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs; None is a learnable constant per output.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernels.
-        seed: of the order that breaks ties between neighbors at one distance.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
+        seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, a likelihood
@@ -141,9 +140,9 @@ class CoregionalizedLOO(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def start_hyperparameters(self) -> Start:
-        """Start each kernel from one principal component of the outputs, over their spreads, and mixing from its axes.
+        """Start each kernel from one principal component of the standardized outputs, and mixing from the axes.
 
-        With more kernels than outputs, components serve again, at shorter lengthscales.
+        With more kernels than outputs, components are used again, at shorter lengthscales.
         """
         self.hyper_guide.median()
         y = cast(Tensor, self.y).double()
@@ -153,7 +152,7 @@ class CoregionalizedLOO(PredictiveMethod):
         outputs = ((y - level) / spread).clamp(-8, 8)
         values, axes = torch.linalg.eigh(outputs.mT @ outputs / len(y))
         values, axes = values.flip(0).clamp(min=1e-12), axes.flip(-1)
-        axes = axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)  # of the two directions, the same everywhere
+        axes = axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)  # makes the sign of each axis unique
         count, rest = len(self.kernel), values.clone()
         columns, noise = [], values.new_zeros(len(axes))
         for q, kernel in enumerate(self.kernel):
@@ -186,7 +185,7 @@ class CoregionalizedLOO(PredictiveMethod):
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
-        """The hyperparameters' guide; nothing else is latent."""
+        """The guide of the hyperparameters; nothing else is latent."""
         self.start_guide(idx)
 
     @pyro_entry
@@ -200,7 +199,7 @@ class CoregionalizedLOO(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def neighbor_metric(self) -> Any:
-        """The user's metric, or one of all kernels' lengthscales; the metric of the first where they do not say all."""
+        """The user's metric, or the combined lengthscales of all kernels; else the metric of the first kernel."""
         if self.metric is not None:
             return self.metric
         self.hyper_guide.median()
@@ -231,7 +230,7 @@ class CoregionalizedLOO(PredictiveMethod):
         return densities
 
     def _predictive_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
-        """The same."""
+        """Predictive distribution of y, under the guide or given a posterior draw."""
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
         return dist.MultivariateNormal(loc, scale_tril=tril)
 
@@ -256,7 +255,7 @@ class CoregionalizedLOO(PredictiveMethod):
         return values.unflatten(1, (-1, t)).mT + self._mean_rows(x_new).mT
 
     def _mean_rows(self, x: Float[Tensor, "B D"]) -> Tensor:
-        """Values of the mean function at x, (B, T), or (B, 1) where all outputs have the same."""
+        """Values of the mean function at x, (B, T), or (B, 1) if all outputs share it."""
         mean = self._mean_at(x)
         return mean.mT if mean.dim() == 2 else mean[:, None]
 
@@ -271,9 +270,9 @@ class CoregionalizedLOO(PredictiveMethod):
     def _weights(
         self, x: Float[Tensor, "B D"], points: Float[Tensor, "U D"], near: Int[Tensor, "B K"], noisy: bool
     ) -> tuple[Float[Tensor, "B T KT"], Float[Tensor, "B T T"]]:
-        """Weights of the neighbors' outputs, point by point, and the Cholesky factor of what they leave.
+        """Weights of the neighbors' outputs, point by point, and the Cholesky factor of the conditional covariance.
 
-        Rows of `points` beyond the data are noise-free; `noisy` says whether the targets are noisy. -1 is no neighbor.
+        Rows of `points` beyond the data are noise-free; `noisy`: whether the targets are noisy. -1 means no neighbor.
         """
         kernels, size = [bind(kernel) for kernel in self.kernel], (near.shape[1] + 1) * len(self.mixing)
 

@@ -9,20 +9,22 @@ or, with auxiliary variables that make the likelihood Gaussian, its variational 
 .. math:: \sum_n E_q \log p(y_n \mid y_{n(n)}, \omega_{n(n)}) - \sum_n KL(q(\omega_n) \,\|\, p(\omega_n))
    \qquad\text{(eq. 12)}
 
-Differs from the paper: it takes gradients of eq. 12 in q, too. But the density of :math:`y_n` has :math:`\omega_n`
-integrated out already, so nothing pays for moving :math:`q(\omega_n)` away from the prior, labels stay near
-:math:`\pm 2` on the scale of f, and probabilities away from 0 and 1. What pays is :math:`(2\pi/\omega)^{1/2} e^{1 /
-8\omega}`, the part of the joint density of y and :math:`\omega` that the paper drops (the exponential, eq. 25) or
-leaves out (the root, eq. 24). With both, the divergence is that from the posterior :math:`p(\omega_n \mid y_n,
-y_{n(n)}, \omega_{n(n)})`, and each term is below the log density of :math:`y_n`, so there is no run-away
-(``divergence="posterior"``, :mod:`pyro_nngp.likelihoods.augmentation`). Here q(omega) goes to that posterior by
-coordinate ascent, without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq. 12 then trains
-kernel and mean alone. ``fit(..., solve_every=0)`` with ``divergence="prior"`` is the paper's way. Both sums have one
-factor (the paper prints 1/N before the first alone), and as q moves from the prior the loss that ``fit`` reports rises
-with the second, which says nothing about predictions; divergences are computed by quadrature instead of from one draw,
-with the Polya-Gamma density on the whole half-line; predictions use :math:`E_q \omega` where the paper takes a draw. Of
-classes the odds of the one-against-all probabilities are divided by their sum; the paper divides the probabilities (eq.
-33, ``coupling="probabilities"``), which leaves C - 1 times the doubt of a single binary label.
+Differs from the paper: the paper also takes gradients of eq. 12 in q. But the density of :math:`y_n` already has
+:math:`\omega_n` integrated out, so nothing rewards moving :math:`q(\omega_n)` away from the prior: labels stay near
+:math:`\pm 2` on the scale of f, and probabilities away from 0 and 1. The reward is in the factor
+:math:`(2\pi/\omega)^{1/2} e^{1 / 8\omega}`, the part of the joint density of y and :math:`\omega` that the paper drops
+(the exponential, eq. 25) or leaves out (the root, eq. 24). With both factors, the divergence is from the posterior
+:math:`p(\omega_n \mid y_n, y_{n(n)}, \omega_{n(n)})`, and each term is below the log density of :math:`y_n`, so q
+cannot run away (``divergence="posterior"``, :mod:`pyro_nngp.likelihoods.augmentation`). Here q(omega) goes to that
+posterior by coordinate ascent, without gradients (:meth:`LOO.solve`, called by :func:`~pyro_nngp.inference.fit`); eq.
+12 then trains kernel and mean only. ``fit(..., solve_every=0)`` with ``divergence="prior"`` follows the paper.
+
+Further differences: both sums have the same factor (the paper prints 1/N before the first only), and as q moves from
+the prior, the loss that ``fit`` reports rises with the second sum, which says nothing about predictions. Divergences
+are computed by quadrature instead of from one draw, with the Polya-Gamma density on the whole half-line. Predictions
+use :math:`E_q \omega` where the paper takes a draw. For classes, the odds of the one-against-all probabilities are
+divided by their sum; the paper divides the probabilities (eq. 33, ``coupling="probabilities"``), which leaves C - 1
+times the uncertainty of a single binary label.
 
 Cost per step: O(B K^3) for each latent function, independent of N.
 """
@@ -84,35 +86,35 @@ class LOO(ResponseMethod):
     Categorical            :math:`PG(1, 0)`, one per class              as Bernoulli, one class against all
     =====================  ===========================================  ========================================
 
-    Class probabilities are made of the C one-against-all ones (`coupling`). Sites: ``y``, and where there are auxiliary
-    variables ``omega`` at the batch and ``omega_halo`` at its neighbors outside (without a density: each variable
-    counts where its own row is in the batch).
+    Class probabilities are computed from the C one-against-all probabilities (`coupling`). Sites: ``y``, and where
+    there are auxiliary variables ``omega`` at the batch and ``omega_halo`` at its neighbors outside (without a density:
+    each variable counts when its row is in the batch).
 
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; binary labels as 0 and 1, -1 and
             1, or booleans.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
             (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each. None is "conjugate" for NegativeBinomial, whose divergence is then a closed form instead of
             a sum of Polya-Gamma densities that each step has to differentiate, and "lognormal" for others.
-        divergence: what q(omega_n) is held against, the "posterior" of omega_n given its datum and neighbors, or the
-            "prior" as in the paper. Where q(omega) is solved for, as by ``fit``, and its prior has no hyperparameters,
-            "prior" means that kernel and mean maximize the leave-one-out densities themselves. None is "prior" there
+        divergence: of q(omega_n) from the "posterior" of omega_n given its datum and neighbors, or from the "prior" as
+            in the paper. If q(omega) is solved for, as ``fit`` does, and its prior has no hyperparameters, then with
+            "prior" kernel and mean maximize the leave-one-out densities themselves. None is "prior" in that case
             (Bernoulli, Binomial, Categorical) and "posterior" for StudentT and NegativeBinomial.
-        coupling: of classes: the "odds" of the one-against-all probabilities divided by their sum, as if C independent
+        coupling: for classes: the "odds" of the one-against-all probabilities divided by their sum, as if C independent
             labels were known to have exactly one 1, or the "probabilities" divided by theirs, as in the paper (eq. 33).
             The former suits classes that can be separated, the latter those that overlap.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)``, or ``(B, L)`` for L outputs or classes; None is a learnable
             constant for each.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of the order that breaks ties between neighbors at one distance.
+        seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, targets
@@ -176,7 +178,7 @@ class LOO(ResponseMethod):
 
         Args:
             idx: rows of the data; None is all.
-            batch: these and their neighbors, from :meth:`batch_args`; None finds them.
+            batch: `idx` and their neighbors, from :meth:`batch_args`; None finds them.
         """
         self.start_model(idx)
         batch = self.graph.batch(idx) if batch is None else batch
@@ -208,7 +210,7 @@ class LOO(ResponseMethod):
         return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
-        """Arguments of model and guide for a minibatch: its rows, and these with their neighbors, found once."""
+        """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, found once."""
         return idx, self.graph.batch(idx)
 
     @property
@@ -219,18 +221,18 @@ class LOO(ResponseMethod):
     @pyro_entry
     @torch.no_grad()
     def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
-        """Put each q(omega_n) at its posterior given its datum and neighbors; of Gaussian data solve for the mean.
+        """Set each q(omega_n) to its posterior given its datum and neighbors; for Gaussian data solve for the mean.
 
-        The leave-one-out densities are all but flat in the mean: it cancels where neighbors surround a point, so that
-        the objective's own optimum follows the few points on the edge. The mean is therefore the generalized least
+        The leave-one-out densities are almost flat in the mean, which cancels where neighbors surround a point: the
+        optimum of the objective depends on the few points on the edge. The mean is therefore the generalized least
         squares estimate, as in :class:`~pyro_nngp.models.Vecchia`.
 
         Coordinate ascent, all rows at once: q(omega_n) depends on :math:`E f_n^2` alone, and a log-normal guide takes
-        the moments of the conjugate one. What it does to the densities of its neighbors is left out of account.
+        the moments of the conjugate one. Its effect on the densities of neighbors is neglected.
 
         Args:
-            num_sweeps: passes over the data.
-            batch_size: rows at a time.
+            num_sweeps: number of passes over the data.
+            batch_size: number of rows at a time.
 
         Raises:
             ValueError: unless :attr:`can_solve`.
@@ -256,15 +258,15 @@ class LOO(ResponseMethod):
 
     @property
     def can_alternate(self) -> bool:
-        """Whether q(omega) is all that is latent, so that quasi-Newton steps and :meth:`solve` can take turns."""
+        """Whether only q(omega) is latent, so that quasi-Newton steps and :meth:`solve` can alternate."""
         return self.local is not None and not self.hyper_guide.has_sites
 
     @pyro_entry
     @torch.no_grad()
     def score(self, rows: Int[Tensor, " B"]) -> float:
-        """Minus the mean leave-one-out log density of some rows given their K neighbors, which judges training.
+        """Minus the mean leave-one-out log density of some rows given their K neighbors: the criterion of convergence.
 
-        The loss also has the divergences of q(omega), which go on falling, or rise, while nothing else moves.
+        The loss also contains the divergences of q(omega), which may keep falling or rising while nothing else moves.
         """
         densities = self.leave_one_out(rows, self.graph.num_neighbors, False)
         self._place_medians()
@@ -273,9 +275,9 @@ class LOO(ResponseMethod):
     @pyro_entry
     @torch.no_grad()
     def _start_omega(self) -> None:
-        """Put q(omega) of counts at what f at its most likely value gives.
+        """Start q(omega) of counts at its optimum for the most likely f.
 
-        From the prior, 48 sweeps of coordinate ascent do not reach counts of many times their r.
+        Starting at the prior, 48 sweeps of coordinate ascent do not suffice for counts of many times r.
         """
         self._place_medians()
         likelihood, y = self._bound(), self._values()
@@ -288,7 +290,7 @@ class LOO(ResponseMethod):
         return self._solved_mean() if self.local is None else list(self.local.parameters())
 
     def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """Auxiliary variables are at their means under the guide, or as drawn."""
+        """Observations with auxiliary variables at their means under the guide, or as drawn."""
         y, omega = self._values(rows), None
         if self.local is not None:
             drawn = None if draw is None else self._drawn(draw, "omega", (*self.latent_shape, self.num_data))

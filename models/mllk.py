@@ -1,4 +1,4 @@
-r"""MLL-k: each datum scored jointly with its nearest neighbors, by Chen et al. (2020).
+r"""MLL-k: the joint density of each datum and its nearest neighbors (Chen et al. 2020).
 
 Eq. 15 of Jankowiak and Pleiss (2021) takes the joint density of each point and its K nearest others,
 
@@ -36,7 +36,7 @@ class MLLk(GaussianResponseMethod):
 
     .. math:: y_{b(j)} \sim N\big(\mu(x_{b(j)}),\, C_{b(j) b(j)}\big)^{1 / (K+1)}, \quad j = 1..N.
 
-    The site ``y`` holds a batch of blocks, whose product is no density of y; with K = N-1 each block is all of the
+    The site ``y`` holds a batch of blocks, whose product is not a density of y; with K = N-1 each block is all of the
     data, and ``model(idx)`` at any single row is the exact Gaussian process. Sites: ``y`` and one for each
     hyperparameter that has a prior.
 
@@ -44,14 +44,14 @@ class MLLk(GaussianResponseMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; a block has K + 1 points. None is 32, or all others where there are fewer.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of the neighbor search.
+        seed: seed of the neighbor search.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, a likelihood

@@ -11,11 +11,11 @@ The factor's rows are parameters of each point (NPVI), or come from networks tha
 
 Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
 likelihoods are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is
-also found in closed form (:meth:`NPVI.solve`); a mean function; beside the paper's networks there are two of ours. The
-theorem of section 3.1, that the posterior's covariances on all edges can be matched, holds only where what is left for
-the diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof takes for granted.
+also found in closed form (:meth:`NPVI.solve`); a mean function; two networks in addition to the paper's. The theorem of
+section 3.1, that the posterior's covariances on all edges can be matched, holds only where the remainder for the
+diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof assumes without saying so.
 
-Cost per step: O(|I| K^3); an encoder runs at the neighbors of the batch too, at most O(|I| K^4).
+Cost per step: O(|I| K^3); an encoder also runs at the neighbors of the batch, at most O(|I| K^4).
 """
 
 import copy
@@ -53,13 +53,12 @@ class NPVI(VNNGP):
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide; None is 20, or all others where there are fewer.
         encoder: None for parameters of each point (NPVI);
             :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
-            :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one of ours that learns in a fraction of the
-            time,
+            :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one that learns in a fraction of the time,
             :class:`~pyro_nngp.variational.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all
             of them.
         posterior: "factor" is the paper's sparse factor, whose variances are too small where the posterior reaches
@@ -68,10 +67,11 @@ class NPVI(VNNGP):
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
-        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
+        prior.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of the ordering.
+        seed: seed of the ordering.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, targets
@@ -131,17 +131,17 @@ class NPVI(VNNGP):
         ordering: str | Int[Tensor, " N"] = "random",
         seed: int = 0,
     ) -> "NPVI":
-        """The same model on other data, whose q(u) the trained encoder gives without any training.
+        """The same model on other data, with q(u) from the trained encoder, without any training.
 
         Args:
-            x: other inputs, more or fewer than before; may contain the old ones.
+            x: other inputs, any number of them; may include the old ones.
             y: their targets.
             ordering: as for the model.
-            seed: of the ordering.
+            seed: seed of the ordering.
 
         Returns:
             A model with copies of kernel, likelihood, mean, encoder and the guide of their hyperparameters, so that
-            training one of the two leaves the other alone.
+            training one model does not change the other.
 
         Raises:
             ValueError: if the model has no encoder.

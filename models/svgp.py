@@ -3,7 +3,8 @@ r"""Sparse variational Gaussian process with inducing points (Titsias 2009; Hens
 .. math:: \mathrm{ELBO} = \sum_i E_{q(f_i)} \log p(y_i \mid f_i) - KL[q(\nu) \,\|\, N(0, I)], \qquad u = L \nu,
    \quad L L^\top = K_{zz}
 
-(Hensman et al. 2015, eq. 19, whitened.) The inducing-point baseline of the nearest-neighbor papers, and its variants:
+(Hensman et al. 2015, eq. 19, whitened.) This is the inducing-point baseline of the nearest-neighbor papers. Its
+variants:
 
 =========  ============================  ===========================================================================
 SVGP-M-H   Tran et al. 2021              ``forward(x_new, num_neighbors=H)``
@@ -12,8 +13,8 @@ FITC-SVGP  Rossi et al. 2021             ``objective="fitc"``
 PG-VI      Wenzel et al. 2019            likelihood :class:`~pyro_nngp.likelihoods.PolyaGammaBound`, ``solve()``
 =========  ============================  ===========================================================================
 
-Written here because ``pyro.contrib.gp.models.VariationalSparseGP`` reads the variational parameters in its model, so
-that no other guide, NUTS or ``Predictive`` can run it, and GPyTorch's models are no pairs of model and guide at all.
+It is written here because ``pyro.contrib.gp.models.VariationalSparseGP`` reads variational parameters in its model, so
+that other guides, NUTS and ``Predictive`` cannot run it, and GPyTorch's models are not pairs of model and guide.
 
 Differs from the papers: nothing in the bound; :meth:`SVGP.solve` finds the optimal q for any likelihood.
 
@@ -65,15 +66,14 @@ class SVGP(PredictiveMethod):
     before the model is built).
 
     Predictions are from all inducing points, or with ``num_neighbors=H`` from the H nearest (SVGP-M-H). Joint draws are
-    exact, or with ``num_neighbors=H`` draw what the inducing values leave open, the process f given nu, from the H
-    nearest earlier new points.
+    exact; with ``num_neighbors=H``, the process f given nu is drawn at each new point given the H nearest earlier ones.
 
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
         learn_inducing: whether the inducing points are parameters.
@@ -84,9 +84,9 @@ class SVGP(PredictiveMethod):
         loc: initial mean of q(nu), (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(nu); 1 is the prior's.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of k-means.
+        seed: seed of k-means.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, M out of range, an unknown
@@ -160,7 +160,7 @@ class SVGP(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
-        r"""Put q(nu) at its optimum for the present hyperparameters and inducing points, without step sizes.
+        r"""Set q(nu) to its optimum for the present hyperparameters and inducing points, without step sizes.
 
         Gaussian observations of f with targets t and precisions :math:`\lambda` give
 
@@ -170,8 +170,8 @@ class SVGP(PredictiveMethod):
         natural-gradient steps, until means of f move by less than `tolerance` standard deviations.
 
         Args:
-            max_steps: at most so many steps.
-            tolerance: where to stop.
+            max_steps: largest number of steps.
+            tolerance: stop when means of f move by less, see above.
 
         Raises:
             ValueError: if there is no likelihood.
@@ -213,7 +213,7 @@ class SVGP(PredictiveMethod):
         return list(self.q.parameters())
 
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
-        """The sites f and y given nu in the model; in the guide (q given) f alone, with its marginal."""
+        """The sites f and y given nu in the model; in the guide (q given) only f, with its marginal."""
         x, plates = self._inputs(idx), self.plates(idx)
         a, var, _ = whitened_conditional(self.kernel, x, self.z, self.jitter)
         mean = self._mean_at(x)
@@ -244,7 +244,7 @@ class SVGP(PredictiveMethod):
         return torch.cat(locs, -1), torch.cat(variances, -1)
 
     def _condition(self, targets: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> None:
-        """Put q(nu) at the posterior of Gaussian observations of f, in float64."""
+        """Set q(nu) to the posterior given Gaussian observations of f, in float64."""
         eye = torch.eye(self.num_inducing, dtype=torch.float64, device=self.x.device)
         system = eye.expand(*self.latent_shape, *eye.shape).clone()
         right = torch.zeros_like(system[..., 0])
@@ -283,7 +283,7 @@ class SVGP(PredictiveMethod):
         return loc, (var + spread).expand(loc.shape)
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """From the posterior of nu at these hyperparameters, whatever q(nu) is; O(N M^2 + M^3) per step."""
+        """Densities from the posterior of nu at these hyperparameters, whatever q(nu) is; O(N M^2 + M^3) per step."""
         leave_one_out = InducingLeaveOneOut(self.fitc or sampled)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,7 +293,7 @@ class SVGP(PredictiveMethod):
         return self.scores(rows, moments)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[int | None, int]:
-        """H, of which there are no more than the other new points, and the seed of the order."""
+        """H, at most the number of other new points, and the seed of the order."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
         nearest = 0 if num_neighbors is None else min(num_neighbors, len(x_new) - 1)
         return nearest or None, seed

@@ -1,6 +1,6 @@
 r"""Sparse within sparse Gaussian process (Tran, Milios, Michiardi, Filippone 2021).
 
-M inducing points, of which each data point sees only the H nearest ones, w(i):
+Each data point depends on only the H nearest, w(i), of M inducing points:
 
 .. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} E_{q(f_i)} \log p(y_i \mid f_i)
    - \frac{1}{|I|} \sum_{i \in I} KL\big[q(u_{w(i)}) \,\|\, N(0, K_{w(i)})\big] \qquad\text{(eq. 9, 10)}
@@ -10,10 +10,10 @@ M inducing points, of which each data point sees only the H nearest ones, w(i):
 
 Differs from the paper: equation 3 lacks a transpose; neighbors follow the learned lengthscales when refreshed; a mean
 function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the local divergences are averaged, not
-added up, so that many inducing points cost too little, and with one at each data point the best noise variance is 0.
-From labels f grows far beyond the function: at M = 200 and N = 500 95 % intervals cover .57 of it (docs/intervals.md).
+added, so that many inducing points cost too little, and with one at each data point the best noise variance is 0. For
+labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function (docs/intervals.md).
 
-Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; besides, with learned ones a search for
+Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
 """
 
@@ -49,42 +49,42 @@ _USUAL_NEIGHBORS = 32
 class SWSGP(PredictiveMethod):
     r"""Sparse within sparse Gaussian process.
 
-    Generative model: each data point has the values of its H nearest inducing points to itself,
+    Generative model: each data point has its own copy of the values at its H nearest inducing points,
 
     .. math::
         u_i &\sim N(0, K_{w(i)})^{1/N}, \quad u_i \in R^H, \\
         f_i \mid u_i &\sim N(\mu(x_i) + a_i^\top u_i, v_i), \quad i = 1..N, \\
         y_i \mid f_i &\sim p(y_i \mid f_i).
 
-    This is what the bound of the paper is a bound of, and it is no Gaussian process: data points that share inducing
-    points hold copies of their values, which nothing ties together but the guide, where all copies have the marginals
-    of one q(u). The power 1/N is the paper's average over data points in place of a sum. Draws of y from ``model`` have
-    the right distribution at each data point, and no correlation between them; for joint draws use :meth:`sample`,
-    where each takes one draw of u at all inducing points. Values at two points are correlated through the inducing
-    values that they share. What these leave open, of variance v, is drawn independently: the method has no say in it.
-    Predictions are from the guide alone, since posterior draws of the copies do not say what u is elsewhere. Sites:
-    ``u``, ``f``, ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample` attributes of
-    kernel, mean and likelihood, assigned before the model is built).
+    This is the model that the paper's bound belongs to. It is not a Gaussian process: data points that share inducing
+    points have separate copies of their values, and only the guide ties the copies together, by giving them the
+    marginals of one q(u). The power 1/N is the paper's average over data points in place of a sum. Draws of y from
+    ``model`` have the right distribution at each data point, and no correlation between them; for joint draws use
+    :meth:`sample`, which takes one draw of u at all inducing points. Values at two points are correlated through the
+    inducing values that they share. The remainder, of variance v, is drawn independently: the method does not model its
+    correlation. Predictions are from the guide only, since posterior draws of the copies do not determine u elsewhere.
+    Sites: ``u``, ``f``, ``y``, and one for each hyperparameter that has a prior (:class:`~pyro.nn.PyroSample`
+    attributes of kernel, mean and likelihood, assigned before the model is built).
 
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: H, at most M; None is 32, or M where that is less. With H = M the bound is that of SVGP.
+        num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound is that of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
-        learn_inducing: whether the inducing points are parameters. Fixed ones have their neighbors found once.
+        learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of k-means.
+        seed: seed of k-means.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, H or M out of range, targets
@@ -124,7 +124,7 @@ class SWSGP(PredictiveMethod):
             fail("SWSGP", "mean_field", f"True beyond M = {LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
         self.num_neighbors, self.mean_field = num_neighbors, mean_field
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
-        self.search_metric: Any = None  # where lengthscales do not say all
+        self.search_metric: Any = None  # used where lengthscales do not determine the correlation
         self._set_metric()
         self._place_inducing(z, learn_inducing)
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
@@ -169,7 +169,7 @@ class SWSGP(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
-        """Find neighbors from now on in the present metric of the kernel."""
+        """Find neighbors in the present metric of the kernel from now on."""
         self._place_medians()
         self._set_metric()
         if self.data_neighbors is not None:
@@ -178,7 +178,7 @@ class SWSGP(PredictiveMethod):
     def _u_and_f(
         self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
     ) -> Tensor:
-        """The sites u and f; in the guide (q given) f carries its own marginal for the integrating ELBO."""
+        """The sites u and f; in the guide (q given) f has its marginal, for the integrating ELBO."""
         x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
         mean, (data, latents) = self._mean_at(x), plates
         if q is None:
@@ -226,10 +226,10 @@ class SWSGP(PredictiveMethod):
         return self._mean_at(x_new) + loc, var + spread
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        r"""From the q(u) that the bound is largest for at these hyperparameters, were its covariance full.
+        r"""Densities from the q(u) with full covariance that maximizes the bound at these hyperparameters.
 
-        The local divergences, averaged, make up a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`, of
-        which leaving out a datum leaves all; O(N (M^2 + H^3) + M^3) per step.
+        The averaged local divergences amount to a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`,
+        which does not change when a datum is left out; O(N (M^2 + H^3) + M^3) per step.
         """
         if sampled:
             _refuse({})
@@ -247,7 +247,7 @@ class SWSGP(PredictiveMethod):
         return self.scores(rows, moments)
 
     def _average_precision(self, cov: Covariance, near: Int[Tensor, "N H"]) -> Float[Tensor, "M M"]:
-        """Precision of the local priors, averaged over the data, in float64; that of unseen inducing points is 1."""
+        """Precision of the local priors, averaged over the data, in float64; 1 for inducing points without data."""
         total = torch.zeros(self.num_inducing**2, dtype=torch.float64, device=self.x.device)
 
         def block(part: slice) -> tuple[Tensor]:
@@ -263,7 +263,7 @@ class SWSGP(PredictiveMethod):
         return average + torch.diag(unseen.to(average))
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
-        """The same; there is no order of the new points."""
+        """Rows of the nearest inducing points; there is no order of the new points."""
         return self._nearest(x_new, num_neighbors)
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:

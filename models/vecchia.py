@@ -1,8 +1,8 @@
 r"""Vecchia's approximation of a Gaussian process, or response nearest-neighbor Gaussian process.
 
-With Gaussian noise the latent function can be integrated out, which leaves hyperparameters alone. Along an ordering,
-n(j) the at most K nearest predecessors (Vecchia 1988; the response model of Datta et al. 2016; eq. 14 of Jankowiak and
-Pleiss 2021),
+With Gaussian noise the latent function can be integrated out, which leaves only hyperparameters. For an ordering of the
+data, with n(j) the at most K nearest predecessors of point j (Vecchia 1988; the response model of Datta et al. 2016;
+eq. 14 of Jankowiak and Pleiss 2021),
 
 .. math:: \log p(y) = \sum_j \log p(y_j \mid y_{n(j)}),
 
@@ -32,8 +32,8 @@ from pyro_nngp.neighbors import NeighborGraph
 class Vecchia(GaussianResponseMethod):
     r"""Response nearest-neighbor Gaussian process: regression with Gaussian noise, f integrated out.
 
-    Generative model, for an ordering of the data, C the kernel matrix plus noise variances on its diagonal, and w and v
-    the weights and variances that it gives:
+    Generative model, for an ordering of the data, with weights w and variances v computed from the kernel matrix plus
+    noise variances on its diagonal:
 
     .. math:: y_j \mid y_{n(j)} \sim N\big(\mu(x_j) + w_j^\top (y_{n(j)} - \mu(x_{n(j)})),\, v_j + \sigma^2\big),
        \quad j = 1..N.
@@ -44,16 +44,16 @@ class Vecchia(GaussianResponseMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs with independent latent functions.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
             (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of the ordering.
+        seed: seed of the ordering.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, a likelihood
@@ -99,7 +99,7 @@ class Vecchia(GaussianResponseMethod):
             return pyro.sample(self.site("y"), likelihood.marginal(loc, var), obs=self._values(idx))
 
     def _preceding(self) -> tuple[Tensor, Tensor]:
-        """The first points in the ordering, and the places of their neighbors."""
+        """The first points in the ordering, and the positions of their neighbors."""
         rows = self.graph.order[:TREND_POINTS]
         places = torch.full_like(self.graph.order, -1)
         places[rows] = torch.arange(len(rows), device=rows.device)

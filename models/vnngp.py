@@ -1,9 +1,9 @@
 r"""Variational nearest-neighbor Gaussian process (Wu, Pleiss, Cunningham 2022).
 
-Nearest-neighbor prior over M inducing values, each data point tied to its K nearest of them, Gaussian q(u):
+A nearest-neighbor prior over M inducing values, data points conditioned on their K nearest, and a Gaussian q(u):
 
 .. math:: \mathrm{ELBO} \approx \frac{N}{|I|} \sum_{i \in I} E_{q(f_i)} \log p(y_i \mid f_i)
-   - \frac{M}{|J|} \sum_{j \in J} KL_j \qquad\text{(eq. 15)}
+   - \frac{M}{|J|} \sum_{j \in J} KL_j \qquad\text{(eq. 19)}
 
 Differs from the paper: the minibatch estimate is unbiased for every batch, padded first points included; the expressive
 family (appendix B) is a sparse Cholesky factor with the divergence of :mod:`pyro_nngp.distributions.sparse_cholesky`,
@@ -52,7 +52,7 @@ from pyro_nngp.variational import (
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
-_LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities are then below .02 where 20 leave .06
+_LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
 
 class VNNGP(PredictiveMethod):
@@ -74,29 +74,30 @@ class VNNGP(PredictiveMethod):
         y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
             use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. What is left unset starts from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for the prior and for the data; None is 32, or all others where there are fewer.
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
         posterior: family of q(u). "sites" is the Gaussian posterior of the pseudo-observations that :meth:`solve` finds
             (:mod:`pyro_nngp.variational.sites`), whose intervals cover f. "mean-field" is the paper's; its variances
-            are those of each value given all others, so that 95 % intervals of f cover a few per cent of a smooth f.
-            "factor" takes `guide_neighbors`. None is "sites" where it applies (a likelihood, inducing points at the
+            are those of each value given all others, so that 95 % intervals cover a few percent of a smooth f.
+            "factor" needs `guide_neighbors`. None is "sites" where it applies (a likelihood, inducing points at the
             data, none of `guide_neighbors`, `encoder`, `loc`, `scale`).
-        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 is one of the other families.
+        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 selects another family.
         encoder: a network of :mod:`pyro_nngp.variational.encoders` that computes q(u) from the data around each point,
             in place of one set of parameters per point; needs a likelihood and inducing points at the data, and no
             `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        ordering: of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
-        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network follows a stiff prior.
-        metric: of neighbors: lengthscales, or a distance function; None is that of the kernel.
+        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
+        prior.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        seed: of the ordering and of k-means.
+        seed: seed of the ordering and of k-means.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, K out of range, targets
@@ -149,7 +150,7 @@ class VNNGP(PredictiveMethod):
         if encoder is not None and not isinstance(encoder, nn.Module):
             cure = "Pass an instance such as SiteEncoder(D)."
             fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
-        likelihood, kernel = self.likelihood, self.kernel  # with what is left out filled in
+        likelihood, kernel = self.likelihood, self.kernel  # with defaults filled in
         own_family = guide_neighbors > 0 or any(part is not None for part in (encoder, loc, scale))
         applicable = self.at_data and likelihood is not None and not own_family
         if posterior is None:
@@ -183,7 +184,7 @@ class VNNGP(PredictiveMethod):
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
-            targets = cast(Tensor, self.y)  # not the caller's own
+            targets = cast(Tensor, self.y)  # the method's copy
             self.local = AmortizedGaussian(
                 encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
             )
@@ -238,7 +239,7 @@ class VNNGP(PredictiveMethod):
     ) -> tuple[Tensor | None, Batch | None]:
         """Arguments of model and guide for a minibatch: its rows, and the batch of inducing points for both.
 
-        Inducing points apart from the data are drawn at random.
+        Inducing points that are not the data are drawn at random.
         """
         if self.at_data or idx is None or self.num_inducing <= len(idx):
             return idx, self._batch(idx, None)
@@ -269,14 +270,14 @@ class VNNGP(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
-        """Put :meth:`solved_parameters` at their optimum for the present hyperparameters, without step sizes.
+        """Set :meth:`solved_parameters` to their optimum for the present hyperparameters, without step sizes.
 
         A Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, until means move by
         less than `tolerance` standard deviations.
 
         Args:
-            max_steps: at most so many steps.
-            tolerance: where to stop.
+            max_steps: largest number of steps.
+            tolerance: stop when means move by less, see above.
 
         Raises:
             ValueError: unless there is a likelihood, the inducing points are at the data, and there is no encoder.
@@ -321,7 +322,7 @@ class VNNGP(PredictiveMethod):
         return self._through(self.local.distribution(rows), w, var, positions, mean)
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """From the Gaussian sites that hold at these hyperparameters, whatever q(u) is."""
+        """Densities from the Gaussian sites at these hyperparameters, whatever q(u) is."""
         self._check_neighbors(num_neighbors, self.num_data - 1)
         moments = self._loo_at_data(num_neighbors) if self.at_data else self._loo_at_inducing(sampled)
         return self.scores(rows, moments)
@@ -361,7 +362,7 @@ class VNNGP(PredictiveMethod):
         )[1]
 
     def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
-        """O(P K^3), O(M + P K) per draw; through sites, deviations given the pseudo-observations around the mean."""
+        """O(P K^3), O(M + P K) per draw; with sites, draws given the pseudo-observations are centered on the mean."""
         near, joint = plan
         if draw is None and isinstance(self.local, GaussianSites):
             loc, _ = self.local.moments(x_new, near)
@@ -377,7 +378,7 @@ class VNNGP(PredictiveMethod):
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
     def _prediction_neighbors(self, num_neighbors: int | None) -> int | None:
-        """What the caller says, or the choice of the sites; None is that of the graph."""
+        """The caller's number, or the choice of the sites; None is that of the graph."""
         if num_neighbors is None and isinstance(self.local, GaussianSites):
             return self.local.prediction_neighbors()
         return num_neighbors
@@ -396,7 +397,7 @@ class VNNGP(PredictiveMethod):
         return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
 
     def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
-        """The site f given u; in the guide (q given) it carries its own marginal for the integrating ELBO."""
+        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions = self._inputs(idx), cast(Tensor, batch.extra)
         mean = self._mean_at(x)
         if not self.at_data:

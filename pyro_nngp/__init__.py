@@ -1,7 +1,7 @@
 """Scalable Gaussian processes with nearest-neighbor structure, as Pyro models, guides and distributions.
 
 ``import pyro_nngp as nngp`` gives the methods (``nngp.VNNGP``, ``nngp.LOO``, ``nngp.Vecchia``, ...), the prior for
-programs of your own (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
+your own programs (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
 and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported when it is first asked for.
 """
 

@@ -1,4 +1,4 @@
-"""Checks of user input: a message names the place, the argument, what was expected, what came, and the cure."""
+"""Checks of user input: messages name the caller, the argument, the expected and the actual value, and the cure."""
 
 import math
 import os
@@ -21,9 +21,9 @@ def fail(
     error: type[Exception] = ValueError,
     cause: Exception | None = None,
 ) -> NoReturn:
-    """Raise `error` in the house format `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`.
+    """Raise `error` with the message `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`.
 
-    `cause` is another library's error that it explains.
+    `cause` is the underlying error of another library, if any.
     """
     raised = error(f"{where}: expected {arg} {expectation}, got {actual}. {cure}")
     if cause is not None:
@@ -32,12 +32,12 @@ def fail(
 
 
 def undefined(instance: Any, hook: str, kind: str, cure: str = "See docs/howto/write_a_method.md.") -> NoReturn:
-    """Raise ``NotImplementedError`` for a method of a class that a subclass has to define."""
+    """Raise ``NotImplementedError`` for a method that a subclass has to define."""
     fail(type(instance).__name__, hook, f"to be defined by the {kind}", "nothing", cure, NotImplementedError)
 
 
 def check_tensor(where: str, arg: str, value: Any) -> None:
-    """Raise `TypeError` unless `value` is a tensor with values and strides, of a dtype that LAPACK or a row knows."""
+    """Raise `TypeError` unless `value` is a dense tensor with values, in a dtype that LAPACK or indexing supports."""
     if not isinstance(value, Tensor):
         source = f"{arg}.to_numpy()" if hasattr(value, "to_numpy") else arg
         cure = f"Convert it with torch.as_tensor({source})."
@@ -60,7 +60,7 @@ def check_int(where: str, arg: str, value: Any, least: int | None = None, cure: 
 
 
 def check_seed(where: str, seed: Any) -> None:
-    """Raise unless torch's generators take `seed`."""
+    """Raise unless `seed` is an integer that torch's generators accept."""
     check_int(where, "seed", seed)
     if not -(2**63) <= seed < 2**64:
         fail(where, "seed", "in -2**63..2**64-1", seed, "Pass a smaller integer.")
@@ -82,7 +82,7 @@ def check_callable(where: str, arg: str, value: Any, cure: str) -> None:
 
 
 def check_gradients(where: str, tensors: Iterable[Tensor]) -> None:
-    """Raise ``RuntimeError`` where gradients are switched off, or tensors were made where they can never be on."""
+    """Raise ``RuntimeError`` if gradients are switched off, or tensors come from ``torch.inference_mode``."""
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
         how = "torch.inference_mode()" if torch.is_inference_mode_enabled() else "torch.no_grad()"
         fail(where, "gradients", "to be on", how, f"Call {where} outside of it.", RuntimeError)
@@ -151,7 +151,7 @@ def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for o
 
 
 def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:
-    """Raise unless `x_new` are inputs of the same number of columns, dtype and device as `x`."""
+    """Raise unless `x_new` has the number of columns, dtype and device of `x`."""
     one = "Use x_new[:, None] for one input dimension."
     check_inputs(where, "x_new", x_new, one if x.shape[1] == 1 else "Use x_new[None] for a single point.")
     check_same_kind(where, x=x, x_new=x_new)
@@ -191,7 +191,7 @@ def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | Non
 def check_row_numbers(where: str, arg: str, rows: Tensor, num_points: int) -> None:
     """Raise unless `rows`, of any shape, is int64 with numbers of -1..num_points-1.
 
-    Values are looked at on a CPU alone, where that costs next to nothing, and not under :func:`torch.func.vmap`.
+    Values are checked on a CPU only, where that costs next to nothing, and not under :func:`torch.func.vmap`.
     """
     if rows.dtype != torch.int64:
         fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers, -1 for none.", TypeError)
@@ -205,7 +205,7 @@ def check_row_numbers(where: str, arg: str, rows: Tensor, num_points: int) -> No
 def check_batch(where: str, arg: str, rows: Any, num_points: int) -> None:
     """Raise unless `rows` holds distinct row numbers in 0..num_points-1, at least one.
 
-    Under :func:`torch.func.vmap`, which has no values to look at, it passes.
+    Under :func:`torch.func.vmap`, which hides values, they are not checked.
     """
     if isinstance(rows, Tensor) and is_batchedtensor(rows):
         return
@@ -225,7 +225,7 @@ def check_same_kind(where: str, **tensors: Tensor) -> None:
 
 
 def warn_if_coarse(where: str, x: Tensor) -> None:
-    """Warn where neighboring values of a column are hardly apart in its dtype, as UTM meters are in float32."""
+    """Warn if the dtype of a column barely resolves its values, as with UTM meters in float32."""
     sample = x.detach()[:: max(1, len(x) // 4096)].double()
     largest = sample.abs().amax(0)
     values = sample.sort(0).values.diff(dim=0)

@@ -13,7 +13,7 @@ _NEW = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getat
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A new file to write, which takes the place of `path` once all is on the disk, or goes if anything fails.
+    """A new file to write, which replaces `path` once it is on the disk, or is deleted if anything fails.
 
     Args:
         path: the file; its folder must exist.
@@ -34,7 +34,7 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the renaming of a file last through a loss of power, where the system can do so."""
+    """Make the renaming of a file survive a loss of power, where the system supports that."""
     if hasattr(os, "O_DIRECTORY"):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

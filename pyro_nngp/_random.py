@@ -1,4 +1,4 @@
-"""Random numbers of the package's own, apart from the global random state."""
+"""Random streams that leave the global random state alone."""
 
 import threading
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ _GENERATORS = threading.RLock()
 
 
 class RandomStream:
-    """A stream of random numbers that torch's global generators give while its ``with`` block runs.
+    """A stream of random numbers: inside its ``with`` block, torch's global generators produce it.
 
-    A process has one generator per device, so the blocks of different threads exclude each other: each stream gives
-    the same numbers whatever other streams give, and the global random state is left alone.
+    A process has one generator per device, so blocks of different threads run one at a time. Each stream produces
+    the same numbers whatever the other streams do, and the global random state is restored.
 
     Args:
-        seed: of the stream.
-        devices: indices of the CUDA devices whose generators take part, beside that of the CPU.
+        seed: seed of the stream.
+        devices: indices of the CUDA devices whose generators take part, in addition to that of the CPU.
     """
 
     def __init__(self, seed: int, devices: list[int]) -> None:
@@ -30,7 +30,9 @@ class RandomStream:
         _GENERATORS.acquire()
         self._outside.append(self._states())
         if self._here is None:
-            torch.manual_seed(self._seed)
+            torch.default_generator.manual_seed(self._seed)  # torch.manual_seed would seed all other devices, too
+            for device in self._devices:
+                torch.cuda.default_generators[device].manual_seed(self._seed)
         else:
             self._set(self._here)
 
@@ -41,7 +43,7 @@ class RandomStream:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave the generators to others for a while, inside the ``with`` block."""
+        """Restore the global random state for a while, inside the ``with`` block."""
         self.__exit__()
         try:
             yield
@@ -59,10 +61,10 @@ class RandomStream:
 
 @contextmanager
 def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
-    """Draw random numbers from a seed and leave the global random state alone; None draws from the latter.
+    """Draw random numbers from a seed and leave the global random state alone; None draws from the global state.
 
     Args:
-        seed: of the CPU's generator, and of that of the accelerator where `like` is.
+        seed: seed of the CPU's generator and of the generator of the device of `like`.
         like: a tensor on the device of the draws.
     """
     if seed is None:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import undefined
+from pyro_nngp._checks import fail, undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
 
 
@@ -23,11 +23,24 @@ class BasisMean(GPModule):
     A subclass has parameters that :meth:`assign` sets, and defines :meth:`basis`.
 
     Attributes:
-        is_set: whether the user, or a method's data, has given the level.
+        is_set: whether the level has been set, by the user or from data.
     """
 
     is_set: bool
     value: Any
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As of every module; a tensor keeps the shape of the coefficients that it replaces.
+
+        Raises:
+            ValueError: for a tensor of another shape.
+        """
+        if isinstance(value, Tensor) and name in self.__dict__.get("_pyro_params", ()):
+            shape = tuple(self._parameters[f"{name}_unconstrained"].shape)
+            if tuple(value.shape) != shape:
+                cure = "Give num_latents=L to the constructor for one function per output."
+                fail(type(self).__name__, name, f"of shape {shape}", tuple(value.shape), cure)
+        super().__setattr__(name, value)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         """Values of the p basis functions."""
@@ -38,7 +51,7 @@ class BasisMean(GPModule):
         undefined(self, "assign", "mean function")
 
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
-        """Set what the user has not: the level, and the units of gradient steps."""
+        """Set the level, unless the user has, and the units of gradient steps."""
         undefined(self, "start", "mean function")
 
     @property
@@ -60,8 +73,8 @@ class ConstantMean(BasisMean):
     """A learnable constant mean function, ``(B, D) -> (B,)``, or ``(B, L)`` with a constant for each of L functions.
 
     Args:
-        value: its initial value, in the units of the latent function; None leaves it to the method, which starts it at
-            a robust level of its data.
+        value: initial value, in the units of the latent function; if None, the method starts it at a robust level of
+            its data.
         num_latents: L; None is one function.
     """
 
@@ -72,7 +85,7 @@ class ConstantMean(BasisMean):
         self.value = scaled(torch.full(shape, 0.0 if value is None else float(value)), 1.0)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of every module; a number or tensor assigned to `value` stays when a method starts from its data."""
+        """Set an attribute; a number or tensor assigned to `value` is kept when a method starts from its data."""
         super().__setattr__(name, value)
         if name == "value" and isinstance(value, int | float | Tensor):
             self.is_set = True
@@ -100,12 +113,12 @@ class LinearMean(BasisMean):
 
     Args:
         input_dim: number D of input columns.
-        num_latents: L functions with coefficients of their own; None is one.
+        num_latents: number L of functions, each with its coefficients; None is one.
 
     Attributes:
         value: c, the level at the center of the data, () or (L,).
         slope: s, (D,) or (D, L).
-        center: :math:`\bar x`, which the method sets to that of its data.
+        center: :math:`\bar x`, which the method sets to the center of its data.
     """
 
     center: Tensor

@@ -27,13 +27,13 @@ from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood, NegativeBinomial
 
 _METHODS = {"vecchia": "Vecchia", "loo": "LOO", "mllk": "MLLk", "vnngp": "VNNGP", "npvi": "NPVI", "svgp": "SVGP"}
-_BLOCK = 4_096  # new points whose draws are held at a time, where a quantile has no formula
+_BLOCK = 4_096  # new points per block of draws, for quantiles without a closed form
 
 Method = Literal["vecchia", "loo", "mllk", "vnngp", "npvi", "svgp"]
 
 
 class _NearestNeighborGP(BaseEstimator):
-    """What the estimators share: data to tensors, training, draws and quantiles."""
+    """The base of all estimators: conversion to tensors, training, draws and quantiles."""
 
     gp_: Any
 
@@ -77,11 +77,11 @@ class _NearestNeighborGP(BaseEstimator):
         self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
 
     def _likelihood(self) -> Likelihood | None:
-        """What the method is built with: the user's, or the one that suits the targets."""
+        """The likelihood of the method: the user's, or one that suits the targets."""
         return self.likelihood
 
     def _extend(self, x: NDArray, y: NDArray) -> None:
-        """Train on the data so far and new rows, from the hyperparameters found so far."""
+        """Train on all data so far and new rows, starting from the present hyperparameters."""
         before = self.gp_
         x = np.concatenate([before.x.cpu().numpy(), x])
         self._train(x, np.concatenate([before.y.cpu().numpy(), y]), before)
@@ -141,7 +141,7 @@ class _NearestNeighborGP(BaseEstimator):
 
 
 class _Regressor(RegressorMixin, _NearestNeighborGP):
-    """What the estimators of numbers and of counts share."""
+    """The base of the estimators of numbers and of counts."""
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -169,7 +169,7 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
-        """Append rows and train further, from the hyperparameters found so far."""
+        """Append rows and train further, starting from the present hyperparameters."""
         if not hasattr(self, "gp_"):
             return self.fit(X, y)
         self._extend(*self._data(X, y, reset=False))
@@ -194,12 +194,12 @@ class NNGPRegressor(_Regressor):
     Args:
         method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`.
         kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is Matern52 with one lengthscale per column.
-        likelihood: of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
+        likelihood: likelihood of the noise, copied; None is Gaussian. Others, such as StudentT, need "vnngp" or "loo".
         num_neighbors: K; None is the method's choice.
         method_options: further arguments of the method, such as ``{"mean": LinearMean(2)}``.
         fit_options: arguments of :func:`pyro_nngp.fit`, such as ``{"max_seconds": 60}``.
         device: where to compute, such as "cuda"; None is the CPU.
-        random_state: of orderings and minibatches.
+        random_state: seed of orderings and minibatches.
 
     Attributes:
         gp_: the trained method.
@@ -289,7 +289,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
-        """Append rows of known classes and train further, from the hyperparameters found so far."""
+        """Append rows of known classes and train further, starting from the present hyperparameters."""
         if not hasattr(self, "gp_"):
             return self.fit(X, y)
         x, labels = validate_data(self, X, y, reset=False, dtype=np.float64)

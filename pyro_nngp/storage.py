@@ -1,7 +1,7 @@
 """Trained models in one file, for another process, machine or device: ``gp.save(path)`` and ``pyro_nngp.load(path)``.
 
-The file is in the safetensors format. Tensors are as they are; the objects around them are JSON in its metadata: each
-object by the name of its class and its attributes, as pickle sees them. Nothing in the file is run: names are looked up
+The file is in the safetensors format. Tensors are stored unchanged; the objects around them are JSON in its metadata,
+each by the name of its class and its attributes, as pickle sees them. No code in the file is run: names are looked up
 among the classes of this package, of torch and of Pyro, and among those that the caller passes. A digest of all content
 is checked before anything is built.
 
@@ -36,7 +36,7 @@ _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
 
 class ModelFileError(RuntimeError):
-    """A file of a model is damaged, is none, is of another version, or names what is not at hand."""
+    """A model file is damaged, not a model file, of another version, or names unknown classes."""
 
 
 def save(model: Any, path: str | os.PathLike[str]) -> None:
@@ -49,11 +49,11 @@ def save(model: Any, path: str | os.PathLike[str]) -> None:
         path: the file; its folder must exist.
 
     Raises:
-        ModelFileError: if the model holds what has no name in a module, such as a lambda.
+        ModelFileError: if the model holds an object without a name in a module, such as a lambda.
         FileNotFoundError: if the folder does not exist.
         TypeError: if `path` is no path.
     """
-    from safetensors.torch import save as to_bytes  # only those who save need it
+    from safetensors.torch import save as to_bytes  # needed for saving only
 
     where = f"{type(model).__name__}.save"
     check_path(where, "path", path)
@@ -78,16 +78,15 @@ def load(
 
     Args:
         path: the file.
-        custom: classes and functions of the caller's own that the model was built with, such as a kernel or a mean
-            function.
+        custom: the caller's classes and functions that the model was built with, such as a kernel or a mean function.
         device: where its tensors go.
 
     Returns:
-        The model, with data, neighbors and all parameters: its predictions have the bits that they had.
+        The model, with data, neighbors and all parameters; its predictions are the same bit for bit.
 
     Raises:
-        ModelFileError: if the file is damaged or no such file, is of another version of this package, or names classes
-            or functions that are not in `custom`.
+        ModelFileError: if the file is damaged or not a model file, is of another version of this package, or names
+            classes or functions that are not in `custom`.
         FileNotFoundError: if there is no file of that name.
         TypeError: if `path` is no path.
     """
@@ -291,7 +290,7 @@ class _Reader:
 
 
 def _found(module: str, qualname: str) -> Any:
-    """The class or function of that name that is at home in that module; None if there is none."""
+    """The class or function of that name that is defined in that module; None if there is none."""
     try:
         value: Any = importlib.import_module(module)
         for part in qualname.split("."):
@@ -315,7 +314,7 @@ def digest(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
 
 
 def _series(of: str) -> list[str]:
-    """Major and minor version: files are for one series."""
+    """Major and minor version: a file is valid for one such series."""
     return of.split(".")[:2]
 
 

@@ -32,13 +32,23 @@ FEWER = {  # sizes on a page, and in the test
     "docs/howto/memory_and_threads.md": [("2_000", "300"), ("50_000", "500"), ("x[:500]", "x[:50]")],
     "docs/howto/priors.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("200)", "20)")],
     "docs/howto/missing_and_offsets.md": [("gp, 150", "gp, 20"), ("600", "200")],
-    "docs/howto/scikit_learn.md": [(", 400)", ", 80)"), ("[:300]", "[:60]"), ("[300:]", "[60:]"), ("cv=3", "cv=2")],
+    "docs/howto/scikit_learn.md": [
+        (", 400)", ", 80)"),
+        ("[:300]", "[:60]"),
+        ("[300:]", "[60:]"),
+        ("cv=3", "cv=2"),
+        ("r(num_neighbors=10)", "r(num_neighbors=10, fit_options={'num_steps': 5})"),
+    ],
     "docs/methods.md": [
-        ("2_000", "600"),
-        ("1_500", "450"),
+        ("2_000", "400"),
+        ("1_500", "300"),
         ("data, 500)", "data, 100)"),
         ("(gp, 100", "(gp, 40"),
         ("50, b", "9, b"),
+        ("gp, 30", "gp, 5"),
+        ("vi, 20", "vi, 4"),
+        ("num_samples=20, warmup_steps=20", "num_samples=4, warmup_steps=4"),
+        ("warmup_steps=100", "warmup_steps=30"),
     ],
     "docs/intervals.md": [("fit(gp)", "fit(gp, 10)")],
     "docs/sgmcmc.md": [("num_samples=50, warmup_steps=600", "num_samples=5, warmup_steps=50")],
@@ -68,7 +78,7 @@ def given_frame():
     height = (100 * torch.sin(6 * east)).round().int()
     return {
         "df": pandas.DataFrame({"east": east, "north": north, "height": height}),
-        "x_new": torch.rand(5, 2).double(),
+        "places": pandas.DataFrame({"east": torch.rand(5), "north": torch.arange(5)}),
     }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_nngp.means import BasisMean, ConstantMean
+from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models import VNNGP, Vecchia
 
 
@@ -24,6 +24,18 @@ def test_constants_of_several_functions_are_assigned_together():
     mean = ConstantMean(num_latents=2)
     mean.value = torch.tensor([1.0, 2.0])
     assert mean(torch.zeros(3, 1)).tolist() == [[1.0, 2.0]] * 3
+
+
+def test_coefficients_keep_their_shape():
+    two = ConstantMean(num_latents=2)
+    with pytest.raises(ValueError, match=r"ConstantMean: expected value of shape \(\), got \(3,\)\. Give num_l"):
+        ConstantMean().value = torch.zeros(3)
+    with pytest.raises(ValueError, match=r"ConstantMean: expected value of shape \(2,\), got \(\)"):
+        two.value = torch.tensor(1.0)
+    with pytest.raises(ValueError, match=r"LinearMean: expected slope of shape \(2,\), got \(3,\)"):
+        LinearMean(2).slope = torch.zeros(3)
+    two.value = 1.5  # a number is for all
+    assert two.value.tolist() == [1.5, 1.5]
 
 
 class Bare(BasisMean):

@@ -57,12 +57,12 @@ def test_draws_have_the_moments_of_predictions():
     np.testing.assert_array_equal(draws, model.sample_y(X[:5], 3000, random_state=1))
 
 
-@pytest.mark.parametrize("labels", [["no", "yes"], [3, 7, 11]])
-def test_labels_of_any_kind_are_classified(labels):
+@pytest.mark.parametrize(("labels", "options"), [(["no", "yes"], {}), ([3, 7, 11], {"fit_options": QUICK})])
+def test_labels_of_any_kind_are_classified(labels, options):
     X, f, noise = field(200)
     cut = np.digitize(f + 0.1 * noise, [0.0] if len(labels) == 2 else [-0.5, 0.7])
     y = np.array(labels)[cut]
-    model = NNGPClassifier(num_neighbors=10).fit(X[:120], y[:120])
+    model = NNGPClassifier(num_neighbors=10, **options).fit(X[:120], y[:120])
     assert list(model.classes_) == labels
     assert model.score(X[120:], y[120:]) > 0.85
     probs = model.predict_proba(X[120:])
@@ -70,12 +70,12 @@ def test_labels_of_any_kind_are_classified(labels):
     assert set(model.predict(X[120:])) <= set(labels)
 
 
-@pytest.mark.parametrize("likelihood", [None, Poisson()])
-def test_counts_have_means_and_intervals_of_counts(likelihood):
+@pytest.mark.parametrize("options", [{}, {"likelihood": Poisson(), "fit_options": QUICK}])
+def test_counts_have_means_and_intervals_of_counts(options):
     X, f, _ = field(400)
     rate = np.exp(1 + f)
     y = np.random.default_rng(1).poisson(rate)
-    model = NNGPCountRegressor(likelihood=likelihood, num_neighbors=10).fit(X[:300], y[:300])
+    model = NNGPCountRegressor(num_neighbors=10, **options).fit(X[:300], y[:300])
     assert np.corrcoef(np.log(model.predict(X[300:])), np.log(rate[300:]))[0, 1] > 0.95
     lower, upper = model.predict_interval(X[300:], 0.9).T
     assert ((lower <= y[300:]) & (y[300:] <= upper)).mean() > 0.85

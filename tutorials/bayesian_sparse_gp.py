@@ -7,7 +7,7 @@
 # over draws, so what is uncertain about the kernel and about the inducing inputs ends up in the predictive
 # distribution, where it belongs.
 #
-# Two interleaved half moons, as noisy as to overlap, are to be separated. We look at convergence over several
+# The data are two interleaved half moons with so much noise that they overlap. We look at convergence over several
 # chains, at where the inducing inputs go under three priors, and at a second layer.
 #
 #     python tutorials/bayesian_sparse_gp.py [--out tutorial_output/bayesian_sparse_gp] [--smoke]
@@ -145,7 +145,7 @@ deep_nll, deep_error = scores(deep, run(deep).get_samples())
 print(f"two layers: test NLL {deep_nll:.3f}, error {deep_error:.3f}")
 
 # %% [markdown]
-# ## What came out
+# ## Results
 
 # %%
 if args.smoke:

@@ -72,7 +72,7 @@ class DeepKernel(nn.Module):
 
 
 # %% [markdown]
-# ## Both
+# ## Train both
 # The deep kernel starts from what the stationary one has learned.
 
 

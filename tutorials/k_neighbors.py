@@ -92,6 +92,7 @@ axes[1].loglog(numbers, shifts[:-1], "o-", color="black")
 axes[1].set(xlabel="neighbors K", ylabel="exact standard deviations", title="shift of predictions (root mean square)")
 for axis in axes:
     axis.set_xticks(numbers, [str(k) for k in numbers])
+    axis.minorticks_off()
     axis.grid(alpha=0.3)
 figure.savefig(args.out / "neighbors.png", dpi=110)
 

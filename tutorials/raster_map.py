@@ -59,7 +59,9 @@ print(found)
 # %% [markdown]
 # ## What was learned?
 # Half the squared difference of pairs of stations, and what the model says it is; the neighbors that three stations are
-# conditioned on; and the height along a line to the east, averaged over the stations.
+# conditioned on; and the height along a line to the east, averaged over the stations. The curve of the model lies above
+# the data, since half of the map is rugged and half is a plain: one process with the same variance everywhere is only a
+# compromise here, and yet its intervals are right on average, as the next section shows.
 
 # %%
 panels = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")[1]

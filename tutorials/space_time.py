@@ -86,8 +86,8 @@ def baselines(test):
 # to which most pairs of hours are close together, takes that of the differences: correlation between airports comes out
 # too low, and the intervals for a lost week too wide.
 #
-# The sum says it as it is: *regional* weather, a kernel of time alone, and each airport's *local* departure from it,
-# with a pace of its own. What stays for good, such as that one airport is always warmer, belongs into the mean: with
+# The sum describes this: *regional* weather, a kernel of time alone, and each airport's *local* departure from it,
+# with a pace of its own. What stays for good, such as that one airport is always warmer, belongs in the mean: with
 # three airports a linear function of east and north is an offset for each. (As a slow process it would be out of reach:
 # the nearest neighbors of a lost hour are at the other two airports, and say nothing of JFK itself.)
 #

@@ -159,9 +159,9 @@ figure.savefig(args.out / "noisy.png", dpi=110)
 # %% [markdown]
 # ## The bound against the noise variance
 # Which noise would each bound choose, everything else at the truth? For each value q(u) is at its optimum. With few
-# inducing points SVGP calls what they cannot follow noise. VNNGP has its best value inside. The bound of SWSGP with an
-# inducing point at each data point goes on rising as the noise goes to 0: a perfect fit gains N log-densities, and
-# costs the divergence of one neighborhood.
+# inducing points SVGP mistakes for noise what they cannot follow. VNNGP has its optimum in between. The bound of SWSGP
+# with an inducing point at each data point goes on rising as the noise goes to 0: a perfect fit gains N log-densities,
+# and costs the divergence of one neighborhood.
 
 # %%
 kernel, truth = Matern52(2, variance=number(1.0), lengthscale=number(2 / num_points**0.5)), 0.1

@@ -58,7 +58,7 @@ class Arrays:
         self._prior_shape = (1, num_prior)
         self._left_out = {name[1:] for name in var_names if name.startswith("~")}
         self._wanted = {name for name in var_names if not name.startswith("~")}
-        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows taken, and of how many
+        self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows used, and size
         self._variables: set[str] = set()
 
     def add(
@@ -75,15 +75,15 @@ class Arrays:
 
         Args:
             place: chain and draw.
-            trace: of the run.
-            values: of the latent sites.
-            rows: rows of the run, of all that the values are for; None is all.
-            log_likelihood: the group of the densities of the data given the latent sites, if they are wanted.
-            log_prior: whether the densities of latent sites are wanted.
-            unconstrained: whether latent values that are constrained are wanted in unconstrained space too.
+            trace: trace of the run.
+            values: values of the latent sites.
+            rows: rows of the run, among all rows of the values; None is all.
+            log_likelihood: group for the densities of the data given the latent sites; None omits them.
+            log_prior: whether to keep the densities of latent sites.
+            unconstrained: whether to keep latent values that are constrained in unconstrained space too.
 
         Raises:
-            ValueError: if a plate took other rows than at the first draw.
+            ValueError: if a plate used other rows than at the first draw.
         """
         self._add_plates(trace, rows)
         for name, site in sample_sites(trace).items():
@@ -115,7 +115,7 @@ class Arrays:
                 self._put("prior_predictive" if observed else "prior", name, site["value"], dims, (0, draw))
 
     def add_leave_one_out(self, place: Place, trace: Trace, name: str, densities: Tensor) -> None:
-        """Add the leave-one-out densities of an observed site, in place of its densities given the latent sites."""
+        """Add the leave-one-out densities of an observed site, instead of its densities given the latent sites."""
         site = trace.nodes[name]
         dims = self._name_dims(name, site["value"], site)
         self._put("log_likelihood", name, densities, dims[: densities.dim()], place)
@@ -127,7 +127,7 @@ class Arrays:
                 self._put("predictions", name, value, ("latents", "prediction")[2 - value.dim() :], place)
 
     def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
-        """Add the data of a run that drew them anew."""
+        """Add the data that a run drew from the model."""
         for name in (name for name, site in sample_sites(trace).items() if is_data(site)):
             value = again.nodes[name]["value"]
             self._put("posterior_predictive", name, value, self._name_dims(name, value, again.nodes[name]), place, rows)
@@ -148,7 +148,7 @@ class Arrays:
     def add_constants(self, trace: Trace, x: Any, x_new: Tensor | None, given: Mapping[str, Any]) -> None:
         """Add the parameters of a run, inputs, inputs of predictions and further arrays."""
         for name, site in trace.nodes.items():
-            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # else it is a part of one
+            if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # otherwise it is a view of one
                 self._put("params", name, site["value"], self._name_dims(name, site["value"]))
         if isinstance(x, Tensor) and x.dim() == 2:
             self._put_whole("x", _array(x), ("data", "input_dim"))
@@ -158,10 +158,10 @@ class Arrays:
             self._put_whole(name, _array(value), self._name_dims(name, _array(value)))
 
     def check_names(self) -> None:
-        """Check the names and labels that the user gave; to be called after the first draw.
+        """Check the user's names and labels; to be called after the first draw.
 
         Raises:
-            ValueError: if one of them fits nothing.
+            ValueError: if one of them does not match.
         """
         sizes = _sizes(variable for variables in self.groups.values() for variable in variables.values())
         for arg, given, known in (
@@ -207,7 +207,7 @@ class Arrays:
         place: Place | tuple[()] = (),
         rows: Tensor | None = None,
     ) -> None:
-        """Write a value to its place; one of some rows, to those rows of the plates that it is shorter than."""
+        """Write a value to its place; a value of some rows, to those rows of its plates."""
         value, group_of = _array(value), self.groups[group]
         plates = {dim: len(taken) for dim, (taken, _) in self._plates.items()}
         lengths = [plates.get(dim, n) for dim, n in zip(dims, value.shape, strict=True)]
@@ -235,7 +235,7 @@ class Arrays:
         self._put("unconstrained_posterior", name, moved, dims, place, rows)
 
     def _put_whole(self, name: str, value: np.ndarray, dims: tuple[str, ...]) -> None:
-        """Keep the rows that plates took of a constant that is given for all rows."""
+        """Keep those rows of a constant that the plates used."""
         for axis, dim in enumerate(dims):
             if dim in self._plates and value.shape[axis] == self._plates[dim][1]:
                 value = value.take(self._plates[dim][0], axis)

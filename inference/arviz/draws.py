@@ -24,10 +24,10 @@ class MCMCDraws:
     Args:
         where: name of the caller, for messages.
         mcmc: the run.
-        num_samples: draws to take of each chain, evenly spaced; None is all.
+        num_samples: number of evenly spaced draws of each chain; None is all.
 
     Raises:
-        ValueError: if there are no draws, fewer than asked for, or no model.
+        ValueError: if there are no draws, fewer than requested, or no model.
     """
 
     def __init__(self, where: str, mcmc: MCMC, num_samples: int | None) -> None:
@@ -44,12 +44,12 @@ class MCMCDraws:
         self._kept = np.linspace(0, self._total - 1, self.num_samples).round().astype(int)
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        """Arguments of the run, with all rows in place of each minibatch."""
+        """Arguments of the run, with all rows instead of each minibatch."""
         every = {name: _all_rows(a) for name, a in self._mcmc._kwargs.items()}
         return tuple(_all_rows(a) for a in self._mcmc._args), every
 
     def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
-        """Values at one of the draws taken."""
+        """Values at one of the selected draws."""
         return {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}, None
 
     def are_of(self, method: Any) -> bool:
@@ -107,7 +107,7 @@ class GuideDraws:
         return getattr(self._guide, "__self__", None) is method
 
     def statistics(self) -> Statistics:
-        """Nothing: independent draws have no diagnostics."""
+        """An empty dictionary: independent draws have no diagnostics."""
         return {}
 
     def warmup(self) -> tuple[dict[str, Tensor], Statistics]:

@@ -1,6 +1,6 @@
-"""Leave-one-out log densities at fixed hyperparameters, in the form that ``az.compare`` ranks.
+"""Leave-one-out log densities at fixed hyperparameters, in the form that ``az.compare`` takes.
 
-Nothing is left to importance sampling then: the estimate is the sum, with the standard error of a sum of N terms.
+No importance sampling is needed: the estimate is the sum, with the standard error of a sum of N terms.
 """
 
 from typing import Any
@@ -25,14 +25,14 @@ def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
     Where hyperparameters have posterior draws, ``az.loo(to_arviz(...))`` gives the same with their uncertainty.
 
     Args:
-        log_densities: of each datum, such as ``gp.loo()`` returns.
+        log_densities: log density of each datum, such as ``gp.loo()`` returns.
 
     Returns:
-        ``ELPDData`` with pointwise values, for ``az.compare``. The number of effective parameters is NaN: there are no
-        draws that had seen the data.
+        ``ELPDData`` with pointwise values, for ``az.compare``. The effective number of parameters is NaN: there are no
+        draws.
 
     Raises:
-        ValueError, TypeError: for anything else than finite densities of one draw.
+        ValueError, TypeError: unless they are finite densities of one draw.
         ImportError: if ArviZ is not installed.
     """
     check_tensor("elpd", "log_densities", log_densities)

@@ -1,14 +1,14 @@
 r"""Export of Pyro posteriors to ArviZ: MCMC runs, guides, and methods that have a model and a guide.
 
-At each draw the model is run conditioned on the data, and once more with the data drawn anew. Arrays are allocated once
-and filled draw by draw, in main memory wherever the model runs.
+At each draw the model runs once conditioned on the data, and once with new data. Arrays are allocated once and filled
+draw by draw, in main memory wherever the model runs.
 
-``az.loo`` and ``az.compare`` take the log likelihood for :math:`\log p(y_i \mid y_{-i}, \theta)`: they make importance
-weights of its inverse. For a method of :mod:`pyro_nngp.models` it is that density, with the latent values integrated
-out. For any other program it is the density of each observation given all latent sites, the same thing where the
-observations are independent given these.
+``az.loo`` and ``az.compare`` treat the log likelihood as :math:`\log p(y_i \mid y_{-i}, \theta)`: importance weights
+are its inverse. For a method of :mod:`pyro_nngp.models` it is that density, with the latent values integrated out. For
+any other program it is the density of each observation given all latent sites, which is the same if observations are
+independent given these.
 
-Cost: two runs of the model per draw, and one of the guide; memory for the draws that are kept.
+Cost: two runs of the model and one of the guide per draw; memory for the draws that are kept.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -58,37 +58,37 @@ def to_arviz(
 
     Groups of the result:
 
-    - ``posterior``: latent sites, and deterministic ones;
-    - ``posterior_predictive``: observed sites, drawn anew; given the data of the neighbors where the model conditions
-      on them (``LOO``, ``Vecchia``);
-    - ``log_likelihood``: of a method, the log density of each observation given all others and the hyperparameters
-      of the draw, latent values integrated out (``gp.loo``); of any other program, its log density given all latent
-      sites, without the scales of plates and ``poutine.scale``, and NaN where it is masked. The attribute ``kind`` says
-      which;
-    - ``log_likelihood_conditional``: of a method too the log density given all latent sites, on request, and if it has
-      no ``loo``. It is of no use to ``az.loo`` where latent values are as many as observations;
+    - ``posterior``: latent and deterministic sites;
+    - ``posterior_predictive``: new draws of observed sites; given the data of the neighbors if the model conditions on
+      them (``LOO``, ``Vecchia``);
+    - ``log_likelihood``: for a method, the log density of each observation given all others and the hyperparameters
+      of the draw, latent values integrated out (``gp.loo``); for any other program, its log density given all latent
+      sites, without the scales of plates and ``poutine.scale``, and NaN where it is masked. The attribute ``kind``
+      names which of the two;
+    - ``log_likelihood_conditional``: for a method, the log density given all latent sites, on request or if the method
+      has no ``loo``. ``az.loo`` cannot use it if there are as many latent values as observations;
     - ``unconstrained_posterior``: latent sites with a constrained support, in unconstrained space, on request;
     - ``log_prior``: log density of each latent site in the posterior group, without scales, on request;
     - ``prior``, ``prior_predictive``: draws from the model, on request;
     - ``predictions``: joint draws of ``f`` and ``y`` at new points, on request; their ``x`` is in
       ``predictions_constant_data``;
-    - ``sample_stats``: of MCMC, ``diverging`` and the kernel's diagnostics of each chain (step size, ...), or of each
+    - ``sample_stats``: for MCMC, ``diverging`` and the kernel's diagnostics of each chain (step size, ...), or of each
       draw, with a :class:`~pyro_nngp.inference.Recorder`; with `log_density`, ``log_p`` and, for guides, ``log_q``;
-    - ``warmup_posterior``, ``warmup_sample_stats``: of a ``Recorder(warmup=True)``;
+    - ``warmup_posterior``, ``warmup_sample_stats``: from a ``Recorder(warmup=True)``;
     - ``observed_data``; ``constant_data``, which holds the inputs ``x`` of a method; ``params``, the parameters of the
       model, which are point estimates; ``svi``, the trace of the loss.
 
-    A plate is a dimension of its name whose coordinates are the rows it took. Other dimensions are named by `dims`, by
+    A plate is a dimension of its name whose coordinates are the rows it used. Other dimensions are named by `dims`, by
     ``infer={"event_dims": [...]}`` of the site, or ``<site>_dim_<k>``.
 
     Args:
         source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
-        *args: arguments of model and guide. None given to an MCMC run takes its own, with all rows in place of a
+        *args: arguments of model and guide. Without any, an MCMC run uses its own, with all rows instead of a
             :class:`~pyro_nngp.inference.mcmc.potential.Minibatch`.
         model_kwargs: keyword arguments of model and guide.
-        num_samples: draws per chain. None is all draws of an MCMC run (fewer are taken evenly spaced), 500 of a guide.
+        num_samples: draws per chain. None is all draws of an MCMC run (fewer are evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
-        posterior_predictive: draw the data anew.
+        posterior_predictive: draw new data.
         log_likelihood: keep the log likelihood for ``az.loo``.
         log_likelihood_conditional: keep the log densities of the data given all latent sites.
         log_prior: keep the log densities of the latent sites, for power-scaling sensitivity.
@@ -98,12 +98,12 @@ def to_arviz(
         num_prior_samples: draws from the prior. Models that condition on the data of the neighbors have no prior
             predictive draws.
         predictions: new inputs of a method.
-        batch_size: run the model on so many rows at a time, as ``model(idx)``, at values drawn for all rows at once.
+        batch_size: run the model on this number of rows at a time, as ``model(idx)``, at values drawn for all rows.
         num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
         losses: the loss at each step, such as ``fit(...).losses``.
         constant_data: further arrays to keep, {name: array}.
-        coords: labels, {dimension: labels}; of a plate one for each of its rows, taken or not.
-        dims: names, {site or constant: names of its dimensions that are no plates}.
+        coords: labels, {dimension: labels}; for a plate one for each of its rows, used or not.
+        dims: names, {site or constant: names of its dimensions that are not plates}.
         progress: show a progress bar if the export takes more than a second.
 
     Returns:
@@ -111,7 +111,7 @@ def to_arviz(
         so far.
 
     Raises:
-        TypeError: for a source of another kind.
+        TypeError: for any other source.
         ImportError: if neither ArviZ nor xarray is installed.
         ValueError: for a run without draws, latent sites without draws, rows that change from draw to draw, names that
             do not fit, arguments out of range.

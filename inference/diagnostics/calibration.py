@@ -1,16 +1,16 @@
-r"""Is a posterior right, and are its predictions calibrated? Statistics that are uniform if so, and tests of them.
+r"""Checks of posteriors and of calibration: statistics that are uniform if both are right, and tests of uniformity.
 
 - :func:`psis_khat`: how heavy the tail of the importance weights p/q of a guide is (Yao, Vehtari, Simpson and Gelman
   2018, section 2).
 - :func:`sbc_ranks`: simulation-based calibration of any posterior (Talts, Betancourt, Simpson, Vehtari and Gelman 2018,
-  algorithm 1); of a guide it is variational simulation-based calibration (Yao et al., section 3).
+  algorithm 1); applied to a guide, it is variational simulation-based calibration (Yao et al., section 3).
 - :func:`pit`: probability integral transforms of observations, from which :func:`coverage_curve` follows.
 - :func:`reliability`: predicted probabilities of labels against their frequencies.
 
-Differs from the papers: ranks are spread at random within their cell, :math:`(r + v) / (S + 1)` with v uniform, so that
-they are exactly uniform for any number of draws S and with ties, and one test serves ranks and transforms alike. The
-asymmetry that reveals bias is tested by Wilcoxon's signed ranks, which hold their level; Yao et al. compare p and 1 - p
-as if they were two samples.
+Differs from the papers: ranks are randomized within their cell, :math:`(r + v) / (S + 1)` with v uniform, so that they
+are exactly uniform for any number of draws S and with ties, and the same test applies to ranks and transforms.
+Asymmetry, the sign of bias, is tested by Wilcoxon's signed ranks, which keep their level; Yao et al. compare p and 1 -
+p as if they were two samples.
 """
 
 import math
@@ -39,8 +39,8 @@ def psis_khat(
 ) -> float:
     r"""Pareto shape :math:`\hat k` of the importance weights :math:`p(\theta, y) / q(\theta)` of a guide.
 
-    Below 0.5 the guide is close to the posterior, above 0.7 it is not. It judges the joint distribution of all latent
-    sites, so it is far above 0.7 for almost any guide of thousands of them, however good its marginals.
+    Below 0.5 the guide is close to the posterior, above 0.7 it is not. It measures the joint distribution of all latent
+    sites, so it is far above 0.7 for almost any guide of thousands of sites, however good its marginals.
 
     Args:
         model: a Pyro model; scales of ``poutine.scale`` do not count.
@@ -51,10 +51,10 @@ def psis_khat(
         **kwargs: keyword arguments of both.
 
     Returns:
-        The shape; -inf if all weights are equal, inf if four of them or fewer outweigh all others beyond measure.
+        The shape; -inf if all weights are equal, inf if at most four of them outweigh all others by far.
 
     Raises:
-        ValueError: for fewer than 25 draws, latent sites without draws, or plates that took some of their rows only.
+        ValueError: for fewer than 25 draws, latent sites without draws, or plates that used only some of their rows.
 
     Cost: S runs of model and guide.
 
@@ -84,7 +84,8 @@ def sbc_ranks(
 ) -> dict[str, Float[Tensor, "R ..."]]:
     """Ranks of true values among posterior draws, scaled to (0, 1): uniform if the inference is right.
 
-    Ranks of too narrow a posterior pile up at 0 and 1, of too wide a one in the middle, of a biased one on one side.
+    Ranks pile up at 0 and 1 if the posterior is too narrow, in the middle if it is too wide, on one side if it is
+    biased.
 
     Args:
         simulate: draws latent values from the prior and data given them; returns ({site: value}, data).
@@ -131,16 +132,16 @@ def sbc_ranks(
 def pit(
     predictive: Distribution | Shaped[Tensor, "S *N"], y: Shaped[Tensor, "*N"], num_draws: int = 1000
 ) -> Float[Tensor, "*N"]:
-    r"""Randomized probability integral transform: where in its predictive distribution does an observation lie?
+    r"""Randomized probability integral transform: the position of each observation in its predictive distribution.
 
-    A distribution that is continuous and knows its cumulative function gives :math:`F(y)`. Anything else gives the rank
-    of y among draws :math:`x_s`, :math:`(\#\{x_s < y\} + v\,(1 + \#\{x_s = y\})) / (S + 1)` with v uniform: counts and
-    other discrete data need no further care.
+    A continuous distribution with a cumulative distribution function gives :math:`F(y)`. Any other gives the rank of y
+    among draws :math:`x_s`, :math:`(\#\{x_s < y\} + v\,(1 + \#\{x_s = y\})) / (S + 1)` with v uniform: this
+    covers counts and other discrete data.
 
     Args:
         predictive: a distribution over y, or independent draws from it along the first dimension.
         y: observations.
-        num_draws: S, where a distribution has to be drawn from.
+        num_draws: S, for distributions that have to be sampled.
 
     Returns:
         Values in [0, 1], uniform if the predictions are calibrated.
@@ -190,7 +191,7 @@ def uniformity(values: Float[Tensor, "..."], num_bins: int = 20) -> float:
 def symmetry(values: Float[Tensor, "..."]) -> float:
     """P-value of Wilcoxon's signed-rank test that independent values are symmetric about 1/2.
 
-    It sees bias, and is blind to a width that is wrong on both sides alike.
+    It detects bias, but not a width that is wrong in the same way on both sides.
 
     Args:
         values: as in :func:`uniformity`.
@@ -218,12 +219,12 @@ def coverage_curve(values: Float[Tensor, "..."], levels: Float[Tensor, " L"]) ->
 
 
 class Reliability(NamedTuple):
-    """Predicted probabilities against frequencies, in the bins that hold any.
+    """Predicted probabilities and observed frequencies, in bins that are not empty.
 
     Attributes:
         predicted: mean predicted probability.
-        observed: frequency of what was predicted.
-        number: how many predictions.
+        observed: observed frequency.
+        number: number of predictions.
     """
 
     predicted: Float[Tensor, " J"]
@@ -242,7 +243,7 @@ def reliability(
     """Compare predicted probabilities with frequencies, in bins of equal width.
 
     Args:
-        prob: probabilities of label 1, or of each of C classes; of these only the largest counts.
+        prob: probabilities of label 1, or of each of C classes, of which only the largest is used.
         y: labels: 0 or 1, or 0..C-1.
         num_bins: number of bins.
 
@@ -278,7 +279,7 @@ def _check_transforms(where: str, values: Any) -> None:
 
 
 def _tail_shape(log_weights: Float[Tensor, " S"]) -> float:
-    """Pareto shape of the largest weights, as many as Vehtari, Simpson, Gelman, Yao and Gabry (2024) take."""
+    """Pareto shape of the largest weights; their number follows Vehtari, Simpson, Gelman, Yao and Gabry (2024)."""
     ordered = (log_weights - log_weights.max()).sort().values
     if ordered[0] == 0:
         return -math.inf

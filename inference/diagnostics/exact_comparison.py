@@ -1,15 +1,15 @@
-r"""How much does a nearest-neighbor prior lose against the exact Gaussian process, for a number K of neighbors?
+r"""The loss of a nearest-neighbor prior relative to the exact Gaussian process, as a function of K.
 
 For the exact prior :math:`N(0, \Sigma)` and the nearest-neighbor prior with conditional variances :math:`v_j`,
 
 .. math:: KL[\text{exact} \,\|\, \text{NN}] = \tfrac12 \Big( \sum_j \log v_j - \log\det \Sigma \Big),
 
-since each conditional of the latter is one of the exact process. Leave-one-out predictions of both are read off the
+since each conditional of the latter is one of the exact process. Leave-one-out predictions of both follow from the
 inverse of the covariance C of the data,
 
 .. math:: y_i \mid y_{-i} \sim N\big(y_i - [C^{-1} y]_i / [C^{-1}]_{ii},\; 1 / [C^{-1}]_{ii}\big).
 
-Cost: O(N^3) per K, so it is for subsets.
+Cost: O(N^3) per K, so use subsets.
 """
 
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ _MAX_POINTS = 2000
 
 
 class NNReport(NamedTuple):
-    """What K neighbors lose. ``pandas.DataFrame(report._asdict())`` is a table.
+    """The loss at each K. ``pandas.DataFrame(report._asdict())`` is a table.
 
     Attributes:
         num_neighbors: K.
@@ -69,11 +69,11 @@ def compare_to_exact(
         y: targets minus the mean function.
         num_neighbors: the numbers K to try, each in 1..N-1.
         noise_var: variance of the noise on y, positive.
-        **graph_options: of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`: ordering, seed, metric.
+        **graph_options: arguments of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`: ordering, seed, metric.
 
     Raises:
         ValueError: for more than 2,000 points, shapes that differ, K out of range, noise that is not positive, or a
-            kernel whose hyperparameters have priors in place of values.
+            kernel whose hyperparameters have priors instead of values.
 
     Cost: O(N^3) time and O(N^2) memory for each K.
     """

@@ -1,4 +1,4 @@
-"""Plots of calibration: transforms, coverage, reliability. Matplotlib is imported by the first that needs it.
+"""Plots of calibration: transforms, coverage, reliability. Matplotlib is imported at the first plot.
 
 Cost: O(N).
 """
@@ -18,7 +18,7 @@ _BAND = (0.005, 0.995)
 
 
 def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -> Any:
-    """Histogram of transforms or ranks with the band that holds a bar of uniform values with probability 0.99.
+    """Histogram of transforms or ranks, with the band that contains a bar of uniform values with probability 0.99.
 
     Args:
         values: from :func:`~pyro_nngp.inference.diagnostics.calibration.pit` or ``sbc_ranks``.

@@ -1,4 +1,4 @@
-r"""What a stochastic-gradient sampler learns during burn-in, and the temperatures it measures after it.
+r"""Estimates of a stochastic-gradient sampler during burn-in, and its temperatures after burn-in.
 
 Coordinate by coordinate, from the gradient :math:`\nabla` of each update:
 
@@ -15,10 +15,10 @@ Coordinate by coordinate, from the gradient :math:`\nabla` of each update:
 
 The mean position c over the second half of burn-in is the center of the configurational temperature.
 
-Differs from the paper: it forgets to the end of burn-in. But where gradients are nearly exact, successive ones are
-alike, tau falls to 1, and what would be frozen is the square of one gradient. It also takes V for :math:`\sigma^2`. But
-V holds the variation of the exact gradient along the chain too, which is no noise: with full batches :math:`\sigma^2`
-is 0 and V is not, and the chain comes out too cold.
+Differs from the paper: the paper forgets until the end of burn-in. But if gradients are nearly exact, successive ones
+are similar, tau falls to 1, and the frozen V would be the square of one gradient. The paper also uses V for
+:math:`\sigma^2`. But V includes the variation of the exact gradient along the chain, which is not noise: with full
+batches :math:`\sigma^2` is 0 and V is not, and the chain would be too cold.
 
 Cost: O(d). Symbols: M mass, T temperature, d unconstrained dimensions, C chains; a state is a dict of tensors.
 """
@@ -30,7 +30,7 @@ State = dict[str, Tensor]
 
 
 def follow_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -> State:
-    """Bring the scale of the gradients up to date; `settled` in the half of burn-in that forgets nothing."""
+    """Update the scale of the gradients; `settled` in the second half of burn-in, without forgetting."""
     rate, forget = 1 / (state["window"] + 1), 0.0 if settled else state["mean"] ** 2 / state["square"]
     square = state["square"] + rate * (gradient**2 - state["square"])
     return {
@@ -42,19 +42,19 @@ def follow_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -
 
 
 def follow_noise(state: State, gradient: Float[Tensor, "*C d"], again: Float[Tensor, "*C d"]) -> State:
-    """Bring the variance over minibatches up to date with two independent gradients at one position."""
+    """Update the variance over minibatches from two independent gradients at one position."""
     pairs = state["pairs"] + 1
     change = (0.5 * (gradient - again) ** 2 - state["gradient_variance"]) / pairs
     return {"pairs": pairs, "gradient_variance": state["gradient_variance"] + change}
 
 
 def follow_center(state: State, count: int) -> State:
-    """Bring the mean position up to date with the `count`-th one."""
+    """Update the mean position with the `count`-th position."""
     return {"center": state["center"] + (state["position"] - state["center"]) / count}
 
 
 def configurational_temperature(state: State, gradient: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
-    """(psi - c)' grad U / d: it sees the position alone, and its mean is T for any c that psi has forgotten."""
+    """(psi - c)' grad U / d: a function of the position only, whose mean is T for any c that psi has forgotten."""
     return ((state["position"] - state["center"]) * gradient).mean(-1)
 
 
@@ -62,8 +62,8 @@ def kinetic_temperature(state: State, velocity: Float[Tensor, "*C d"]) -> Float[
     """v' M v / d for the mean v of the velocities before and after a step.
 
     The velocity after a step is too hot by 1 / (1 - alpha/2) in a chain whose positions have temperature T, alpha
-    being the part of the velocity lost per step. The mean of two successive ones has temperature T, to first order in
-    epsilon.
+    being the part of the velocity lost per step. The mean of two successive velocities has temperature T, to first
+    order in epsilon.
     """
     middle = (state["velocity"] + velocity) / 2
     return (middle**2 / state["inverse_mass"]).mean(-1)

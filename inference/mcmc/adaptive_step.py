@@ -1,4 +1,4 @@
-"""One update of a stochastic-gradient sampler: the gradient, what burn-in learns from it, the step and its checks.
+"""One update of a stochastic-gradient sampler: the gradient, adaptation during burn-in, the step and its checks.
 
 The state is a dictionary of tensors, chains in front; symbols: :mod:`pyro_nngp.inference.mcmc.stochastic_gradient`.
 """
@@ -34,11 +34,11 @@ from pyro_nngp.inference.mcmc.step_search import (
 )
 from pyro_nngp.inference.svi.run import DivergenceError
 
-_PAIRS, _PAIR_EVERY = 100, 10  # gradient pairs that burn-in takes at least, and updates per pair at most
+_PAIRS, _PAIR_EVERY = 100, 10  # fewest gradient pairs in burn-in, and most updates per pair
 
 
 class AdaptiveStep(MCMCKernel):
-    """What a sampler does at each update, and the hooks that it defines; attributes are those of the kernel."""
+    """The update of a sampler, and the hooks that a sampler defines; attributes are those of the kernel."""
 
     step_size: Schedule | None
     num_steps: int | None
@@ -52,32 +52,32 @@ class AdaptiveStep(MCMCKernel):
     _coarse: "AdaptiveStep | None"
     _warmup_end: int
 
-    # What a sampler adds to the base.
+    # Hooks that a sampler defines.
 
     @abstractmethod
     def start(self, position: Float[Tensor, "*C d"]) -> State:
-        """Give the sampler's auxiliary variables their first values."""
+        """Initialize the sampler's auxiliary variables."""
 
     @abstractmethod
     def update(
         self, state: State, gradient: Float[Tensor, "*C d"], step_size: float | Tensor, temperature: float
     ) -> State:
-        """Make one step; return the entries of the state that it changes."""
+        """Make one step; return the changed entries of the state."""
 
     @abstractmethod
     def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Variance of the noise that a step needs, that of the gradient included, per coordinate."""
+        """Variance of the noise that a step needs, including that of the gradient, per coordinate."""
 
     @abstractmethod
     def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
-        """Largest sound step size for the stiffness lambda and the gradient noise R of the scaled problem."""
+        """Largest accurate step size for the stiffness lambda and the gradient noise R of the scaled problem."""
 
     def gradient_part(self, state: State, step_size: float | Tensor) -> Float[Tensor, "*C d"]:
-        """Variance that minibatches bring to a step through epsilon M^-1 grad U, per coordinate."""
+        """Variance that minibatches add to a step through epsilon M^-1 grad U, per coordinate."""
         return (step_size * state["inverse_mass"]) ** 2 * state["gradient_variance"]
 
     def inject(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        """Draw the noise that a step needs beside that of the gradient."""
+        """Draw the noise that a step needs in addition to that of the gradient."""
         variance = self.noise_variance(state, step_size, temperature) - self.gradient_part(state, step_size)
         return variance.clamp_min(0).sqrt() * torch.randn_like(variance)
 
@@ -116,7 +116,7 @@ class AdaptiveStep(MCMCKernel):
             state = learn(state, gradient, updates)
             self._optimized.step(by_params)
             if self.step_size is None and 2 * updates < end:
-                return {**state, "position": search(state, gradient, temperature, updates, end)}
+                return {**state, "position": search(self.potential, state, gradient, temperature, updates, end)}
         step_size = self._step_size(state, updates)
         if updates == end:
             self._warn_of_heat(state, step_size, temperature)
@@ -135,7 +135,7 @@ class AdaptiveStep(MCMCKernel):
         return state
 
     def _prepare(self, state: State, updates: int) -> State:
-        """Look around before the first update, and give the sampler its first values where the search ends."""
+        """Find first scales before the first update, and initialize the sampler when the search ends."""
         if updates == 0:
             state = state | first_scales(self.potential, state, self.temperature(updates) or 1.0)
         if updates == (self._warmup_end + 1) // 2:
@@ -159,7 +159,7 @@ class AdaptiveStep(MCMCKernel):
         return state
 
     def _measure(self, state: State, changed: State, gradient: Tensor, count: int) -> State:
-        """Bring the mean temperatures up to date with the update that is number `count` after burn-in."""
+        """Update the mean temperatures with update number `count` after burn-in."""
         now = {"configurational": configurational_temperature(state, gradient)}
         if "velocity" in state:
             now["kinetic"] = kinetic_temperature(state, changed["velocity"])

@@ -1,8 +1,8 @@
 r"""Chains of a stochastic-gradient sampler side by side in one process, with checkpoints; a test of their step size.
 
-:class:`SGMCMC` is Pyro's ``MCMC`` with another way of running: all chains are rows of one tensor, moved by one
-:func:`torch.func.vmap` of the model, each with minibatches and noise of its own; draws survive Ctrl-C and errors; a run
-that died continues from its checkpoint with the same bits.
+:class:`SGMCMC` is Pyro's ``MCMC`` with a different runner: all chains are rows of one tensor, moved by one
+:func:`torch.func.vmap` of the model, each with its own minibatches and noise. Draws survive Ctrl-C and errors, and a
+killed run resumes from its checkpoint bit for bit.
 
 Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimized.
 
@@ -37,7 +37,7 @@ from pyro_nngp.inference.mcmc.stochastic_gradient import StochasticGradientKerne
 class SGMCMC(MCMC):
     """Pyro's ``MCMC`` with chains side by side and checkpoints.
 
-    Results are read as from ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``. A run whose chains have not
+    Results are read as with ``MCMC``: ``get_samples``, ``summary``, ``diagnostics``. A run whose chains have not
     settled ends with a warning that names the sites and the cure.
 
     Example::
@@ -51,15 +51,15 @@ class SGMCMC(MCMC):
         warmup_steps: updates of burn-in; None is `num_samples`.
         num_chains: C.
         vectorize: move the chains by one :func:`torch.func.vmap`; False moves one after the other, for models that vmap
-            cannot follow (those that look at values: ``if``, ``.item()``, hand-written gradients without vmap rules).
+            does not support (those with ``if`` on values, ``.item()``, or hand-written gradients without vmap rules).
         initial_params: unconstrained starting values, {site: (C, ...)}; None lets the kernel draw them.
-        checkpoint: file to keep the run in. If it exists the run continues from it; delete it to start anew. A finished
+        checkpoint: file of the run. If it exists, the run continues from it; delete it to start again. A finished
             run continues if `num_samples` has grown.
-        checkpoint_every: updates of burn-in, and draws, between two writes. Ctrl-C writes as well.
+        checkpoint_every: updates of burn-in, or draws, between two writes. Ctrl-C also writes it.
         disable_progbar: show no progress bar.
 
     Raises:
-        TypeError, ValueError: if an argument is not of its kind or range.
+        TypeError, ValueError: if an argument has a wrong type or is out of range.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class SGMCMC(MCMC):
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Run, or continue from the checkpoint, with the model's arguments.
 
-        Ctrl-C ends the run after the draw at hand; ``get_samples`` has the draws so far, also after an error.
+        Ctrl-C ends the run after the present draw; ``get_samples`` has the draws so far, also after an error.
 
         Raises:
             CheckpointError: if the checkpoint cannot be read or is of a run with other data or settings.
@@ -110,7 +110,7 @@ class SGMCMC(MCMC):
         self._args, self._kwargs = args, kwargs
         with pyro.validation_enabled(False), exclusive_checkpoint("SGMCMC", self.checkpoint):
             done, draws = self._begin(args, kwargs)
-            self._samples = None  # of an earlier run
+            self._samples = None  # drop those of an earlier run
             try:
                 self._loop(done, draws)
                 if draws:
@@ -121,21 +121,21 @@ class SGMCMC(MCMC):
                 self.kernel.cleanup()
 
     def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> dict[str, Tensor]:
-        """As of ``MCMC``.
+        """Posterior draws, as in ``MCMC``.
 
         Raises:
-            RuntimeError: if the run has no draws, for it ended in burn-in or has not begun.
+            RuntimeError: if the run has no draws, because it ended in burn-in or has not begun.
         """
         self._check_draws("get_samples")
         return super().get_samples(num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
-        """As of ``MCMC``, with those of the kernel for each chain; raises as :meth:`get_samples`."""
+        """Diagnostics as in ``MCMC``, with those of the kernel for each chain; raises as :meth:`get_samples`."""
         self._check_draws("diagnostics")
         return super().diagnostics()
 
     def summary(self, prob: float = 0.9) -> None:
-        """As of ``MCMC``; raises as :meth:`get_samples`."""
+        """Print the table of ``MCMC``; raises as :meth:`get_samples`."""
         self._check_draws("summary")
         super().summary(prob)
 
@@ -145,7 +145,7 @@ class SGMCMC(MCMC):
             fail(f"SGMCMC.{method}", "the run", "to have draws", "none", cure, RuntimeError)
 
     def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
-        """Set the kernel up; returns how many of its calls are done and the draws they gave."""
+        """Set the kernel up; returns the number of calls done so far and their draws."""
         if self.checkpoint:
             parts = {"model": self.kernel.model, "args": args, "kwargs": kwargs}
             settings = {"num_chains": self.num_chains, "warmup_steps": self.warmup_steps, "vectorize": self.vectorize}
@@ -189,7 +189,7 @@ class SGMCMC(MCMC):
         save_checkpoint(path, state)
 
     def _collect(self, draws: list[Tensor]) -> None:
-        """Hand draws and diagnostics to the base class, chain by chain."""
+        """Pass draws and diagnostics to the base class, chain by chain."""
         values = self.kernel.potential.unpack(torch.stack(draws[: self.num_samples], 1))
         self._samples = {name: self.kernel.transforms[name].inv(z) for name, z in values.items()}
         found = self.kernel.diagnostics()
@@ -211,15 +211,15 @@ def step_size_refinement(
 ) -> dict[str, dict[str, Tensor]]:
     """Run a kernel again with half its step size and twice its updates, and compare the posteriors.
 
-    The bias of these samplers falls with the step size. Shifts of many standard errors mean that it shows at the
-    kernel's own step size; small ones, that it is below what so many draws can see.
+    The bias of these samplers falls with the step size. Shifts of many standard errors mean that it matters at the
+    kernel's step size; small shifts, that it is below the resolution of that number of draws.
 
     Args:
         kernel: the kernel to test.
         *args: arguments of the model.
         num_samples: draws per chain.
-        warmup_steps: updates of burn-in at the kernel's own step size.
-        num_chains: chains.
+        warmup_steps: updates of burn-in at the kernel's step size.
+        num_chains: number of chains.
         vectorize: as in :class:`SGMCMC`.
         disable_progbar: show no progress bar.
         **kwargs: keyword arguments of the model.

@@ -1,4 +1,4 @@
-r"""Moves of one coordinate of :math:`\theta` given all else, for three choices of what else is held fixed.
+r"""Moves of one coordinate of :math:`\theta` given all else, for three choices of the variables held fixed.
 
 For a latent nearest-neighbor vector f with logistic observations and other sites :math:`\theta`: f itself, its
 whitened values, or the logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
@@ -22,10 +22,10 @@ from pyro_nngp.inference.mcmc.logistic import LogisticData
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
-_STEPS_OUT = 16  # at most so many widths make up a slice
+_STEPS_OUT = 16  # most widths of a slice
 
 Params = dict[str, Tensor]  # unconstrained values of the latent sites
-Move = tuple[Callable[[Params], float], Callable[[Params], Params]]  # log density of z, and f for the z taken
+Move = tuple[Callable[[Params], float], Callable[[Params], Params]]  # log density of z, and f for the accepted z
 
 
 class ConditionalMoves:
@@ -40,11 +40,11 @@ class ConditionalMoves:
         start: unconstrained values of the latent sites to start from; None takes those of `init_strategy`.
 
     Attributes:
-        potential: of the model.
+        potential: potential of the model.
         start: unconstrained values of the latent sites.
         site: name of the NNGP site.
         data: the observed sites.
-        evaluations: of log densities so far.
+        evaluations: number of evaluations of log densities so far.
 
     Raises:
         ValueError: if the model has no such site, or its data are not logistic.
@@ -85,7 +85,7 @@ class ConditionalMoves:
         return base_distribution(self.trace(params).nodes[self.site]["fn"])
 
     def kinds(self, params: Params, name: str) -> list[str]:
-        """What is held fixed while a site moves, one after the other: found by changing the site."""
+        """The variables held fixed while a site moves, in turn: determined by changing the site."""
         here, there = self.trace(params), self.trace({**params, name: params[name] + 0.5})
         found = ["values"]
         before, after = (base_distribution(trace.nodes[self.site]["fn"]).conditionals for trace in (here, there))
@@ -96,7 +96,7 @@ class ConditionalMoves:
         return found
 
     def hold(self, kind: str, params: Params) -> Move:
-        """Hold the values of f, its white values, or the logits at those of `params`."""
+        """Fix the values of f, its white values, or the logits at those of `params`."""
         return {"values": self._hold_values, "white": self._hold_white, "logits": self._hold_logits}[kind](params)
 
     def _hold_values(self, params: Params) -> Move:
@@ -131,11 +131,11 @@ def slice_coordinate(move: Move, params: Params, name: str, i: int, width: float
     """Draw coordinate i of a site given all else by slice sampling.
 
     Args:
-        move: log density of the moved values, and the values of f that follow.
-        params: where to start.
+        move: log density of the moved values, and the resulting values of f.
+        params: initial values.
         name: name of the site.
         i: the coordinate.
-        width: of the first interval; it changes the cost, not the distribution.
+        width: width of the first interval; it changes the cost, not the distribution.
 
     Returns:
         The values after the move, and how far the coordinate moved.

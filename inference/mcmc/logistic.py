@@ -1,4 +1,4 @@
-r"""Logistic observations of a latent vector f: which entry of f each logit is, and their Gaussian form given omega.
+r"""Logistic observations of a latent vector f: the entry of f in each logit, and their Gaussian form given omega.
 
 .. math:: p(y \mid \psi)^s \propto e^{s \kappa \psi}\, E_{\omega \sim PG(s b, 0)}\, e^{-\omega \psi^2 / 2}, \qquad
    \kappa = y - b / 2, \quad \psi_i = f_{r(i)} + o_i,
@@ -34,12 +34,12 @@ class LogisticData:
 
     Args:
         where: name of the caller, for messages.
-        run: maps values of the latent vector to a trace of the model at them, all else fixed.
+        run: maps values of the latent vector to a trace of the model at them, with all else fixed.
         latent: name of the latent site.
         start: values of the latent vector.
 
     Raises:
-        ValueError: if a site depends on the latent vector in another way, or none does.
+        ValueError: if a site depends on the latent vector in any other way, or none depends on it.
     """
 
     def __init__(self, where: str, run: Callable[[Tensor], Trace], latent: str, start: Float[Tensor, " N"]) -> None:
@@ -65,7 +65,7 @@ class LogisticData:
             fail(where, "observed sites", f"that depend on {latent!r}", actual, "Use it as logits of a likelihood.")
 
     def _find_rows(self, here: Trace, there: Trace, name: str, f: Tensor) -> Tensor | None:
-        """The entry of f that each logit is; None if none depends on f."""
+        """The entry of f in each logit; None if no logit depends on f."""
         logits = base_distribution(here.nodes[name]["fn"]).logits
         back = torch.zeros_like(logits).requires_grad_()
         pulled = _pull(logits, f, back)
@@ -88,7 +88,7 @@ class LogisticData:
         return (base_distribution(trace.nodes[name]["fn"]).logits - trace.nodes[self._latent]["value"][rows]).detach()
 
     def draw_terms(self, trace: Trace) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-        """Draw every omega given the logits; return the linear term and the precision of f given them."""
+        """Draw all omega given the logits; return the linear term and the precision of f given omega."""
         f = trace.nodes[self._latent]["value"]
         linear, precision = torch.zeros_like(f), torch.zeros_like(f)
         for name, rows in self.rows.items():
@@ -104,7 +104,7 @@ class LogisticData:
         return linear, precision
 
     def mean_offset(self, trace: Trace) -> Float[Tensor, " N"]:
-        """Mean over the logits of each row of f of their offsets; the mean of all logits for rows without one."""
+        """The mean offset of the logits of each row of f; the mean of all logits for rows without one."""
         f = trace.nodes[self._latent]["value"]
         rows = torch.cat([rows.flatten() for rows in self.rows.values()])
         offsets = torch.cat([self._offsets(trace, name, rows).flatten() for name, rows in self.rows.items()])
@@ -114,7 +114,7 @@ class LogisticData:
 
 
 def _times(site: Any, like: Tensor) -> Tensor:
-    """How often each observation counts: the scale of its site, 0 where it is masked."""
+    """The weight of each observation: the scale of its site, 0 where it is masked."""
     event_dim = site["fn"].event_dim
     factors = [(site["scale"], event_dim), (site["mask"], event_dim)]
     likelihood = site["fn"]

@@ -1,4 +1,4 @@
-"""Optimization of a model's parameters during burn-in: the part of a partly optimized model that is not sampled."""
+"""Optimization of a model's parameters during burn-in, for models whose parameters are not all sampled."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,8 @@ class ParameterOptimizer:
     Args:
         where: name of the caller, for messages.
         leaves: unconstrained leaf tensor of each parameter.
-        optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None: no parameter moves.
+        optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None, which keeps all
+        parameters fixed.
 
     Raises:
         ValueError: if there is nothing to optimize.
@@ -37,7 +38,7 @@ class ParameterOptimizer:
             self._optimizer = torch.optim.Adam(tensors, **optim) if isinstance(optim, dict) else optim(tensors)
 
     def step(self, gradients: list[Tensor | None]) -> None:
-        """Move along one gradient for each parameter."""
+        """Take one gradient step on all parameters."""
         if self._optimizer:
             for leaf, gradient in zip(self.leaves.values(), gradients, strict=True):
                 leaf.grad = gradient

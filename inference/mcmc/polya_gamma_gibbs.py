@@ -3,17 +3,17 @@ r"""Exact Gibbs sampling of nearest-neighbor Gaussian processes with logistic li
 With Pólya-Gamma variables :math:`\omega` (Polson, Scott and Windle 2013) one sweep draws
 
 1. :math:`\omega_i \mid f, \theta \sim PG(b_i, \psi_i)`, exactly, for the logits :math:`\psi_i = f_{r(i)} + o_i`;
-2. :math:`f \mid \omega, \theta`, exactly and jointly: a Gaussian whose precision is the sparse one of the prior plus
-   a diagonal (:mod:`pyro_nngp.linalg.gaussian_sampling`);
+2. :math:`f \mid \omega, \theta`, exactly and jointly: a Gaussian whose precision is the sparse precision of the prior
+   plus a diagonal (:mod:`pyro_nngp.linalg.gaussian_sampling`);
 3. each coordinate of the other sites :math:`\theta`, by slice sampling (Neal 2003) with :math:`\omega` integrated out,
-   three times over: at fixed f; where the prior of f depends on it, at fixed whitened f; where the offsets depend on
-   it, at fixed logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
+   up to three times: at fixed f; if the prior of f depends on it, at fixed whitened f; if the offsets depend on it,
+   at fixed logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
 
 Nothing is approximated and nothing needs tuning: the widths of the slices, which change the cost but not the
 distribution, adapt during burn-in.
 
 Cost: for step 2 O(N^3) up to 1,000 points and O(N K) per step of conjugate gradients beyond; for step 3 about six runs
-of the model per coordinate of :math:`\theta` and way of holding f, O(N K^3) each where the prior has to be computed.
+of the model per coordinate of :math:`\theta` and way of holding f, O(N K^3) each if the prior has to be computed.
 
 Symbols: f latent values, theta all other sites, z a coordinate of theta in unconstrained space.
 """
@@ -40,10 +40,10 @@ class PolyaGammaGibbs(MCMCKernel):
     """Kernel for ``pyro.infer.MCMC``: f, and everything else in the model given f.
 
     The model has one latent :class:`~pyro_nngp.distributions.NNGP` site over all points of its graph; observed
-    ``Bernoulli``, ``Binomial`` or ``NegativeBinomial`` sites whose logits are entries of it plus whatever does not
-    depend on it (an intercept, covariates, effects of groups); and other continuous sites as it likes, such as
-    hyperparameters of the kernel or the dispersion. Logits may repeat entries of f, or leave some out; masks and
-    ``poutine.scale`` count.
+    ``Bernoulli``, ``Binomial`` or ``NegativeBinomial`` sites whose logits are entries of it plus terms that do not
+    depend on it (an intercept, covariates, group effects); and any other continuous sites, such as hyperparameters of
+    the kernel or the dispersion. Logits may repeat entries of f, or leave some out; masks and ``poutine.scale`` are
+    supported.
 
     Args:
         model: the Pyro model.
@@ -70,7 +70,7 @@ class PolyaGammaGibbs(MCMCKernel):
         self._initial_params: Params | None = None
 
     def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
-        """Check the model, find out what depends on what, and choose where to start."""
+        """Check the model, find its dependencies, and choose the start."""
         self.moves = ConditionalMoves(
             _WHERE, self.model, args, kwargs, self._init_strategy, self.latent, self._initial_params
         )
@@ -108,11 +108,11 @@ class PolyaGammaGibbs(MCMCKernel):
         return OrderedDict((name, f"{value:.0f}") for name, value in self.diagnostics().items())
 
     def diagnostics(self) -> dict[str, Any]:
-        """Return the runs of the model per sweep that slices took, burn-in included."""
+        """Return the runs of the model per sweep that slice sampling took, burn-in included."""
         return {"model runs": self.moves.evaluations / max(self._sweeps, 1)}
 
     def cleanup(self) -> None:
-        """Forget the starting values."""
+        """Drop the starting values."""
         self._initial_params = None
 
     def _draw_latent(self, params: Params) -> Tensor:

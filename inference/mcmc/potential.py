@@ -3,8 +3,8 @@ r"""The potential energy of any Pyro model, minibatches included, on one flat ve
 .. math:: \tilde U(\psi) = -\log \tilde p(T(\psi), y) - \log |\det \partial T / \partial \psi|
 
 T moves each site from unconstrained space to its support (:func:`torch.distributions.biject_to`, as Pyro's HMC does)
-and :math:`\log \tilde p` is the log density of one run of the model, with the scales N/B that its plates give. Pyro's
-own ``initialize_model`` refuses subsampled plates; this one runs the model afresh each time, on a new minibatch.
+and :math:`\log \tilde p` is the log density of one run of the model, with the scales N/B of its plates. Pyro's
+``initialize_model`` does not support subsampled plates; this one runs the model each time, on a new minibatch.
 
 Cost: one run of the model and its backward pass. Nothing here is O(N), but a plate with ``subsample_size`` draws its
 minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O(B).
@@ -30,7 +30,7 @@ from pyro_nngp.inference._traces import check_supports
 
 
 class Minibatch:
-    """Stands in the arguments of a run for an index drawn afresh at every update.
+    """A placeholder, in the arguments of a run, for an index that is drawn at every update.
 
     ``MCMC(SGHMC(model), ...).run(Minibatch(len(y), 256))`` calls ``model(idx)`` with 256 of the row numbers, uniform
     without replacement; inside, ``pyro.plate("data", len(y), subsample=idx)`` gives the scale N/B. One object passed in
@@ -39,7 +39,7 @@ class Minibatch:
     Args:
         size: N, the number of rows.
         batch_size: B <= N. With B = N the index is every row in order, and nothing random is drawn.
-        device: where the index lives; None is torch's default device.
+        device: device of the index; None is torch's default device.
 
     Raises:
         ValueError: unless 1 <= batch_size <= size.
@@ -73,7 +73,7 @@ class Minibatch:
         return torch.arange(first, first + self.batch_size, device=self.device)
 
 
-_MOST_CHECKS = 200  # minibatches whose data are checked at the start
+_MOST_CHECKS = 200  # most minibatches whose data are checked at the start
 
 
 class ModelPotential:
@@ -89,12 +89,12 @@ class ModelPotential:
     Attributes:
         shapes: unconstrained shape of each latent site.
         transforms: for each site, the map from its support to unconstrained space, as Pyro's MCMC kernels keep it.
-        device: where the sites live.
+        device: device of the sites.
         params: unconstrained leaf of each ``pyro.param`` the model reads.
 
     Raises:
-        ValueError: if observed data are off the support of their distribution (all are looked at once, or 200
-            evenly spaced minibatches of them); if a latent site is discrete or inside a subsampled plate; if there is
+        ValueError: if observed data are off the support of their distribution (all are checked once, or 200 evenly
+            spaced minibatches of them); if a latent site is discrete or inside a subsampled plate; if there is
             none; or if dtypes differ.
     """
 
@@ -119,7 +119,7 @@ class ModelPotential:
         self.params = {name: _leaf(site["value"]) for name, site in trace.nodes.items() if site["type"] == "param"}
 
     def pack(self, values: dict[str, Tensor]) -> Float[Tensor, "*C d"]:
-        """Lay unconstrained values, {site: (*C, ...)}, into one vector per chain.
+        """Pack unconstrained values, {site: (*C, ...)}, into one vector per chain.
 
         Raises:
             ValueError: if sites or shapes are not the model's.
@@ -136,7 +136,7 @@ class ModelPotential:
         return torch.cat(flat, -1)
 
     def unpack(self, position: Float[Tensor, "*C d"]) -> dict[str, Tensor]:
-        """Cut a vector into the unconstrained values of the sites, {site: (*C, ...)}."""
+        """Split a vector into the unconstrained values of the sites, {site: (*C, ...)}."""
         parts = position.split([shape.numel() for shape in self.shapes.values()], -1)
         batch = position.shape[:-1]
         return {name: z.reshape(batch + s) for (name, s), z in zip(self.shapes.items(), parts, strict=True)}
@@ -146,7 +146,7 @@ class ModelPotential:
         return [name for name, marked in self.unpack(coordinates.double()).items() if marked.any()]
 
     def initial(self, tries: int = 100) -> Float[Tensor, " d"]:
-        """Draw a position with a finite potential and gradient from the initial strategy.
+        """Draw a position with a finite potential and gradient by the initial strategy.
 
         Raises:
             ValueError: if there is none in `tries` draws.
@@ -164,7 +164,7 @@ class ModelPotential:
     def gradient(
         self, position: Float[Tensor, "*C d"], params: tuple[Tensor, ...] = ()
     ) -> tuple[Float[Tensor, "*C"], Float[Tensor, "*C d"], list[Tensor | None]]:
-        """Evaluate on a fresh minibatch, one per chain.
+        """Evaluate on a new minibatch, one per chain.
 
         Returns:
             The potential and its gradient by position, chain by chain; the gradient of the chains' mean by `params`.
@@ -178,9 +178,10 @@ class ModelPotential:
     def response(
         self, position: Float[Tensor, "*C d"], displacement: Float[Tensor, "*C d"]
     ) -> tuple[Float[Tensor, "*C d"], Float[Tensor, "*C d"]]:
-        """Gradient on a fresh minibatch, and its change over a displacement on the same one, NaN where the model fails.
+        """Gradient on a new minibatch, and its change over a displacement on the same one; NaN where the model fails.
 
-        The second run repeats torch's random draws of the first; models that draw elsewhere get two minibatches.
+        The second run repeats torch's random draws of the first; models that draw from other generators get two
+        minibatches.
         """
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             here = self.gradient(position)[1]
@@ -191,7 +192,7 @@ class ModelPotential:
         return here, there - here
 
     def energy(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
-        """Evaluate the potential alone, on a fresh minibatch."""
+        """Evaluate only the potential, on a new minibatch."""
         with torch.no_grad():
             return self._evaluate(position)
 
@@ -201,7 +202,7 @@ class ModelPotential:
         return {name: trace.nodes[name]["value"].detach().clone() for name in self.params}
 
     def not_finite(self, position: Float[Tensor, " d"]) -> str:
-        """Say which sites have a log density that is not finite at a position, on a fresh minibatch."""
+        """Text that names the sites whose log density is not finite at a position, on a new minibatch."""
         trace = self._condition(position, self._draw_batches())
         trace.compute_log_prob()
         bad = {n: float(s["log_prob_sum"]) for n, s in trace.nodes.items() if s["type"] == "sample"}
@@ -209,7 +210,7 @@ class ModelPotential:
         return ", ".join(f"site {name!r} has log density {value}" for name, value in bad.items()) or "no single site"
 
     def _fresh_trace(self) -> poutine.Trace:
-        """Run the model from the initial strategy, on a fresh minibatch."""
+        """Run the model at the initial strategy's values, on a new minibatch."""
         return self._run(InitMessenger(self._start_site)(self._model), self._draw_batches())
 
     def _start_site(self, site: dict[str, Any]) -> Tensor:
@@ -262,7 +263,7 @@ class ModelPotential:
 
 
 class _ModuleParameters(Messenger):
-    """Keeps parameters of torch modules out of Pyro's store, which cannot take new ones while vmap runs a model."""
+    """Keeps parameters of torch modules out of Pyro's store, which cannot take new ones under vmap."""
 
     def _pyro_param(self, msg: Any) -> None:
         name, *init = msg["args"]
@@ -283,5 +284,5 @@ def _check_site(where: str, site: dict[str, Any]) -> None:
 
 
 def _leaf(value: Any) -> Tensor:
-    """The unconstrained tensor behind a value of ``pyro.param``; a subsampled plate hands it on under another name."""
+    """The unconstrained tensor behind a value of ``pyro.param``; a subsampled plate passes it on under another name."""
     return value.unconstrained() if hasattr(value, "unconstrained") else value._pyro_unconstrained_param

@@ -3,8 +3,8 @@
 - :class:`PolynomialDecay`: Welling and Teh (2011), "Bayesian learning via stochastic gradient Langevin dynamics".
 - :class:`Cyclical`: Zhang, Li, Zhang, Chen and Wilson (2020), "Cyclical stochastic gradient MCMC", equation 1.
 
-Differs from the papers: nothing. Any callable ``int -> float`` is a schedule; those here pickle, so that they travel to
-the worker processes of Pyro's ``MCMC``. Cost: O(1).
+Differs from the papers: nothing. Any callable ``int -> float`` is a schedule; those here can be pickled, for the
+worker processes of Pyro's ``MCMC``. Cost: O(1).
 """
 
 import math
@@ -31,8 +31,8 @@ class Constant:
 class PolynomialDecay:
     r"""Step size :math:`\varepsilon_t = a\,(1 + t/b)^{-\gamma}`.
 
-    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then represent unequal stretches of time:
-    weight them by ``schedule(t)`` in averages.
+    The bias of the chain vanishes as :math:`\varepsilon_t \to 0`. Draws then represent unequal intervals of
+    time: weight them by ``schedule(t)`` in averages.
 
     Args:
         initial: a, the first step size.
@@ -59,14 +59,14 @@ class PolynomialDecay:
 class Cyclical:
     r"""Step size :math:`\varepsilon_t = \tfrac a2 (\cos(\pi\, (t \bmod P)/P) + 1)`.
 
-    Large steps find a mode, small ones sample it. With ``temperature=schedule.temperature`` the first part of each
+    Large steps find a mode, and small steps sample it. With ``temperature=schedule.temperature`` the first part of each
     cycle runs without noise, the paper's exploration stage. ``num_steps=period``, after a burn-in of whole cycles,
     draws once a cycle, where the step is smallest.
 
     Args:
         initial: a, the step size at the start of a cycle.
         period: P, updates per cycle.
-        explore: the part of a cycle, in [0, 1), that :meth:`temperature` keeps at zero.
+        explore: the part of a cycle, in [0, 1), during which :meth:`temperature` is zero.
     """
 
     initial: float
@@ -84,7 +84,7 @@ class Cyclical:
         return self.initial / 2 * (math.cos(math.pi * self._phase(update)) + 1)
 
     def temperature(self, update: int) -> float:
-        """0 while the cycle explores, 1 while it samples."""
+        """Temperature: 0 while the cycle explores, 1 while it samples."""
         return float(self._phase(update) >= self.explore)
 
     def _phase(self, update: int) -> float:
@@ -93,7 +93,7 @@ class Cyclical:
 
 @dataclass(frozen=True)
 class Refined:
-    """A schedule run at half speed, two updates for one, its values multiplied by `scale`."""
+    """A schedule at half speed, two updates for one, with values multiplied by `scale`."""
 
     schedule: Schedule
     scale: float
@@ -103,7 +103,7 @@ class Refined:
 
 
 def as_schedule(where: str, arg: str, value: float | Schedule) -> Schedule:
-    """Make a schedule of a positive number; leave a callable as it is.
+    """Make a constant schedule of a positive number; return a callable unchanged.
 
     Raises:
         TypeError: if `value` is neither.

@@ -22,8 +22,8 @@ _TEMPERATURE = 0.2  # distance of the kinetic temperature from the temperature, 
 def unsettled(draws: Float[Tensor, "C S d"]) -> Bool[Tensor, " d"]:
     """Mark coordinates whose chains disagree or drift.
 
-    R-hat is that of half chains. Where draws are few, independent ones exceed 1.1 by chance: the excess has to be
-    beyond that too. The halves of all chains together drift if their means differ by five standard errors, and by a
+    R-hat is that of half chains. With few draws, even independent ones exceed 1.1 by chance: the excess has to be
+    larger than that. The halves of all chains together drift if their means differ by five standard errors, and by a
     fifth of a standard deviation.
     """
     chains, size, _ = draws.shape
@@ -53,13 +53,13 @@ def warn_unsettled(
     kinetic: float | None,
     allowance: float,
 ) -> None:
-    """Warn, with the sites and the cure, of chains that have not settled; never from fewer than 50 draws per chain.
+    """Warn of chains that have not settled, with the sites and the cure; needs at least 50 draws per chain.
 
     Args:
         where: name of the caller.
         draws: unconstrained draws.
         sites_of: names of the sites of marked coordinates.
-        kinetic: mean kinetic temperature over the temperature; None where there is no momentum.
+        kinetic: mean kinetic temperature over the temperature; None without momentum.
         allowance: standard error of `kinetic`.
     """
     if draws.shape[1] < MIN_DRAWS:
@@ -68,8 +68,8 @@ def warn_unsettled(
     if marked.any():
         warnings.warn(
             f"{where}: expected chains to settle, got chains that disagree or drift (R-hat above {_RHAT}, or halves of "
-            f"the draws that differ) at the sites {sites_of(marked)}. Increase warmup_steps, and num_steps if you gave "
-            "it; or start closer with init_strategy=.",
+            f"the draws that differ) at the sites {sites_of(marked)}. Increase warmup_steps and num_steps; or start "
+            "closer with init_strategy=, or take larger minibatches.",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -17,8 +17,8 @@ loses, :math:`\varepsilon C M^{-1} = \alpha` (Springenberg et al., section 4.2, 
       + N(0,\; 2 \alpha T M^{-1} - \varepsilon^2 M^{-2} \sigma^2), \qquad \psi \leftarrow \psi + \varepsilon v .
 
 Differs from the papers: :math:`\hat B` uses the variance of the gradient over minibatches instead of its second moment
-along the chain, see :mod:`pyro_nngp.inference.mcmc.adaptation`. Where the gradient brings more noise than the step
-needs, none is added, and a warning says so.
+along the chain, see :mod:`pyro_nngp.inference.mcmc.adaptation`. If the gradient brings more noise than the step
+needs, none is added, with a warning.
 
 Cost: one gradient and O(d) per update. Symbols: r momentum, v velocity, the rest as in the base module.
 """
@@ -59,7 +59,7 @@ class SGHMC(StochasticGradientKernel):
             temperature, gradient_noise, optim, init_strategy.
 
     Raises:
-        TypeError, ValueError: if an argument is not of its kind or range.
+        TypeError, ValueError: if an argument has a wrong type or is out of range.
 
     Cost: one gradient of the model's log density per update.
 

@@ -5,11 +5,11 @@ r"""Stochastic-gradient Langevin dynamics (Welling and Teh 2011) and its precond
       + N(0,\; 2 \varepsilon T G - \varepsilon^2 G^2 \sigma^2)
 
 G is 1, or with `adapt` the diagonal preconditioner :math:`V^{-1/2}` of :mod:`pyro_nngp.inference.mcmc.adaptation`,
-which plays the part of RMSprop in Li et al. As it is frozen after burn-in, their term :math:`\Gamma = \nabla \cdot G`
+which replaces RMSprop in Li et al. As it is frozen after burn-in, their term :math:`\Gamma = \nabla \cdot G`
 is exactly 0.
 
 Differs from the papers: epsilon is half of theirs; V forgets at the adaptive rate of SGHMC instead of a fixed one; the
-variance of the gradient noise, which they leave in, is taken off what is injected (``gradient_noise=0`` leaves it in).
+variance of the gradient noise is subtracted from the injected noise, which they do not do (``gradient_noise=0``).
 
 Cost: one gradient and O(d) per update. Symbols as in the base module.
 """
@@ -39,7 +39,7 @@ class SGLD(StochasticGradientKernel):
             temperature, gradient_noise, optim, init_strategy.
 
     Raises:
-        TypeError, ValueError: if an argument is not of its kind or range.
+        TypeError, ValueError: if an argument has a wrong type or is out of range.
 
     Cost: one gradient of the model's log density per update.
 

@@ -1,23 +1,23 @@
 r"""Stochastic-gradient Nose-Hoover thermostat (Ding, Fang, Babbush, Chen, Skeel and Neven 2014, algorithm 2).
 
 The friction :math:`\xi` is itself a variable: it grows while the momentum is hotter than T and falls while it is
-colder, and so settles at whatever friction the unknown noise of the gradient needs, with no estimate of it. With the
-velocity :math:`v = M^{-1} r`,
+colder, and so settles at the friction that the unknown noise of the gradient needs, without an estimate of the noise.
+With the velocity :math:`v = M^{-1} r`,
 
 .. math::
    v &\leftarrow (1 - \varepsilon \xi) v - \varepsilon M^{-1} \nabla \tilde U(\psi)
       + N(0,\; 2 A \varepsilon T M^{-1}), \qquad \psi \leftarrow \psi + \varepsilon v, \\
    \xi &\leftarrow \xi + \varepsilon (\bar v^\top M \bar v / d - T).
 
-Differs from the paper: a mass M (1 there) and a temperature T; and the thermostat reads the mean :math:`\bar v` of the
-velocities before and after the step. The paper reads the velocity after it, which is hotter than the positions by
+Differs from the paper: a mass M (1 in the paper) and a temperature T; and the thermostat uses the mean :math:`\bar v`
+of the velocities before and after the step. The paper uses the velocity after it, which is hotter than the positions by
 :math:`1/(1 - \varepsilon\xi/2)`: holding it at T leaves them too cold to first order in epsilon.
 
 The friction stays below :math:`1/\varepsilon`, where a step loses all momentum, so that a start far from the posterior
 cannot make it unstable.
 
-One thermostat serves all coordinates, so gradient noise that differs between coordinates by more than M makes up for is
-balanced on average only.
+There is one thermostat for all coordinates. Differences of gradient noise between coordinates that M does not account
+for are balanced only on average.
 
 Cost: one gradient and O(d) per update. Symbols: A diffusion, the rest as in the base module.
 """
@@ -46,10 +46,10 @@ class SGNHT(StochasticGradientKernel):
         diffusion: A > 0, the noise injected per unit of time, and the friction where gradients are exact.
         adapt: estimate M during burn-in for a given step size; False, the default then, keeps M = 1.
         **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
-            temperature, gradient_noise (for the diagnostics alone), optim, init_strategy.
+            temperature, gradient_noise (for the diagnostics only), optim, init_strategy.
 
     Raises:
-        TypeError, ValueError: if an argument is not of its kind or range.
+        TypeError, ValueError: if an argument has a wrong type or is out of range.
 
     Cost: one gradient of the model's log density per update.
 
@@ -92,7 +92,7 @@ class SGNHT(StochasticGradientKernel):
         }
 
     def noise_variance(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
-        # The thermostat makes up for the noise of the gradient, so that A comes on top of it.
+        # The thermostat compensates the noise of the gradient, so A is added to it.
         injected = 2 * self.diffusion * step_size * temperature * state["inverse_mass"]
         return injected + self.gradient_part(state, step_size)
 

@@ -1,7 +1,7 @@
 r"""Scales, step size and thinning found during burn-in: from curvature, gradient noise and autocorrelation.
 
 A displacement s changes the gradient of a minibatch by :math:`H s`, with H the curvature over s. Two gradients on the
-*same* minibatch give it almost without the noise of a gradient. From such probes:
+*same* minibatch give it almost without gradient noise. From such probes:
 
 - the mass M, :math:`M_i = \operatorname{mean} |(H s)_i| / |s_i|` over random signs of s, where :math:`|s_i|` is the
   present guess :math:`\sqrt{T / M_i}` of the standard deviation, or the length of the next step if that is longer. M is
@@ -11,14 +11,15 @@ A displacement s changes the gradient of a minibatch by :math:`H s`, with H the 
 - the noise :math:`R = \max_i \sigma_i^2 / (T M_i)` of the gradient in units of the curvature, from the two minibatches
   that a probe and the update itself see at one position.
 
-The first half of burn-in searches: Langevin steps as long as :math:`\lambda` allows, with probes that are soon
-forgotten. In the second half the sampler itself moves, with the step size that it makes of :math:`\lambda` and R, and
+The first half of burn-in is a search by Langevin steps as long as :math:`\lambda` allows, with probes that are soon
+forgotten. In the second half the sampler itself moves, with the step size that follows from :math:`\lambda` and R, and
 probes are averaged. The last three eighths give the autocorrelation time, and so the number of updates per draw.
 
 Differs from the paper: means of absolute values, which recover sooner from outliers than means of squares; finite
 displacements of the size of the posterior.
 
-Cost: a probe is two gradients; every second update has one, at most 1,000 of a longer burn-in.
+Cost: a probe is two gradients; every update of the search has one, and every second update, at most 1,000 of a longer
+burn-in, another.
 Symbols: T temperature, d unconstrained dimensions, C chains; a state is a dict of tensors.
 """
 
@@ -32,11 +33,12 @@ from pyro_nngp.inference.mcmc.adaptation import State
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 
 MAX_CURVATURE = 0.1  # epsilon^2 lambda: makes the variance in the stiffest direction 2.5 % too large
-MAX_NOISE = 0.3  # part of the noise of a step that minibatches may bring
+MAX_NOISE = 0.3  # largest part of the noise of a step that may come from minibatches
 _STRIDE = 0.5  # step of the search times the stiffness
+_MAX_CUTS, _CUT = 12, 0.25  # of a step of the search
 _FIRST = 8  # probes of each kind before the first step
-_MEMORY = 4  # probes that the search looks back to
-_MOST = 1_000  # probes of a long burn-in
+_MEMORY = 4  # probes in the memory of the search
+_MOST = 1_000  # most probes of a burn-in
 _FALLBACK, _MAX_UPDATES = 10, 100  # updates per draw: without an estimate, and at most
 _WATCHED, _RECORDS = 32, 1_000  # coordinates and updates, at most, that give the autocorrelation time
 
@@ -58,7 +60,7 @@ def first_scales(potential: ModelPotential, state: State, temperature: float) ->
 def follow_scales(
     potential: ModelPotential, state: State, gradient: Float[Tensor, "*C d"], temperature: float, update: int, end: int
 ) -> State:
-    """Bring mass, stiffness and gradient noise up to date at an update, of `end`, whose gradient is given."""
+    """Update mass, stiffness and gradient noise at an update, one of `end`, whose gradient is given."""
     every = max(end // _MOST, 2)
     if update % every:
         return {}
@@ -74,7 +76,7 @@ def _probe_mass(potential: ModelPotential, state: State, gradient: Tensor, tempe
     displacement = signs * torch.maximum((temperature / mass).sqrt(), step)
     again, response = potential.response(state["position"], displacement)
     value = response.abs() / displacement.abs()
-    value = torch.where(value.isfinite(), value.clamp_min(mass / 100), 100 * mass)  # too far: look closer
+    value = torch.where(value.isfinite(), value.clamp_min(mass / 100), 100 * mass)  # too far: probe nearer
     noise = _follow_noise(state, gradient, again, count)
     return {"inverse_mass": (mass + (value - mass) / count).reciprocal(), **noise}
 
@@ -106,18 +108,35 @@ def noise_ratio(state: State, temperature: float) -> Float[Tensor, "*C 1"]:
 
 
 def search(
-    state: State, gradient: Float[Tensor, "*C d"], temperature: float, update: int, end: int
+    potential: ModelPotential, state: State, gradient: Float[Tensor, "*C d"], temperature: float, update: int, end: int
 ) -> Float[Tensor, "*C d"]:
     """Move by a Langevin step of the search.
 
-    It is as long as stability allows, and in the second half of the search falls as 1/t to where minibatches bring
-    :data:`MAX_NOISE` of the noise.
+    It is as long as stability allows. In the second half of the search it falls as 1/t, until :data:`MAX_NOISE` of the
+    noise comes from minibatches.
+    A step that leads past the minimum along its direction is shortened: where the density is nearly log-linear, as far
+    out in a tail, the curvature says nothing about the distance of the mode.
     """
     longest = _STRIDE / state["stiffness"]
     quiet = torch.minimum(longest, 2 * MAX_NOISE / noise_ratio(state, temperature))
     step = torch.maximum(1 / (1 / longest + max(update - end // 4, 0)), quiet) * state["inverse_mass"]
+    step = _not_past_minimum(potential, state["position"], gradient, step)
     variance = 2 * step * temperature - step**2 * state["gradient_variance"]
     return state["position"] - step * gradient + variance.clamp_min(0).sqrt() * torch.randn_like(gradient)
+
+
+def _not_past_minimum(potential: ModelPotential, position: Tensor, gradient: Tensor, step: Tensor) -> Tensor:
+    """Shorten a step until the slope along it does not change sign, on minibatches of its own."""
+    slope = (step * gradient.square()).sum(-1, keepdim=True)
+    for _ in range(_MAX_CUTS):
+        move = -step * gradient
+        _, response = potential.response(position, move)
+        change = (response * move).sum(-1, keepdim=True)
+        far = ~(change <= slope)  # not finite, too
+        if not far.any():
+            break
+        step, slope = torch.where(far, step * _CUT, step), torch.where(far, slope * _CUT, slope)
+    return step
 
 
 def watch(state: State, update: int, end: int) -> State:

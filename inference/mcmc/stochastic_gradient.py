@@ -1,9 +1,9 @@
-r"""The common part of the stochastic-gradient samplers: a Pyro MCMC kernel without a Metropolis step.
+r"""The base class of the stochastic-gradient samplers: a Pyro MCMC kernel without a Metropolis step.
 
 A sampler is a Markov chain on a position and auxiliary variables, driven by gradients of the potential on minibatches;
 its stationary distribution tends to :math:`\exp(-U/T)` as the step size tends to 0. During burn-in the base class
 estimates a preconditioner and the noise of the gradients (:mod:`pyro_nngp.inference.mcmc.adaptation`) and can optimize
-parameters; then all of that is frozen, so that draws come from one homogeneous chain.
+parameters; then all of this is frozen, so that draws come from one homogeneous chain.
 
 Cost: an update is one gradient of the potential and O(d). Estimating the noise adds 5 % of burn-in, or 100 gradients.
 
@@ -31,7 +31,7 @@ from pyro_nngp.inference.mcmc.settling import warn_unsettled
 Kernel = TypeVar("Kernel", bound="StochasticGradientKernel")
 
 _MOST_WATCHED = 1_000  # coordinates that a kernel under Pyro's MCMC looks at, to see whether its chain has settled
-_KINETIC_MEMORY = 100  # updates after which the kinetic energy is surely independent
+_KINETIC_MEMORY = 100  # updates after which kinetic energies are practically independent
 
 
 class StochasticGradientKernel(AdaptiveStep):
@@ -43,11 +43,11 @@ class StochasticGradientKernel(AdaptiveStep):
 
     Args:
         model: any Pyro model with continuous latent sites. Plates may subsample; arguments of the run that are a
-            :class:`~pyro_nngp.inference.mcmc.potential.Minibatch` become a fresh index at every update. Its parameters
+            :class:`~pyro_nngp.inference.mcmc.potential.Minibatch` become a new index at every update. Its parameters
             (``pyro.param``, ``PyroParam``) stay at their values unless `optim` is given.
         step_size: epsilon, or a schedule ``int -> float`` of the update number. None finds it during burn-in, with the
             scale of each coordinate (:mod:`pyro_nngp.inference.mcmc.step_search`).
-        num_steps: updates per draw after burn-in. None finds it where the step size is found, and is 1 otherwise.
+        num_steps: updates per draw after burn-in. None finds it if the step size is found, and is 1 otherwise.
         temperature: T, or a schedule. 1 samples the posterior.
         gradient_noise: sigma^2, the variance of each coordinate of the gradient over minibatches; None estimates it.
         adapt: estimate the preconditioner M of a given step size during burn-in; False keeps M = 1.
@@ -57,7 +57,7 @@ class StochasticGradientKernel(AdaptiveStep):
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
 
     Raises:
-        TypeError, ValueError: if an argument is not of its kind or range.
+        TypeError, ValueError: if an argument has a wrong type or is out of range.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class StochasticGradientKernel(AdaptiveStep):
         self._initial_params: dict[str, Tensor] | None = None
         self._loaded: dict[str, Any] | None = None
         self._coarse: StochasticGradientKernel | None = None
-        self._draws: list[Tensor] | None = None  # of a chain of Pyro's MCMC, where the kernel itself looks at them
+        self._draws: list[Tensor] | None = None  # of a chain of Pyro's MCMC, whose draws the kernel checks itself
 
     def refined(self: Kernel) -> Kernel:
         """Copy the kernel with half the step size and twice the updates per draw."""
@@ -112,7 +112,7 @@ class StochasticGradientKernel(AdaptiveStep):
         return fine
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that decide the draws, beside model and start."""
+        """The arguments that determine the draws, apart from model and start."""
         names = ("step_size", "num_steps", "temperature", "gradient_noise", "adapt", "friction", "diffusion")
         return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"optim": self._optim}
 
@@ -186,11 +186,12 @@ class StochasticGradientKernel(AdaptiveStep):
             - "updates per draw": `num_steps`.
             - "kinetic temperature", of samplers with momentum r: the mean of r' M^-1 r / d after burn-in.
             - "configurational temperature": the mean of (psi - c)' grad U / d after burn-in, c the mean of burn-in's
-              second half. Both are T, up to Monte-Carlo error, for an exact sampler; this one sees the position alone.
+              second half. Both are T, up to Monte-Carlo error, for an exact sampler; this one depends on the position
+          only.
             - "gradient noise": sigma^2, averaged over coordinates.
             - "gradient noise share": the part of the sampler's noise that minibatches bring, in the worst coordinate.
-              Above 1 it cannot be corrected for, and the coordinate is too hot.
-            - "params": the parameters that were optimized, where there are any.
+              Above 1 it cannot be corrected, and the coordinate is too hot.
+            - "params": the parameters that were optimized, if any.
         """
         last = max(self._updates - 1, 0)
         step_size = self._step_size(self._state, last)
@@ -206,9 +207,9 @@ class StochasticGradientKernel(AdaptiveStep):
         return {**steps, **{name: value.tolist() for name, value in found.items()}, **params}
 
     def cleanup(self) -> None:
-        """Forget the starting values, and warn of a chain that has not settled.
+        """Drop the starting values, and warn of a chain that has not settled.
 
-        The state stays, so that a snapshot can still be taken after a run.
+        The state is kept, so that a snapshot can still be taken after a run.
         """
         self._initial_params = None
         if self._draws:
@@ -238,8 +239,8 @@ class StochasticGradientKernel(AdaptiveStep):
     def state_dict(self) -> dict[str, Any]:
         """Take a snapshot of the chain and of torch's random state, readable by ``torch.load(weights_only=True)``.
 
-        It holds all of the chain but the model, its data and the constructor's arguments. Models that draw from NumPy's
-        or Python's generators are not covered.
+        It holds all of the chain except the model, its data and the constructor's arguments. Models that draw from
+        NumPy's or Python's generators are not covered.
         """
         device = self.potential.device
         return {
@@ -255,9 +256,9 @@ class StochasticGradientKernel(AdaptiveStep):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next run continue from a snapshot, with the same bits as if it had never stopped.
+        """Let the next run continue from a snapshot, bit for bit as if it had never stopped.
 
-        The next run must be of one chain, with the updates of burn-in that are left as its `warmup_steps` (0 after it).
+        The next run must have one chain, and the remaining updates of burn-in as its `warmup_steps` (0 after it).
         """
         self._loaded = state
 

@@ -1,6 +1,6 @@
-"""Which rows of the data a step uses: minibatches of an epoch, or a subsample that grows.
+"""The rows of the data that a step uses: minibatches of an epoch, or a subsample that grows.
 
-Cost: one permutation of the data per epoch, or in all.
+Cost: one permutation of the data, per epoch or in total.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class Minibatches:
     Args:
         num_data: number of rows.
         size: rows per batch; None, or as many as there are, gives None for "all rows".
-        seed: of the order.
+        seed: seed of the order.
     """
 
     def __init__(self, num_data: int, size: int | None, seed: int) -> None:
@@ -50,12 +50,12 @@ class Minibatches:
 
 
 class Subsample:
-    """The same rows at every step, until :meth:`grow`: nested random subsets, each four times as large as the last.
+    """The same rows at every step until :meth:`grow`: nested random subsets, each four times the previous one.
 
     Args:
         num_data: number of rows.
         size: rows of the largest subset; None, or as many as there are, is all rows.
-        seed: of the order.
+        seed: seed of the order.
         start: rows of the first subset; None starts with the largest.
     """
 
@@ -89,7 +89,7 @@ class Subsample:
         return None if self.num_rows == self.num_data else self._order[: self.num_rows].to(device)
 
     def state(self) -> dict[str, Any]:
-        """Which subset is the present one."""
+        """The number of the present subset."""
         return {"stage": self._stage}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ class Subsample:
 
 
 def _generator(seed: int) -> torch.Generator:
-    """Random numbers that are not those of a random ordering of the same seed: rows would follow the ordering."""
+    """A generator whose numbers differ from those of a random ordering with the same seed."""
     generator = torch.Generator().manual_seed(seed)
     torch.randint(2, (1,), generator=generator)
     return generator

@@ -1,4 +1,4 @@
-"""When to stop: the loss on a fixed set of rows at the end of each round, or the trace of losses of a given length.
+"""Convergence: by the loss on fixed rows at the end of each round, or by the losses of a given number of steps.
 
 Losses are per data point, in nats.
 """
@@ -15,11 +15,11 @@ _STANDARD_ERRORS = 3.0
 
 
 class Plateau:
-    """Rounds without an improvement: each lowers the learning rates, and one too many is convergence.
+    """Counts rounds without improvement: each lowers the learning rates, and one too many is convergence.
 
     Args:
         tolerance: smallest improvement that counts, in nats per data point.
-        cuts: how often rates are lowered before the end.
+        cuts: number of times that rates are lowered before convergence.
     """
 
     def __init__(self, tolerance: float, cuts: int) -> None:
@@ -32,7 +32,7 @@ class Plateau:
         return self.misses > self.cuts
 
     def observe(self, objective: float) -> bool:
-        """Take the objective at the end of a round; returns whether it was no better than before."""
+        """Record the objective at the end of a round; returns whether it did not improve."""
         self.gain = self.best - objective
         stalled = not self.gain > self.tolerance
         self.misses += stalled
@@ -40,7 +40,7 @@ class Plateau:
         return stalled
 
     def state(self) -> dict[str, Any]:
-        """What the next verdict depends on."""
+        """Everything that later decisions depend on."""
         return {"best": self.best, "gain": self.gain, "misses": self.misses}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -49,13 +49,13 @@ class Plateau:
 
 
 def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | None:
-    """By how much the mean loss still falls from one eighth of the steps to the next; 0 if that may be noise.
+    """The fall of the mean loss from one eighth of the steps to the next; 0 if it may be noise.
 
-    Judged where the rates are first lowered, after which a loss lies still whether it has converged or not, and at the
-    end.
+    It is measured where the rates are first lowered, since afterwards a loss is flat whether it has converged or not,
+    and at the end.
 
     Args:
-        losses: at each step.
+        losses: loss at each step.
         milestone: fraction of the steps at which the rates are first lowered.
 
     Returns:

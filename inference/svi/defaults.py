@@ -1,4 +1,4 @@
-"""What ``fit`` chooses for a method where the caller leaves it open: the optimizer and the rows of a batch."""
+"""Defaults of ``fit`` that depend on the method: the optimizer and the rows of a batch."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from pyro_nngp._random import seeded
 from pyro_nngp.inference.svi.parameters import modules_of
 
 _BATCH, _LEAST_BATCH = 1024, 128
-_FEW = 1000  # parameters, for quasi-Newton steps
+_FEW = 1000  # most parameters for quasi-Newton steps
 _SUBSAMPLE, _SUBSAMPLE_MEMORY = 20_000, 2**26  # rows of the largest subsample; its size times K^2
 _FIRST_SUBSAMPLE = 1000
-_TRIED = 32  # rows, to see whether the guide has sites
+_TRIED = 32  # rows, to check whether the guide has sites
 
 
 def most_rows(method: Any, num_data: int) -> int:
@@ -24,12 +24,12 @@ def most_rows(method: Any, num_data: int) -> int:
 
 
 def minibatch(method: Any) -> int:
-    """Rows of a minibatch: fewer where each has several latent functions."""
+    """Rows of a minibatch: fewer if each has several latent functions."""
     return max(_LEAST_BATCH, _BATCH // (getattr(method, "num_latents", None) or 1))
 
 
 def neighbor_parameters(method: Any) -> list[nn.Parameter]:
-    """What decides about neighbors: parameters of the kernel and of its priors' guide, and inducing points."""
+    """Parameters that determine neighbors: those of the kernel, of the guide of its priors, and inducing points."""
     if not hasattr(method, "refresh_neighbors"):
         return []
     parts = [getattr(method, name, None) for name in ("kernel", "hyper_guide")]
@@ -41,14 +41,14 @@ def neighbor_parameters(method: Any) -> list[nn.Parameter]:
 def alternates(method: Any, solving: bool) -> bool:
     """Whether solutions for local variables alternate with steps on the hyperparameters, judged by the method's score.
 
-    The loss is then a function of the hyperparameters for one draw of the local variables at a time.
+    The loss is then a function of the hyperparameters at fixed local variables.
     """
     return solving and hasattr(method, "score") and method.can_alternate
 
 
 @torch.no_grad()
 def suits_lbfgs(method: Any, solving: bool) -> bool:
-    """Whether there are few parameters, and no latent values but those solved for: the loss at given rows is smooth."""
+    """Whether the loss at given rows is smooth: few parameters, and no latent values except those solved for."""
     alternating = alternates(method, solving)
     solved = {id(param) for param in method.solved_parameters()} if alternating else set()
     params = [param for module in modules_of(method) for param in module.parameters()]

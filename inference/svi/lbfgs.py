@@ -7,7 +7,7 @@ With s and y the last moves and changes of the gradient, the two-loop recursion 
 
 Differs from ``torch.optim.LBFGS``: no coordinate moves by more than `max_move` at once (hyperparameters are logarithms,
 whose loss is far from quadratic at that distance), a loss that is not finite shortens the step, and an accepted point
-is not evaluated again. Some 20 evaluations replace hundreds of steps of Adam.
+is not evaluated again. About 20 evaluations replace hundreds of steps of Adam.
 
 Cost: that of one or two evaluations per step, and O(history) inner products.
 
@@ -32,11 +32,11 @@ class LBFGS:
 
     Args:
         params: the parameters.
-        history: pairs (s, y) kept.
+        history: number of pairs (s, y) kept.
         max_move: bound on the move of a coordinate per step.
 
     Attributes:
-        start_loss: the loss before the first step since it last changed.
+        start_loss: the loss before the first step since the objective last changed.
     """
 
     def __init__(self, params: Sequence[Tensor], history: int = 10, max_move: float = 1.0) -> None:
@@ -50,10 +50,10 @@ class LBFGS:
         """One step; returns the loss after it.
 
         Args:
-            closure: computes the loss and leaves its gradient in ``param.grad``; infinity or NaN where there is none.
+            closure: computes the loss and leaves its gradient in ``param.grad``; infinity or NaN where it is undefined.
 
         Raises:
-            ArithmeticError: if the loss is not finite where the step starts.
+            ArithmeticError: if the loss is not finite at the start of the step.
         """
         start = self._read([p.detach() for p in self.params])
         if self._loss is None:
@@ -70,7 +70,7 @@ class LBFGS:
             if new_loss <= loss + _DECREASE * size * slope + _ROUNDING * abs(loss):
                 break
             size *= _shorter(size, slope, new_loss - loss)
-        else:  # rounding, or curvature of another place
+        else:  # rounding, or outdated curvature
             self._write(start)
             self._pairs.clear()
             return loss
@@ -81,7 +81,7 @@ class LBFGS:
         return new_loss
 
     def forget(self, curvature: bool = False) -> None:
-        """Evaluate the loss anew at the next step, since it has changed; `curvature` drops the history too."""
+        """Evaluate the loss again at the next step, since it has changed; `curvature` also drops the history."""
         self._loss = None
         if curvature:
             self._pairs.clear()
@@ -129,7 +129,7 @@ class LBFGS:
 
 
 def _shorter(size: float, slope: float, rise: float) -> float:
-    """By how much to shorten a step: the minimum of the parabola through what is known, within 0.1 and 0.5."""
+    """The factor by which to shorten a step: the minimum of the interpolating parabola, within 0.1 and 0.5."""
     if not math.isfinite(rise):
         return 0.5
     return min(0.5, max(0.1, -slope * size / (2 * (rise - slope * size))))

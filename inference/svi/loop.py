@@ -1,20 +1,20 @@
-r"""Stochastic variational inference with the training recipe taken care of.
+r"""Stochastic variational inference with a complete training recipe.
 
 :func:`fit` is the loop that one would write by hand around an ELBO of Pyro and optimizers of torch. The loss is the
 negative ELBO divided by the number of data points, in nats per point. Without a number of steps it trains until it has
 converged, in one of two ways:
 
 - "lbfgs", for methods whose loss is a function of a few hyperparameters and has no noise (``Vecchia``, ``MLL`` and
-  ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to some 20,000;
-  neighbors are found again after each round under the lengthscales found so far. Some 30 evaluations in all.
-  With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps take turns with
+  ``LOO`` of Gaussian data): quasi-Newton steps on a random subset of the rows that grows fourfold, up to about 20,000;
+  neighbors are found again after each round, at the present lengthscales. About 30 evaluations in total.
+  With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps alternate with
   solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
-  parameters, a third of that after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows does
-  not improve, and the end after three of these.
+  parameters, divided by three after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows
+  does not improve; convergence after three such rounds.
 
-Neighbors follow the kernel: where it has moved by more than 5 % since they were found, they are found again (checked
-every 50 steps, or after each round of "lbfgs").
+Neighbors follow the kernel: if it has moved by more than 5 % since they were found, they are found again (checked every
+50 steps, or after each round of "lbfgs").
 
 Cost: that of one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
 """
@@ -70,49 +70,51 @@ def fit(
 
     Args:
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
-            ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that want more than
+            ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that need more than
             row numbers. Or a tuple (model, guide), with `num_data`.
-        num_steps: number of steps in all, resumed ones included; None trains until convergence.
-        batch_size: rows per step, of the largest subset with "lbfgs". With as many as there are, the model is called
+        num_steps: total number of steps, including resumed ones; None trains until convergence.
+        batch_size: rows per step, of the largest subset with "lbfgs". If it covers all rows, the model is called
             without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
-            and some 20,000 with "lbfgs".
-        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and else what suits the loss.
+            and about 20,000 with "lbfgs".
+        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and otherwise the one that
+        suits the loss.
         lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
             others.
-        schedule: of the learning rates of a given number of steps, and bounds; None is ``Schedule()``.
+        schedule: learning rates over a given number of steps, and bounds; None is ``Schedule()``.
         refresh_every: steps between calls of ``method.refresh_neighbors()``; None calls it as the kernel moves, 0
             never.
-        solve_every: steps between calls of ``method.solve()``, which puts ``method.solved_parameters()`` at their
-            optimum given all others without gradient steps; the first call comes before the first step, the last after
-            the last. None is once per epoch, and at most every 20 steps, where ``method.can_solve`` and `elbo` is a
+        solve_every: steps between calls of ``method.solve()``, which sets ``method.solved_parameters()`` to their
+            optimum given all others, without gradient steps; the first call comes before the first step, the last after
+            the last. None is once per epoch, and at most every 20 steps, if ``method.can_solve`` and `elbo` is a
             bound of the evidence (a PredictiveLogLikelihood has another optimum); 0 leaves these parameters to
             gradients.
         elbo: any ELBO of Pyro; None is :class:`~pyro_nngp.inference.IntegratedELBO`.
-        num_data: number of data points where `method` does not have it.
-        tolerance: improvement per round, in nats per data point, that counts as none; per step of "lbfgs" a tenth.
-        max_seconds: ceiling on the wall time of this call; a run that it ends depends on the speed of the machine.
-        validation: a score on data that were left out, by which the best state is kept.
-        checkpoint: file that the run is saved to, and resumed from where it exists, or a ``Checkpoint``. A resumed run
-            gives the same bits as one that was never stopped; data, rates and seed must be those of the file. With a
-            larger `num_steps` than the file's the run goes on, finished or not, from there on at the rates of the
-            longer schedule.
+        num_data: number of data points, if `method` does not have it.
+        tolerance: largest improvement per round, in nats per data point, that counts as none; a tenth of it per step of
+            "lbfgs".
+        max_seconds: limit on the wall time of this call; a run that it ends depends on the speed of the machine.
+        validation: a score on held-out data, by which the best state is chosen.
+        checkpoint: file that the run is saved to, and resumed from if it exists, or a ``Checkpoint``. A resumed run
+            equals one that was never stopped, bit for bit; data, rates and seed must be those of the file. With a
+            larger `num_steps` than that of the file, the run continues, finished or not, at the rates of the longer
+            schedule.
         callback: called as ``callback(step, loss)`` after each step.
         device: where to train; None leaves the method where it is.
-        seed: of minibatches and draws; the global random state is left alone.
+        seed: seed of minibatches and draws; the global random state is left alone.
         progress: whether to show a progress bar.
 
     Raises:
-        RuntimeError: where gradients are switched off around the call.
-        DivergenceError: where the loss or a gradient is not finite: names the step, the parameters and the checkpoint.
-        CheckpointError: where the checkpoint is damaged or belongs to another run.
-        ValueError, TypeError: where an argument is out of range.
+        RuntimeError: if gradients are switched off around the call.
+        DivergenceError: if the loss or a gradient is not finite: names the step, the parameters and the checkpoint.
+        CheckpointError: if the checkpoint is damaged or belongs to another run.
+        ValueError, TypeError: if an argument is out of range.
 
     Warns:
-        ConvergenceWarning: where the loss still falls at the end, or predictions from eight times as many neighbors
+        ConvergenceWarning: if the loss still falls at the end, or predictions from eight times as many neighbors
             differ.
 
     Returns:
-        The trace of losses, what was chosen, and what happened.
+        The losses, the choices made, and what happened.
     """
     _check_method(method)
     _check_numbers(num_steps, batch_size, refresh_every, solve_every, lr, tolerance, max_seconds)

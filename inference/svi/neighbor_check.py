@@ -1,14 +1,14 @@
-r"""Are K neighbors enough? Predictions from K and from 8 K, halfway between 200 points and their nearest others.
+r"""A check that K neighbors are enough: predictions from K and 8 K neighbors, halfway between 200 pairs of points.
 
-If the kernel holds, the two means differ by :math:`v_K - v_{8K}` in mean square, less than the predictive variance
-:math:`v_K` of f. A root mean square beyond 1.5 standard deviations is a kernel that does not fit the data, or neighbor
-covariances too ill-conditioned for their nugget or dtype; predictive intervals are then too narrow.
+If the kernel is right, the two means differ by :math:`v_K - v_{8K}` in mean square, less than the predictive variance
+:math:`v_K` of f. A root mean square beyond 1.5 standard deviations means that the kernel does not fit the data, or
+that neighbor covariances are too ill-conditioned for their nugget or dtype; predictive intervals are then too narrow.
 
 A lengthscale that starts far below the distances between points stays there: no point is correlated with another, the
 predictions are the mean function, and the gradient of the lengthscale is zero. Correlations at the same 200 points show
 it.
 
-Cost: 200 predictions from 8 K neighbors, some 0.05 s for K = 32.
+Cost: 200 predictions from 8 K neighbors, about 0.05 s for K = 32.
 """
 
 import inspect
@@ -31,11 +31,12 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     """Root mean square difference of predictive means of f from K and from 8 K neighbors, in standard deviations.
 
     Args:
-        method: one whose predictions are from the nearest points of a graph.
-        seed: of the points.
+        method: a method that predicts from the nearest points of a graph.
+        seed: seed of the choice of points.
 
     Returns:
-        It; None for other methods, for fewer than 2 K + 1 points, and where 8 K neighbors cannot be computed with.
+        The difference; None for other methods, for fewer than 2 K + 1 points, and if predictions from 8 K neighbors
+        fail.
     """
     graph: Any = getattr(method, "graph", None)
     if not hasattr(graph, "others") or "num_neighbors" not in inspect.signature(type(method).forward).parameters:
@@ -47,7 +48,7 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     places = (graph.x[rows] + graph.x[graph.others(1, rows)[:, 0]]) / 2
     try:
         loc, var = method(places, num_neighbors=few)
-        with quiet_nuggets():  # nobody asked for that many neighbors
+        with quiet_nuggets():  # the user did not ask for that many neighbors
             more, _ = method(places, num_neighbors=min(_FACTOR * few, most))
     except NotPositiveDefiniteError:
         return None

@@ -12,13 +12,13 @@ from pyro_nngp._checks import check_path, fail
 
 @dataclass(frozen=True)
 class Schedule:
-    """How Adam's learning rates change, and bounds on its steps.
+    """Changes of Adam's learning rates, and bounds on its steps.
 
     Args:
         milestones: fractions of the number of steps at which the rates are multiplied by `decay`.
         decay: that factor, in (0, 1].
-        local_lr: learning rate of parameters with one row per data point, where they are not solved for; None is the
-            rate of all others.
+        local_lr: learning rate of parameters with one row per data point, if they are not solved for; None is the rate
+            of all others.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
 
     Raises:
@@ -42,12 +42,12 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Validation:
-    """A score on data that were left out; the best state is kept and restored at the end.
+    """A score on held-out data; the best state is kept and restored at the end.
 
     Args:
-        score: called without arguments; small is good. A score that is not finite is never the best.
-        every: steps between scores; None is 500, or one per round where the number of steps is not given.
-        patience: stop after this many scores without a better one; None never does.
+        score: called without arguments; smaller is better. A score that is not finite is never the best.
+        every: steps between scores; None is 500, or one score per round if the number of steps is not given.
+        patience: stop after this many scores without a better one; None never stops early.
 
     Raises:
         ValueError, TypeError: if `score` is not callable, or a count is not an int >= 1.
@@ -59,7 +59,7 @@ class Validation:
 
     def __post_init__(self) -> None:
         if not callable(self.score):
-            cure = "Pass a function that returns a score, small if good."
+            cure = "Pass a function that returns a score; smaller is better."
             fail("Validation", "score", "to be callable", type(self.score).__name__, cure, TypeError)
         for arg in ("every", "patience"):
             if getattr(self, arg) is not None:
@@ -68,16 +68,16 @@ class Validation:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file that a run is saved to, and resumed from where it exists.
+    """A file that a run is saved to, and resumed from if it exists.
 
     Args:
         path: the file; its folder must exist.
         every: steps between two writes.
-        step_back: where the loss diverges, go back to the last write with half the learning rates, at most five times,
+        step_back: if the loss diverges, go back to the last write and halve the learning rates, at most five times,
             instead of stopping.
 
     Raises:
-        ValueError, TypeError: if `path` is no path, or `every` is not an int >= 1.
+        ValueError, TypeError: if `path` is not a path, or `every` is not an int >= 1.
     """
 
     path: str | os.PathLike[str]

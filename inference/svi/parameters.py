@@ -14,7 +14,7 @@ from pyro_nngp.inference.svi.row_adam import RowAdam
 from pyro_nngp.variational import LocalTables
 
 _LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as logarithms
-_RATE = 0.01  # of others
+_RATE = 0.01  # learning rate of others
 
 
 def modules_of(method: Any) -> list[nn.Module]:
@@ -25,19 +25,19 @@ def modules_of(method: Any) -> list[nn.Module]:
 
 
 def local_modules(modules: list[nn.Module]) -> list[LocalTables]:
-    """The parts that hold a row of parameters per datum."""
+    """The submodules that hold a row of parameters per datum."""
     return [part for module in modules for part in module.modules() if isinstance(part, LocalTables)]
 
 
 def find_parameters(
     modules: list[nn.Module], evaluate: Callable[[torch.device | None], object], seed: int
 ) -> tuple[dict[str, Tensor], set[int]]:
-    """Every parameter that model and guide touch, by its Pyro name, and the identities of those that are logarithms.
+    """All parameters that model and guide use, by Pyro name, and the identities of those that are logarithms.
 
     Args:
-        modules: that own model and guide.
-        evaluate: the loss on some rows, whose index is on that device.
-        seed: of the draws in the loss.
+        modules: the modules that own model and guide.
+        evaluate: computes the loss on some rows, whose index is on the given device.
+        seed: seed of the draws in the loss.
 
     Raises:
         ValueError: if there are none.
@@ -49,7 +49,7 @@ def find_parameters(
         evaluate(device)
     sites = {name: site["value"] for name, site in capture.trace.nodes.items() if site["type"] == "param"}
     leaves = {id(value.unconstrained()): (name, value.unconstrained()) for name, value in reversed(sites.items())}
-    params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name
+    params = {name: leaf for name, leaf in reversed(leaves.values()) if leaf.requires_grad}  # each under one name only
     pairs = {name: (value, value.unconstrained()) for name, value in sites.items()}
     logs = [n for n, (v, free) in pairs.items() if (v is not free and v.equal(free.exp())) or "hyper_guide." in n]
     logarithms = {id(sites[name].unconstrained()) for name in logs}
@@ -61,14 +61,14 @@ def find_parameters(
 def make_optimizers(
     free: list[Tensor], local: set[int], logarithms: set[int], lr: float | None, local_lr: float | None
 ) -> list[torch.optim.Optimizer]:
-    """Adam, and for rows of local parameters its sparse form.
+    """Adam for most parameters, and its sparse form for rows of local parameters.
 
     Args:
         free: the parameters.
         local: identities of those that have sparse gradients.
         logarithms: identities of those that are logarithms.
-        lr: learning rate; None is one for logarithms and one for others.
-        local_lr: of local parameters; None is `lr`.
+        lr: learning rate; None takes 0.1 for logarithms and 0.01 for others.
+        local_lr: learning rate of local parameters; None is `lr`.
     """
     dense, sparse = [p for p in free if id(p) not in local], [p for p in free if id(p) in local]
     made: list[torch.optim.Optimizer] = []
@@ -85,7 +85,7 @@ def make_optimizers(
 
 
 def set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
-    """Give the optimizer the rates that the schedule has at its present step."""
+    """Set the optimizer's rates to those of the schedule at its present step."""
     passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
     for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = rate * schedule.gamma**passed

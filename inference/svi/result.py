@@ -1,4 +1,4 @@
-"""What a training run did, and the warning that it did not converge."""
+"""The result of a training run, and the warning that it did not converge."""
 
 from dataclasses import dataclass
 
@@ -11,18 +11,18 @@ class ConvergenceWarning(UserWarning):
 
 @dataclass(repr=False)
 class FitResult:
-    """What :func:`~pyro_nngp.inference.fit` did and chose.
+    """The result of :func:`~pyro_nngp.inference.fit`.
 
     Attributes:
         losses: loss per data point at each step, (steps,): the negative ELBO on the rows of that step.
         scores: (step, score) of each validation.
-        seconds: wall time, of this call.
-        converged: whether the loss had stopped falling; None where there were too few steps to tell.
-        interrupted: whether Ctrl-C, early stopping or the ceiling in seconds ended it.
+        seconds: wall time of this call.
+        converged: whether the loss had stopped falling; None if there were too few steps to decide.
+        interrupted: whether Ctrl-C, early stopping or the time limit ended it.
         optimizer: "adam" or "lbfgs".
-        batch_size: rows per step at the end; the number of data points where a step used all of them.
-        refreshes: how often neighbors were found again, by this call.
-        solves: how often parameters were solved for, by this call.
+        batch_size: rows per step at the end; the number of data points if a step used all of them.
+        refreshes: number of times that neighbors were found again in this call.
+        solves: number of times that parameters were solved for in this call.
         num_neighbors: K of the method's graph, given or chosen; None without a graph.
     """
 
@@ -39,7 +39,7 @@ class FitResult:
 
     @property
     def steps(self) -> int:
-        """Number of steps, of all calls that the run was resumed by."""
+        """Total number of steps of the run, over all calls."""
         return len(self.losses)
 
     @property

@@ -1,4 +1,4 @@
-"""State of a training run: parameters, optimizers, batches, random numbers; all of it can be saved and restored."""
+"""The state of a training run: parameters, optimizers, batches, random numbers; it can be saved and restored."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ class DivergenceError(RuntimeError):
 
 
 class Run:
-    """One training run of (model, guide); :meth:`advance` makes a step, :meth:`state` and :meth:`load` move it to disk.
+    """One training run of (model, guide); :meth:`advance` makes a step, :meth:`state` and :meth:`load` save it.
 
     Arguments are those of :func:`pyro_nngp.inference.fit`.
     """
@@ -108,14 +108,14 @@ class Run:
 
     @torch.no_grad()
     def objective(self, size: int) -> float:
-        """Loss per data point on rows that are always the same, with random numbers that are always the same."""
+        """Loss per data point on fixed rows, with fixed random numbers."""
         rows = Subsample(self.num_data, None if self.batches.size is None else size, self.seed)
         args = self.batch_args(rows.next(self.device), rows.generator)
         with RandomStream(self.seed, self.cuda_devices()), validation_off():
             return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
 
     def _evaluate_once(self, device: torch.device | None) -> None:
-        """The loss on the first rows, which touches every parameter."""
+        """The loss on the first rows, which uses every parameter."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size, device=device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         self.elbo.loss(self.model, self.guide, *args)
@@ -128,7 +128,7 @@ class Run:
             return self._descend(loss)
 
     def _quasi_newton_step(self, optimizer: LBFGS) -> float:
-        """One step of L-BFGS on the present subsample, at the same random numbers each time."""
+        """One step of L-BFGS on the present subsample, with the same random numbers each time."""
 
         def closure() -> float:
             torch.manual_seed(self.seed)
@@ -157,7 +157,7 @@ class Run:
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             if isinstance(error, ValueError) and not bad:
-                raise  # an error of the model's own
+                raise  # an error of the model
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         if not self.losses:
@@ -165,7 +165,7 @@ class Run:
         return loss
 
     def _differentiate(self, loss: Tensor) -> None:
-        """Gradients of the loss in what is not solved for."""
+        """Gradients of the loss in the parameters that are not solved for."""
         loss.backward()
         for param in self.params.values():
             if id(param) in self.solved:
@@ -198,7 +198,7 @@ class Run:
                 group["lr"] *= factor
 
     def steps_per_epoch(self) -> int:
-        """Steps in which all rows pass by, but 20 at least."""
+        """Steps per pass over all rows, but at least 20."""
         return max(20, self.num_data // (self.batches.size or self.num_data))
 
     def snapshot(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Run:
 
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """Put a snapshot back, in place."""
+        """Restore a snapshot, in place."""
         for module, state in zip(self.modules, snapshot["modules"], strict=True):
             module.load_state_dict(state)
         for name, value in snapshot["params"].items():
@@ -232,7 +232,7 @@ class Run:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from a state; one of a shorter run goes on at the rates of the longer schedule.
+        """Continue from a state; after a shorter run, at the rates of the longer schedule.
 
         Raises:
             CheckpointError: if the state is of a run with other settings or another model.
@@ -255,12 +255,12 @@ class Run:
 
     @functools.cached_property
     def kind(self) -> dict[str, Any]:
-        """What decides the bits of the run, by name; the number of steps, which may grow, and all else as strings."""
+        """The identity of the run by name: the number of steps, which may grow, and everything else as strings."""
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
         return {"num_steps": self.num_steps, "run": identity(**parts, **self.settings)}
 
     def check(self, state: dict[str, Any]) -> bool:
-        """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
+        """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can resume from it."""
         return check_run(self, state)
 
     def cuda_devices(self) -> list[int]:
@@ -269,7 +269,7 @@ class Run:
 
     @contextmanager
     def sparse_gradients(self) -> Iterator[None]:
-        """Let the modules that can do so give sparse gradients, and only meanwhile."""
+        """Switch on sparse gradients in the modules that support them, within this block."""
         switches = local_modules(self.modules)
         for module in switches:
             module.sparse_grad = self.batches.size is not None

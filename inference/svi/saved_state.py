@@ -1,4 +1,4 @@
-"""Checks of the saved state of a training run against the run that is to go on from it."""
+"""Checks of the saved state of a training run against the run that is to resume from it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pyro_nngp.inference.svi.batches import Subsample
 
 
 def check_run(run: Any, state: dict[str, Any]) -> bool:
-    """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can go on from it."""
+    """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can resume from it."""
     saved: Any = state.get("kind")
     check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
     other = differences(saved["run"], run.kind["run"])

@@ -1,4 +1,4 @@
-"""The course of a training run: which optimizer, when neighbors are found again, when q(u) is solved for, when to stop.
+"""The course of a training run: the optimizer, and when to refresh neighbors, to solve for q(u), and to stop.
 
 Symbols and cost: see :mod:`pyro_nngp.inference.svi.loop`.
 """
@@ -25,19 +25,19 @@ from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 
-_PROBE = 2048  # rows whose loss decides about convergence
-_ROUND = (50, 200)  # steps of Adam
+_PROBE = 2048  # rows whose loss decides on convergence
+_ROUND = (50, 200)  # fewest and most steps of Adam per round
 _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
 _ROUND_JUDGED, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
-_MOVED, _CHECK_EVERY = 0.05, 50  # of the kernel's logarithms, and how often to look
+_MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
 _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")  # saved attributes
 
 
 class Training:
-    """A run with its course; arguments are those of :func:`~pyro_nngp.inference.fit`, checked."""
+    """A run and its decisions; arguments are those of :func:`~pyro_nngp.inference.fit`, checked."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Training:
         self.slower, self.converged, self.ended, self.begin = 0, False, False, time.perf_counter()
 
     def start(self) -> None:
-        """Resume from the checkpoint, if there is one; else find the start of what is solved for."""
+        """Resume from the checkpoint, if there is one; otherwise solve once."""
         if self.checkpoint is not None and self.checkpoint.exists():
             self._load()
             self.ended = self.converged or self._waited_out()
@@ -132,20 +132,20 @@ class Training:
             bar.close()
 
     def finish(self) -> None:
-        """Write the file, and leave the method at its best."""
+        """Write the checkpoint, and leave the method at its best state."""
         if self.checkpoint is not None:
             self._save()
         if self.best is not None:
             self.run.restore(self.best)
             return
         moved = self.refresh_every is None and self._moved()
-        if moved:  # after the file is written, from which the run goes on as it stood
+        if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
             self._refresh()
         if self.solving and (moved or self.solved_at != self.run.step):
             self._solve()
 
     def result(self, interrupted: bool) -> FitResult:
-        """What happened; warns if it is not convergence."""
+        """The result; warns if the run did not converge."""
         run = self.run
         interrupted = interrupted or (self.ended and not self.converged)
         fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
@@ -161,7 +161,7 @@ class Training:
         return FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
 
     def _after_adam(self) -> None:
-        """Refresh, solve, validate; and judge a round."""
+        """Refresh, solve and validate; at the end of a round, check convergence."""
         run = self.run
         last = run.step == self.num_steps
         if self.refresh_every is None:
@@ -182,7 +182,7 @@ class Training:
         self._validate(ends if self.automatic else run.step % 500 == 0)
 
     def _after_lbfgs(self, optimizer: LBFGS, rows: Subsample) -> None:
-        """At the end of a round refresh and solve, then go on to a larger subsample, or judge the round."""
+        """At the end of a round refresh and solve, then go on to a larger subsample, or check convergence."""
         run, losses = self.run, self.run.losses
         largest = rows.grown
         enough = self.tolerance / 10 if largest else self.tolerance
@@ -213,7 +213,7 @@ class Training:
         self._validate(ends)
 
     def _judge(self) -> None:
-        """Take the method's own score of a round, keep the best state, and stop after one round too many."""
+        """Score a round by the method's criterion, keep the best state, and stop after one round too many."""
         score, best = self.method.score(self.judges), self.plateau.best
         if score < best and self.validation is None:
             self.best = self.run.snapshot()
@@ -233,18 +233,18 @@ class Training:
             self.ended = self.ended or self._waited_out()
 
     def _waited_out(self) -> bool:
-        """Whether that many validations, or more, have come after the best one."""
+        """Whether the patience is used up: that many validations have followed the best one."""
         if self.validation is None or self.validation.patience is None:
             return False
         scores = [s if math.isfinite(s) else math.inf for _, s in self.scores]
         return bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= self.validation.patience
 
     def _solve_period(self) -> int:
-        """Steps between solutions: an epoch, but 20 at least."""
+        """Steps between solutions: an epoch, but at least 20."""
         return self.solve_every or self.run.steps_per_epoch()
 
     def _round_steps(self) -> int:
-        """Steps of a round: an epoch within limits, or as many as end with a solution."""
+        """Steps of a round: an epoch within limits, or a multiple of the steps between solutions."""
         least, most = _ROUND
         if self.solving:
             return self._solve_period() * math.ceil(least / self._solve_period())
@@ -293,7 +293,7 @@ class Training:
         save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
 
     def _state(self) -> dict[str, Any]:
-        """Everything that the rest of the course depends on."""
+        """Everything that the rest of the run depends on."""
         course = {name: getattr(self, name) for name in _COURSE}
         state = {"run": self.run.state(), "course": course, "plateau": self.plateau.state()}
         return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}

@@ -1,4 +1,4 @@
-"""What the methods share: data and sites, predictions, and conditioning on observed neighbors."""
+"""Base classes of the methods: data and sites, predictions, and conditioning on observed neighbors."""
 
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod

@@ -1,4 +1,4 @@
-"""Checks of the data that a method is built from, and the parts that it takes over from another method."""
+"""Checks of a method's data, and copies of the parts of another method."""
 
 import copy
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tup
 def copied_parts(
     where: str, start: Any, kernel: Any, likelihood: Likelihood | None, mean: Callable | None, observed: bool
 ) -> tuple[Any, Likelihood | None, Callable | None]:
-    """The parts given, and copies of those of another method where none is given."""
+    """Kernel, likelihood and mean as given, or copies of those of another method."""
     if not isinstance(start, DataSites) or start.kernel is None:
         cure = "Pass a method with one kernel, such as a Vecchia that has been fitted."
         fail(where, "start", "to be a trained method", type(start).__name__, cure, TypeError)

@@ -6,12 +6,12 @@ at hyperparameters :math:`\theta`. Over posterior draws of them, the weights tha
 
 .. math:: p(\theta \mid y_{-i}) \propto \frac{p(\theta \mid y)}{p(y_i \mid y_{-i}, \theta)},
 
-which is what ``az.loo`` makes of these densities as a log likelihood, whatever y depends on (Vehtari et al. 2016,
-section 3.6; Burkner, Gabry, Vehtari 2021). Densities given a draw of the latent values are no substitute: they have
-seen y_i, as have the draws, and one weight per draw is made of all latent values at once.
+which is what ``az.loo`` computes if these densities are the log likelihood, however the data depend on each other
+(Vehtari et al. 2016, section 3.6; Burkner, Gabry, Vehtari 2021). Densities given a draw of the latent values are no
+substitute: the draws depend on y_i, and one weight per draw has to account for all latent values at once.
 
-Cost: that of the method's :meth:`LeaveOneOutMethod.leave_one_out`, once or per posterior draw. Symbols: N data, I rows
-asked for, T outputs, S draws, L latent functions.
+Cost: that of the method's :meth:`LeaveOneOutMethod.leave_one_out`, once or per posterior draw. Symbols: N data, I
+requested rows, T outputs, S draws, L latent functions.
 
 Reference: Burkner, Gabry, Vehtari (2021), "Efficient leave-one-out cross-validation for Bayesian non-factorized normal
 and Student-t models", Computational Statistics.
@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import check_batch, fail
+from pyro_nngp._checks import check_batch, fail, undefined
 from pyro_nngp.hyperparameters import place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import place_hyperparameters
 from pyro_nngp.likelihoods import Likelihood
@@ -34,14 +34,14 @@ Draw: TypeAlias = Mapping[str, Tensor]
 """Values of all sites in one posterior draw."""
 
 Densities: TypeAlias = Callable[[Draw | None], Tensor]
-"""Log densities at the hyperparameters that are placed: under the guide, or given a posterior draw."""
+"""Log densities at the hyperparameters that have been set: under the guide, or given a posterior draw."""
 
 
 class LeaveOneOutMethod(GPMethod):
     """A method that predicts each datum from all others; a subclass defines :meth:`leave_one_out`.
 
     Attributes:
-        loo_kind: what the densities are, in words; exports name it.
+        loo_kind: description of the densities, for exports.
     """
 
     loo_kind: str = "leave-one-out, latent values integrated out"
@@ -62,19 +62,19 @@ class LeaveOneOutMethod(GPMethod):
     ) -> Float[Tensor, "... I"]:
         """Log density of each datum given all others, with latent values integrated out.
 
-        The sum estimates the log density of as many fresh data, for hyperparameters that are few beside the data.
-        Neighbors and inducing points stay as they are.
+        The sum estimates the log density of N new data if hyperparameters are few relative to the data. Neighbors and
+        inducing points are not changed.
 
         Args:
             idx: rows of the data; None is all.
-            num_neighbors: neighbors of each datum, among the others; None is the method's own choice. Methods with
-                inducing points have no use for it.
+            num_neighbors: neighbors of each datum, among the others; None is the method's choice. Methods with inducing
+                points ignore it.
             samples: posterior draws of the hyperparameters, such as ``mcmc.get_samples()``. None takes the
-                hyperparameters as they are, those with priors at the median of their guide.
+                present hyperparameters, and those with priors at the median of their guide.
 
         Returns:
             Log densities (I,), (T, I) for T outputs with independent latent functions; with S posterior draws one such
-            tensor for each, draws first: what Pareto-smoothed importance sampling takes.
+            tensor for each, draws first, as Pareto-smoothed importance sampling takes them.
 
         Raises:
             ValueError, TypeError: for malformed rows, a number of neighbors out of range, a model without likelihood,
@@ -92,13 +92,13 @@ class LeaveOneOutMethod(GPMethod):
     def loo_by_draw(
         self, idx: Int[Tensor, " I"] | None = None, *, num_neighbors: int | None = None, from_guide: bool = False
     ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
-        """:meth:`loo` as a function of one posterior draw after the other, to be streamed.
+        """:meth:`loo` as a function of one posterior draw at a time, for streaming.
 
         Args:
             idx: rows of the data; None is all.
             num_neighbors: as in :meth:`loo`.
-            from_guide: whether the draws are from the method's own guide instead of a posterior of its model. Other
-                latent values than hyperparameters are then integrated over the guide.
+            from_guide: whether the draws are from the method's guide instead of a posterior of its model. Latent values
+                other than hyperparameters are then integrated over the guide.
 
         Raises:
             ValueError, TypeError: as in :meth:`loo`.
@@ -114,22 +114,21 @@ class LeaveOneOutMethod(GPMethod):
         return at
 
     def leave_one_out(self, rows: Int[Tensor, " I"], num_neighbors: int | None, sampled: bool) -> Densities:
-        """Log densities of some rows of the data, as a function that is called with hyperparameters placed.
+        """A function that computes log densities of some rows of the data; it is called with hyperparameters set.
 
         Args:
-            rows: of the data.
-            num_neighbors: neighbors of each datum; None is the method's own choice.
-            sampled: whether hyperparameters come from posterior draws of the model, in place of the guide.
+            rows: rows of the data.
+            num_neighbors: neighbors of each datum; None is the method's choice.
+            sampled: whether hyperparameters come from posterior draws of the model instead of the guide.
         """
-        where, cure = f"{type(self).__name__}.loo", "Define it, or score held-out data."
-        fail(where, "leave_one_out", "to be defined by the method", "nothing", cure, NotImplementedError)
+        undefined(self, "leave_one_out", "method", "Define it for loo, or score held-out data.")
 
     def scores(self, rows: Tensor, moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Densities:
-        """Log densities of y at some rows from the means and variances of f at all of them, each given the others.
+        """Log densities of y at some rows from leave-one-out means and variances of f at all rows.
 
         Args:
-            rows: of the data.
-            moments: from the likelihood, y (outputs first) and the mean function (of the shape of f) to the moments.
+            rows: rows of the data.
+            moments: maps the likelihood, y (outputs first) and the mean function (of the shape of f) to the moments.
         """
         y = cast(Tensor, self._targets(None))
 

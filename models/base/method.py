@@ -1,4 +1,4 @@
-"""What the methods have in common: data, likelihood, mean function, hyperparameters and where they start.
+"""The base class of all methods: data, likelihood, mean function, hyperparameters and their starts.
 
 Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
 """
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 class GPMethod(DataSites):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
-    A subclass builds its own parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
+    A subclass builds its parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
     ``guide``, which begin with :meth:`start_model` and :meth:`start_guide` and name their sites by :meth:`site`;
     predictions are in :mod:`pyro_nngp.models.base.predictive`.
 
@@ -67,18 +67,18 @@ class GPMethod(DataSites):
             ``state_dict()`` does not hold them and ``to()`` does not move them: give a module, or a ``PyroModule`` with
             ``PyroParam`` attributes, for that.
         jitter: relative nugget; None takes 1e-6.
-        metric: of neighbors: lengthscales, or a function of distances as of
-            :class:`~pyro_nngp.neighbors.NeighborGraph`; None is that of the kernel, which
-            :meth:`refresh_neighbors` follows.
-        start: another trained method whose kernel, likelihood and mean are copied where none is given here.
+        metric: metric of neighbors: lengthscales, or a distance function as in
+            :class:`~pyro_nngp.neighbors.NeighborGraph`; None is the metric of the kernel, which
+            :meth:`refresh_neighbors` updates.
+        start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
 
     Attributes:
         x, y: the data, as buffers.
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         latent_shape: () for one latent function, (L,) for several.
-        generative: whether draws of y from ``model`` are from the prior predictive distribution; else they are given
-            the data of the neighbors.
-        unit: spread of the latent functions in the data, 1 on the scale of a link; their parameters move in it.
+        generative: whether draws of y from ``model`` are from the prior predictive distribution; otherwise they are
+            conditioned on the data of the neighbors.
+        unit: spread of the latent functions in the data, 1 on the scale of a link; the scale of gradient steps.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
@@ -136,7 +136,7 @@ class GPMethod(DataSites):
             self.begin()
 
     def begin(self) -> None:
-        """Start from the data what was left unset; a method with kernels of its own calls it when they are there."""
+        """Start unset hyperparameters from the data; a method with several kernels calls it after building them."""
         self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
         found = self.start_hyperparameters()
         self.unit = found.unit
@@ -146,7 +146,7 @@ class GPMethod(DataSites):
     @pyro_entry
     @torch.no_grad()
     def start_hyperparameters(self) -> Start:
-        """Start those hyperparameters of kernel and likelihood from the data that were left unset."""
+        """Start the unset hyperparameters of kernel and likelihood from the data."""
         self.hyper_guide.median()
         is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
         trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
@@ -155,7 +155,7 @@ class GPMethod(DataSites):
     @pyro_entry
     @torch.no_grad()
     def neighbor_metric(self) -> Any:
-        """The metric of neighbors: the user's, or that of the kernel at its present hyperparameters."""
+        """The metric of neighbors: the user's, or the kernel's at its present hyperparameters."""
         if self.metric is not None:
             return self.metric
         self.hyper_guide.median()
@@ -172,15 +172,15 @@ class GPMethod(DataSites):
         return freeze(self.kernel), freeze(self.likelihood), freeze(self.mean)
 
     def finish(self) -> None:
-        """Build the guide of whatever hyperparameters have priors by now."""
+        """Build the guide of all hyperparameters that have priors."""
         self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
         for origin in self._origin:
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []
-        release(self)  # what was tried in the constructors
+        release(self)  # parts that ran in the constructors
 
     def extra_repr(self) -> str:
-        """Sizes, dtype and device, then the method's own parameters, as ``print`` shows them."""
+        """Sizes, dtype and device, then the method's parameters, as ``print`` shows them."""
         outputs = f", L={self.num_latents}" if self.latent_shape else ""
         sizes = f"N={self.num_data}, D={self.x.shape[1]}{outputs}, {show_kind(self.x)}"
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
@@ -189,7 +189,7 @@ class GPMethod(DataSites):
         """Table of the hyperparameters of kernel, likelihood and mean function.
 
         Args:
-            probability: of the intervals.
+            probability: probability of the intervals.
 
         Returns:
             A pandas DataFrame with one row for each number, such as ``kernel.lengthscale[0]``, and the columns
@@ -221,12 +221,12 @@ class GPMethod(DataSites):
             self.register_buffer("z", z.clone())
 
     def undefined(self, hook: str) -> NoReturn:
-        """Raise ``NotImplementedError`` for a method of the class that a subclass has to define."""
+        """Raise ``NotImplementedError`` for a method that a subclass has to define."""
         undefined(self, hook, "method")
 
     @torch.no_grad()
     def _try_mean(self, x: Tensor) -> None:
-        """Raise if the mean function cannot be evaluated at x, or gives other than a value per row."""
+        """Raise unless the mean function can be evaluated at x and returns one value per row."""
         with poutine.block(), seeded(0, x):
             try:
                 self._mean_at(x)
@@ -251,11 +251,11 @@ class GPMethod(DataSites):
             fail(where, "likelihood", f"with hyperparameters that broadcast to {tuple(want)}", found, cure)
 
     def _check_new(self, method: str, x_new: Any) -> None:
-        """Raise unless `x_new` are inputs like those of the data."""
+        """Raise unless `x_new` has the columns, dtype and device of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
 
     def _check_sample(self, x_new: Any, num_samples: Any, seed: Any) -> None:
-        """Raise unless ``sample`` can make so many draws at `x_new`."""
+        """Raise unless ``sample`` can make that many draws at `x_new`."""
         self._check_new("sample", x_new)
         where = f"{type(self).__name__}.sample"
         check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")

@@ -1,11 +1,11 @@
-r"""Predictions of the methods: moments of f, predictive distribution of y, joint draws; from the guide or draws.
+r"""Predictions: moments of f, predictive distribution of y and joint draws, from the guide or posterior draws.
 
-Given posterior draws :math:`\theta_s` of hyperparameters and latent values, as NUTS on ``model`` gives them,
+Given posterior draws :math:`\theta_s` of hyperparameters and latent values, such as those of NUTS on ``model``,
 
 .. math:: p(y \mid x, \text{data}) \approx \frac1S \sum_s p(y \mid x, \theta_s),
 
-and the moments of f are those of that mixture. Without them the method's own guide is integrated over, with
-hyperparameters that have priors at the median of theirs.
+and the moments of f are those of the mixture. Without posterior draws, predictions integrate over the method's guide,
+with hyperparameters that have priors at the median of their guide.
 
 Cost: that of the method's moments, once or for each posterior draw; neighbors are searched once. Symbols: P new points,
 L latent functions, T outputs, S draws.
@@ -36,8 +36,8 @@ Result = TypeVar("Result")
 class PredictiveMethod(LeaveOneOutMethod):
     """A method with predictions at new points.
 
-    A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
-    with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
+    A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. They are called
+    with the hyperparameters set, and read other sites from the posterior draw if they get one.
     """
 
     @at_tables
@@ -53,9 +53,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         Args:
             x_new: new inputs, a tensor or any table that the method takes as data.
             num_neighbors: neighbors per new point, among the points that the method conditions on; None is the method's
-                own choice. More than it trained with often helps.
+                choice. More neighbors than in training often help.
             samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
-                over. None integrates over the guide, with hyperparameters that have priors at the median of theirs.
+                over. None integrates over the guide, with hyperparameters that have priors at its median.
 
         Returns:
             Mean and variance, (P,), or (L, P) for L latent functions: tensors for a tensor; for a table the caller's
@@ -83,7 +83,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Args:
             x_new: new inputs.
             num_neighbors: as in :meth:`forward`.
-            samples: likewise; with them the result is the mixture over the draws.
+            samples: as in :meth:`forward`; the result is then the mixture over the draws.
 
         Returns:
             The marginal of the likelihood, f integrated out.
@@ -115,9 +115,9 @@ class PredictiveMethod(LeaveOneOutMethod):
             x_new: new inputs.
             num_samples: S.
             num_neighbors: neighbors per new point, among the points that the method conditions on and the new ones;
-                None is the method's own choice.
-            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
-            samples: as in :meth:`forward`; draws are taken evenly spaced, some several times if there are fewer than S.
+                None is the method's choice.
+            seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
+            samples: as in :meth:`forward`; evenly spaced draws are used, some repeatedly if there are fewer than S.
 
         Raises:
             ValueError, TypeError: as in :meth:`forward`.
@@ -141,12 +141,12 @@ class PredictiveMethod(LeaveOneOutMethod):
     def predictions_by_draw(
         self, x_new: Float[Tensor, "P D"] | Table, *, num_neighbors: int | None = None, seed: int = 0
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
-        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+        """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
         Args:
             x_new: new inputs.
             num_neighbors: as in :meth:`sample`.
-            seed: of the order of the new points; the draws take the global random state.
+            seed: seed of the order of the new points; the draws use the global random state.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -173,7 +173,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         samples: Mapping[str, Tensor] | None,
         result: Callable[[Tensor, Any, Draw | None], Result],
     ) -> list[Result]:
-        """`result` of new points and their plan: under the guide, or at one posterior draw after the other."""
+        """Yield `result` for the new points and their plan: under the guide, or for each posterior draw."""
         self._check_new(method, x_new)
         plan = self.plan(x_new, num_neighbors)
         if samples is None:
@@ -184,7 +184,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             return [result(x_new, plan, draw) for draw, _ in draws]
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
-        """Precompute what moments at new points need and no hyperparameter changes, such as their neighbors."""
+        """Precompute for :meth:`moments` what does not depend on hyperparameters, such as neighbors."""
         self.undefined("plan")
 
     def moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
@@ -196,7 +196,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         return self._predictive_of_y(*self.moments(x_new, plan, draw))
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
-        """Precompute what joint draws need and no hyperparameter changes; the seed is that of the new points' order."""
+        """Precompute for :meth:`joint_draws` what does not depend on hyperparameters; `seed` orders new points."""
         self.undefined("joint_plan")
 
     def joint_draws(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
@@ -204,9 +204,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         self.undefined("joint_draws")
 
     def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:
-        """Place draws of the hyperparameters one after the other, and give the number of samples that belong to each.
+        """Set the hyperparameters to each draw in turn, and yield the number of samples for each.
 
-        With priors that is one sample each; without, all at once, or `most` at a time.
+        With priors that is one sample each; without priors all samples at once, or `most` at a time.
         """
         check_same_sites(type(self).__name__, self, self.hyper_guide)
         block = 1 if self.hyper_guide.has_sites else num_samples if most is None else most
@@ -216,7 +216,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             yield min(block, num_samples - start)
 
     def _most_draws(self, num_new: int) -> int | None:
-        """How many joint draws are made at once; None is all of them."""
+        """The largest number of joint draws made at once; None is all of them."""
         return None
 
     def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
@@ -230,7 +230,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             cure = f"A site that was reparametrized comes from Predictive(model, samples, return_sites=[{name!r}])."
             fail(where, "samples", f"to hold the site {name!r}", sorted(draw), cure)
         value = draw[name]
-        while value.dim() > len(shape) and len(value) == 1:  # Predictive puts dimensions of one in front
+        while value.dim() > len(shape) and len(value) == 1:  # Predictive adds leading dimensions of size one
             value = value[0]
         if value.shape != shape:
             expectation = f"of shape (S, {', '.join(map(str, shape))})"

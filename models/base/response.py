@@ -1,9 +1,8 @@
-r"""What the methods share that condition on noisy observations of the neighbors: moments, joint draws, refreshing.
+r"""Base classes of methods that condition on noisy observations of the neighbors: moments, joint draws, refreshing.
 
-The latent function is integrated out. With targets, or pseudo-observations, :math:`\tilde y` of noise :math:`\delta` at
-the training points (:mod:`pyro_nngp.likelihoods.augmentation`), mean function :math:`\mu`, and weights w and variance v
-from
-:mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`\delta` on the neighbors,
+The latent function is integrated out. With targets (or pseudo-observations) :math:`\tilde y` and their noise variances
+:math:`\delta` at the training points (:mod:`pyro_nngp.likelihoods.augmentation`), mean function :math:`\mu`, and
+weights w and variance v from :mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`\delta` on the neighbors,
 
 .. math:: f(x) \mid \tilde y_n \sim N\big(\mu(x) + w^\top (\tilde y_n - \mu(x_n)),\; v\big).
 
@@ -29,22 +28,22 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows, enough_neighbors
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 
 _FIRST_NEIGHBORS = 32
 _MOST_TRAINING, _WORTHWHILE_TRAINING = 128, 0.1  # in training, where each step pays for it
-_TABLE = 2**24  # entries of the table of neighbors beyond which training takes no more of them
+_TABLE = 2**24  # largest table of neighbors for which K is increased
 TREND_POINTS = 4096
 
 
 def first_neighbors(
     where: str, num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS
 ) -> int:
-    """K to build a graph with: the one given, or the usual one as long as there are as many others.
+    """K of a new graph: the given one, or the usual one, but at most the number of other points.
 
     Raises:
-        ValueError, TypeError: if the one given is no int >= 1.
+        ValueError, TypeError: unless a given K is an int >= 1.
     """
     if num_neighbors is None:
         return min(usual, len(x) - 1)
@@ -55,8 +54,8 @@ def first_neighbors(
 class ResponseMethod(PredictiveMethod):
     """A method that predicts f from noisy observations of its neighbors, up to N of them per new point.
 
-    A subclass sets ``graph`` and, where targets are no Gaussian observations themselves, overrides
-    :meth:`observations`; ``model`` and ``guide`` are its own.
+    A subclass sets ``graph``, defines ``model`` and ``guide``, and overrides :meth:`observations` unless targets are
+    Gaussian observations.
     """
 
     graph: NeighborTable
@@ -80,20 +79,20 @@ class ResponseMethod(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def prediction_neighbors(self) -> int:
-        """Number of neighbors that predictions take where none is given, at the present hyperparameters.
+        """The default number of neighbors in predictions, at the present hyperparameters.
 
-        That of training, doubled for as long as it lowers the predictive variance of y at 64 training points, given the
-        others, by more than 1 % on average; at most 512.
+        It is that of training, doubled up to 512 while that lowers the predictive variance of y at 64 training points,
+        given the others, by more than 1 % on average.
         """
         return self._enough_neighbors(MOST_NEIGHBORS, WORTHWHILE)
 
     @pyro_entry
     @torch.no_grad()
     def choose_neighbors(self) -> None:
-        """Double K as :meth:`prediction_neighbors` does where that lowers the variance by more than 10 %, up to 128.
+        """Double K up to 128 while that lowers the predictive variance by more than 10 %.
 
-        For constructors whose K was not given, at the hyperparameters that training starts from. Smooth functions of
-        many inputs need it: there 32 neighbors leave most of the variance open. N K is at most 2^24.
+        For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it:
+        there 32 neighbors explain little of the variance. N K is at most 2^24.
         """
         most = min(_MOST_TRAINING, _TABLE // self.num_data)
         enough = self._enough_neighbors(most, _WORTHWHILE_TRAINING)
@@ -101,39 +100,38 @@ class ResponseMethod(PredictiveMethod):
             self.graph.resize(enough)
 
     def _enough_neighbors(self, most: int, worthwhile: float) -> int:
-        """K, doubled for as long as that lowers the mean log predictive variance by more than `worthwhile`."""
-        enough, limit = self.graph.num_neighbors, min(most, self.num_data - 1)
-        if enough >= limit:
+        """K, doubled while that lowers the mean log predictive variance by more than `worthwhile`."""
+        enough = self.graph.num_neighbors
+        if enough >= min(most, self.num_data - 1):
             return enough
         self._place_medians()
-        rows = rows_to_try(self.num_data, self.x.device)
-        near = self.graph.others(limit, rows)
-        return enough_neighbors(lambda k: self._mean_log_variance(rows, near[:, :k]), enough, limit, worthwhile)
+        trial = self.graph.trial(most)
+        return trial.enough(lambda near: self._log_variances(trial.rows, near), enough, worthwhile)
 
-    def _mean_log_variance(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> float:
-        """Average of the log predictive variance of y at some rows, given its neighbors."""
+    def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
         own, positions = distinct_rows(near)
         observations = self.observations(self._bound(), own, None)
         _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
-        return float((var + observations[1].mean()).log().mean())
+        return (var + observations[1].mean()).log()
 
     @property
     def can_solve_mean(self) -> bool:
-        """Whether :meth:`solve_mean` applies: to Gaussian data and a mean that is linear in its parameters."""
+        """Whether :meth:`solve_mean` applies: Gaussian data and a mean that is linear in its parameters."""
         return isinstance(self.likelihood, Gaussian) and isinstance(self.mean, BasisMean) and self.mean.is_free
 
     @pyro_entry
     @torch.no_grad()
     def solve_mean(self) -> None:
-        r"""Put the coefficients of the mean at their generalized least squares estimate, given the neighbors.
+        r"""Set the coefficients of the mean to their generalized least squares estimate, given the neighbors.
 
         With basis functions b, weights w of preceding neighbors and variances v of the response model,
 
         .. math:: \sum_j a_j a_j^\top \beta / v_j = \sum_j a_j (y_j - w_j^\top y_{n(j)}) / v_j, \qquad
            a_j = b(x_j) - \textstyle\sum_k w_{jk}\, b(x_{n(j)k}),
 
-        over the first 4,096 points in a random ordering: of those that come later, neighbors all around leave next to
-        nothing of the level.
+        over the first 4,096 points in a random ordering: later points, with neighbors all around, say almost nothing
+        about the level.
 
         Raises:
             ValueError: unless :attr:`can_solve_mean`.
@@ -168,7 +166,7 @@ class ResponseMethod(PredictiveMethod):
         return cast(BasisMean, self.mean).solved_parameters() if self.can_solve_mean else []
 
     def _preceding(self) -> tuple[Tensor, Tensor]:
-        """Some points in a random ordering, and the places among them of the nearest that precede each."""
+        """Some points in a random ordering, and the positions among them of the nearest predecessors of each."""
         generator = torch.Generator().manual_seed(0)
         rows = torch.randperm(self.num_data, generator=generator)[:TREND_POINTS].to(self.x.device)
         k = min(self.graph.num_neighbors, len(rows) - 1)
@@ -220,14 +218,14 @@ class ResponseMethod(PredictiveMethod):
     def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         """Gaussian observations of f at some rows, (*L, U), and their noise variances, (U,) or (L, U).
 
-        They are under the guide of what makes them Gaussian, or given a posterior draw.
+        Auxiliary variables, if any, are at their guide, or at a posterior draw.
         """
         self.undefined("observations")
 
     def _given_neighbors(
         self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`; `neighbors` are their places."""
+        """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index."""
         near = self.x[rows]
         w, var = graph_conditional(self.kernel, x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near)
@@ -235,7 +233,7 @@ class ResponseMethod(PredictiveMethod):
 
 
 class GaussianResponseMethod(ResponseMethod):
-    """A method for Gaussian noise whose model has no latent values: f is integrated out, hyperparameters remain.
+    """A method for Gaussian noise whose model has no latent values: only hyperparameters remain.
 
     A subclass sets ``graph``, calls :meth:`finish`, and defines ``model`` with the site ``y``.
 
@@ -269,7 +267,7 @@ class GaussianResponseMethod(ResponseMethod):
 
     @pyro_entry
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
-        """The hyperparameters' guide; nothing else is latent."""
+        """The guide of the hyperparameters; nothing else is latent."""
         self.start_guide(idx)
 
     @property
@@ -290,7 +288,7 @@ class GaussianResponseMethod(ResponseMethod):
         r"""Log density of all data, with hyperparameters that have a prior at the median of their guide.
 
         Args:
-            batch_size: rows at a time.
+            batch_size: number of rows at a time.
 
         Returns:
             The sum over all rows of the log density that ``model`` gives them.
@@ -324,14 +322,14 @@ def draws_given_observations(
     latent_shape: tuple[int, ...],
     jitter: float,
 ) -> Float[Tensor, "S *L P"]:
-    """Joint draws of a zero-mean process at new points, each given observations and earlier new values near it.
+    """Joint draws of a zero-mean process at new points, each given nearby observations and earlier new values.
 
     Args:
         kernel: covariance function.
         x: the observed points.
         x_new: new points.
         plan: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
-        residual: observations less the mean function; one set for each latent function, or for all.
+        residual: observations minus the mean function; one set for each latent function, or for all.
         noise: their noise variances.
         count: S.
         latent_shape: () or (L,).

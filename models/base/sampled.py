@@ -1,4 +1,4 @@
-"""Predictions of a method that is sampled: mixtures and joint draws over posterior draws of all sites."""
+"""Predictions from posterior draws of all sites: mixtures and joint draws."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
@@ -25,7 +25,7 @@ Moments: TypeAlias = tuple[Tensor, Tensor]
 
 
 class SampledMethod(LeaveOneOutMethod):
-    """Base of a method without a guide, which predicts from posterior draws of its sites."""
+    """Base of methods without a guide, which predict from posterior draws of their sites."""
 
     likelihood: Likelihood
 
@@ -52,14 +52,14 @@ class SampledMethod(LeaveOneOutMethod):
         Raises:
             ValueError: if a site is missing, or draws differ in number.
 
-        Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points after the other; memory O(S P).
+        Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points at a time; memory O(S P).
         """
         return mixture_moments(*self.moments(x_new, samples))
 
     @pyro_entry
     @torch.no_grad()
     def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
-        """Mean and variance of f at new points given each posterior draw, to compare chains by them.
+        """Mean and variance of f at new points given each posterior draw, for example to compare chains.
 
         Args:
             x_new: new inputs.
@@ -83,8 +83,8 @@ class SampledMethod(LeaveOneOutMethod):
     def predict(self, x_new: Float[Tensor, "P D"] | Table, samples: Samples) -> Distribution:
         """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
 
-        Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws, each integrated over
-        f, with the hyperparameters of the likelihood that belong to the draw.
+        Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws. Each draw is
+        integrated over f, with its hyperparameters of the likelihood.
         """
         found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
         return Mixture([component for components in found for component in components])
@@ -99,9 +99,9 @@ class SampledMethod(LeaveOneOutMethod):
 
         Args:
             x_new: new inputs.
-            num_samples: S; posterior draws are taken evenly spaced, some of them several times if there are fewer.
+            num_samples: S; evenly spaced posterior draws are used, some repeatedly if there are fewer.
             samples: posterior draws of all sites.
-            seed: makes the draws reproducible and leaves the global random state alone; None draws from the latter.
+            seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
 
         Raises:
             ValueError, TypeError: as in the call.
@@ -117,7 +117,7 @@ class SampledMethod(LeaveOneOutMethod):
 
     @at_tables
     def predictions_by_draw(self, x_new: Float[Tensor, "P D"] | Table) -> Callable[[Draw], tuple[Tensor, Tensor]]:
-        """Joint draws of f and y at new points as a function of one posterior draw after the other, to be streamed.
+        """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
         Args:
             x_new: new inputs.
@@ -136,7 +136,7 @@ class SampledMethod(LeaveOneOutMethod):
         return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
 
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
-        """The likelihood and the moments of f, (H, *T, P) for H hidden draws, at one posterior draw after the other."""
+        """The likelihood and the moments of f, (H, *T, P) for H hidden draws, for each posterior draw."""
         self._check_new(method, x_new)
         for _ in place_draws(f"{type(self).__name__}.{method}", self, samples):
             yield self.likelihood.bind(), *self.moments_given(x_new)

@@ -1,4 +1,4 @@
-"""Data, sites and plates of a method, by which model and guide of a subclass are written.
+"""Data, sites and plates of a method: the building blocks of model and guide.
 
 Symbols as in :mod:`pyro_nngp.models.base.method`.
 """
@@ -43,22 +43,22 @@ class DataSites(GPModule):
 
     @property
     def num_latents(self) -> int | None:
-        """L; None for one latent function, without a dimension of its own."""
+        """L; None for one latent function, without an extra dimension."""
         return self.latent_shape[0] if self.latent_shape else None
 
     def start_model(self, idx: Tensor | None) -> None:
-        """What every model starts with: its rows checked, then the sites of the hyperparameters."""
+        """The start of every model: check the rows, then sample the hyperparameters."""
         self._check_start("model", idx)
         read_hyperparameters(self)
 
     def start_guide(self, idx: Tensor | None) -> None:
-        """What every guide starts with: its rows checked, then the sites of the hyperparameters' guide."""
+        """The start of every guide: check the rows, then sample the hyperparameters' guide."""
         self._check_start("guide", idx)
         check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
         self.hyper_guide()
 
     def _place_medians(self) -> None:
-        """Put the hyperparameters that have priors at the median of their guide within the present Pyro context."""
+        """Set hyperparameters that have priors to the median of their guide, within the present Pyro context."""
         check_same_sites(type(self).__name__, self, self.hyper_guide)
         self.hyper_guide.median()
 
@@ -72,7 +72,7 @@ class DataSites(GPModule):
             check_batch(where, "idx", idx, self.num_data)
 
     def site(self, name: str) -> str:
-        """Full name of a site or plate, with that of the method in front if it has one."""
+        """Full name of a site or plate: with the name of the method, if any, as prefix."""
         return self._pyro_get_fullname(name)
 
     @pyro_entry
@@ -114,7 +114,7 @@ class DataSites(GPModule):
             return pyro.sample(self.site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)
 
     def record_f(self, plates: Plates, f: Tensor, marginal: tuple | None = None) -> Tensor:
-        """The site f where it is a function of other sites; `marginal` as in :meth:`sample_f`."""
+        """Record f as a deterministic function of other sites; `marginal` as in :meth:`sample_f`."""
         data, latents = plates
         with latents, data:
             if marginal is None:
@@ -123,7 +123,7 @@ class DataSites(GPModule):
             return pyro.sample(self.site("f"), dist.Delta(f, event_dim=0).mask(False), infer=infer)
 
     def observe(self, plates: Plates, f: Tensor, idx: Tensor | None, likelihood: Likelihood | None = None) -> Tensor:
-        """The site y given f at the batch; f itself where there is no likelihood. `likelihood` replaces the model's."""
+        """The site y given f at the batch; returns f if there is no likelihood. `likelihood` replaces the model's."""
         if self.likelihood is None:
             return f
         likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates

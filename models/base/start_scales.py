@@ -1,4 +1,4 @@
-"""Step 2 of :mod:`pyro_nngp.models.base.starts`: hyperparameters from the spread of inputs and observations alone."""
+"""Step 2 of :mod:`pyro_nngp.models.base.starts`: hyperparameters from the spread of inputs and observations."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from scipy.signal import lombscargle
 from torch import Tensor, nn
 
 from pyro_nngp.hyperparameters import freeze
@@ -31,7 +30,7 @@ def moved(module: Any, device: torch.device) -> Any:
 def frozen_copy(
     kernel: Any, open_kernel: Sequence[tuple[nn.Module, str]], device: torch.device
 ) -> tuple[Any, list[Slot]]:
-    """A frozen copy in float64, and its hyperparameters that are to be started."""
+    """A frozen copy in float64, and its hyperparameters to start."""
     work = freeze(kernel)
     if not isinstance(work, nn.Module):
         return work, []
@@ -41,13 +40,13 @@ def frozen_copy(
 
 
 def put_back(open_kernel: Sequence[tuple[nn.Module, str]], slots: Sequence[Slot], x: Tensor) -> None:
-    """Copy what was started into the kernel itself."""
+    """Copy the started values into the kernel."""
     for (part, name), slot in zip(open_kernel, slots, strict=True):
         setattr(part, name, slot.part.__dict__[slot.name].detach().to(x))
 
 
 def place_scales(kernel: Any, slots: Sequence[Slot], x: Tensor, obs: Tensor | None, variance: float) -> None:
-    """Step 2: lengthscales and periods by the columns, variances by that of the observations."""
+    """Step 2: lengthscales and periods from the columns, variances from the observations."""
     spread, uses = column_scale(x), dict.fromkeys(range(x.shape[1]), 0)
     inside = isinstance(kernel, Kernel)
     for part, name in slots:
@@ -66,7 +65,7 @@ def place_scales(kernel: Any, slots: Sequence[Slot], x: Tensor, obs: Tensor | No
 
 
 def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: Tensor) -> None:
-    """Give the free variances of a kernel, or of its parts, values that make its variance the target on average."""
+    """Set the free variances of a kernel, or of its parts, so that its average variance is the target."""
     if isinstance(kernel, Sum | Product):
         parts = [kernel.kern0, kernel.kern1]
         open_parts = [part for part in parts if any((id(sub), "variance") in free for sub in part.modules())]
@@ -85,7 +84,7 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             kernel.__dict__["variance"] = x.new_ones(())
             kernel.__dict__["variance"] = x.new_tensor(target / _mean_variance(kernel, x))
     elif isinstance(kernel, nn.Module):
-        inner = [part for part in kernel.modules() if (id(part), "variance") in free]  # on other columns than x has
+        inner = [part for part in kernel.modules() if (id(part), "variance") in free]
         for each in inner:
             each.__dict__["variance"] = x.new_ones(())
         variance = x.new_tensor(target / _mean_variance(kernel, x))
@@ -98,12 +97,14 @@ def _mean_variance(kernel: Any, x: Tensor) -> float:
 
 
 def _period(column: Tensor, obs: Tensor | None) -> Tensor:
-    """The period of the highest peak of a periodogram, between four points' spacing and half of the range."""
+    """The period of the highest peak of a periodogram, between the spacing of four points and half of the range."""
     t = (column[:1024] - column.min()).cpu().numpy()
     span = float(t.max())
     if span == 0 or obs is None:
         return column.new_tensor(span / 4 or 1.0)
     values = obs[0, :1024].cpu().numpy()
     frequencies = np.linspace(2, max(3, len(np.unique(t)) // 4), 2048) / span
+    from scipy.signal import lombscargle  # takes half a second to import, and few kernels have periods
+
     power = lombscargle(t, values - values.mean(), 2 * np.pi * frequencies)
     return column.new_tensor(1 / frequencies[power.argmax()])

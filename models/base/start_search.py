@@ -1,4 +1,4 @@
-"""Step 3 of :mod:`pyro_nngp.models.base.starts`: hyperparameters that predict points best from their neighbors.
+"""Step 3 of :mod:`pyro_nngp.models.base.starts`: the hyperparameters that best predict points from their neighbors.
 
 Symbols: P pool of points, B points predicted, K neighbors, L latent functions.
 """
@@ -18,16 +18,16 @@ from pyro_nngp.models.base.start_scales import Slot, place_scales
 from pyro_nngp.neighbors import nearest
 
 _NEIGHBORS = 16
-_STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors from each metric that stresses one of few columns
+_STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors in metrics that stress one of few columns
 _LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
 _PRIOR = 1.5  # standard deviation of the logarithms
-_BOUND = 8.0  # on their distance from where they start
+_BOUND = 8.0  # on their distance from the start
 _STEPS = 15
-_LATENTS = 4  # latent functions or outputs that are looked at
+_LATENTS = 4  # latent functions or outputs used
 
 
 class Problem(NamedTuple):
-    """Points to predict, observations, and what may change to predict them better."""
+    """Points to predict, observations, and the hyperparameters to optimize."""
 
     kernel: Any  # frozen
     slots: list[Slot]
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 
 def maximize_leave_one_out(problem: Problem) -> Tensor:
-    """Step 3; returns the noise variance, and leaves the hyperparameters in the slots."""
+    """Step 3: set the hyperparameters in the slots and return the noise variance."""
     total = float(problem.obs.square().mean())
     total = total if total > 0 else 1.0
     place_scales(problem.kernel, problem.slots, problem.x, problem.obs, 0.9 * total)
@@ -82,14 +82,14 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
         best = min(trials, key=lambda trial: trial[0])[1]
         for last in (False, True):
             best = _descend(value, best, near)
-            _safely(value, best, near)  # puts it into the slots
+            _safely(value, best, near)  # sets the slots
             if not last:
                 near = _neighbors(problem, stressed=False)
     return (center + _BOUND * (best / _BOUND).tanh())[-1].exp() if problem.learn_noise else noise
 
 
 def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
-    """Some steps of L-BFGS; where they fail, what came before."""
+    """Some steps of L-BFGS; the start if they fail."""
     found = shift.clone().requires_grad_()
     before = _safely(value, shift, near)
     optimizer = torch.optim.LBFGS(
@@ -129,7 +129,7 @@ def _leave_one_out(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) ->
 
 
 def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
-    """Neighbors in the kernel's own metric; with `stressed` also some that are near in one column above all."""
+    """Neighbors in the kernel's metric; with `stressed` also some in metrics that stress one column."""
     with torch.no_grad():
         x, rows = problem.x, problem.rows
         spaces = KernelMetric(problem.kernel, x).features(x)
@@ -148,5 +148,5 @@ def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
 
 
 def nearest_rows(places: Tensor, rows: Tensor, k: int) -> Tensor:
-    """The k points nearest to each of some rows, without the row itself."""
+    """The k points nearest to each of some rows, excluding the row itself."""
     return nearest(places[rows], places, min(k, len(places) - 1), rows, progress=False)

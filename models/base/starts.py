@@ -1,26 +1,25 @@
-r"""Where hyperparameters start that the user has not set: lengthscales, variances, noise and mean, from the data.
+r"""Starts of unset hyperparameters from the data: lengthscales, variances, noise and mean.
 
-Raw data come in any units. A start of one for each hyperparameter is right for none of them, and gradient steps do not
-bring it there. What follows depends on the data alone, not on their units: scale a column of x or y, or shift it, and
-the start scales with it.
+Raw data come in any units. Starting each hyperparameter at one would be wrong for most of them, and gradient steps
+would not get it right. The starts here are equivariant: if a column of x or y is scaled or shifted, the start scales
+with it.
 
 1. Targets become Gaussian observations of f (:mod:`pyro_nngp.likelihoods.pseudo_observations`), whose median is the
-   level of the mean; a mean function of the user's is subtracted instead where it explains anything.
+   level of the mean; the user's mean function is subtracted instead where it explains anything.
 2. Each lengthscale starts at a robust standard deviation of its column (:func:`~pyro_nngp.kernels.column_scale`) times
    the root of the number of columns that the kernel has, periods at the peak of a Lomb-Scargle periodogram, the
    kernel's variance at that of the observations.
 3. Up to 512 random points are predicted from their nearest neighbors among up to 65,536 points, and the mean log
    density of these leave-one-out predictions (Jankowiak and Pleiss 2021, eq. 9) is maximized: over a grid of nine
    common factors of lengthscales and noise, then by L-BFGS over all logarithms, with a weak normal prior (standard
-   deviation
-   1.5) around step 2 that holds what the points leave open. Neighbors are found again once, in the metric of the kernel
-   as it then is. At first some of them come from metrics that stress one column each, so that a kernel of space and
-   time sees points of the same place and points of the same time, whatever the units of either.
+   deviation 1.5) around step 2 for hyperparameters that the points do not determine. Neighbors are found again once, in
+   the metric of the kernel after the grid. At first some of them come from metrics that stress one column each, so that
+   a kernel of space and time has neighbors at the same place and at the same time, whatever the units.
 
 Hyperparameters that are set, have priors, or have been trained keep their values, and the others adapt to them. The
 start is deterministic, in float64, and the same on every device up to rounding.
 
-Cost: O(N) for quantiles, then some 50 evaluations at 512 points of at most 28 neighbors, whatever N: 0.1 to 1 s.
+Cost: O(N) for quantiles, then about 50 evaluations at 512 points of at most 28 neighbors, whatever N: 0.1 to 1 s.
 Symbols: N data, D inputs, P pool of points, B points predicted, K neighbors, L latent functions.
 """
 
@@ -42,11 +41,11 @@ _POOL, _POINTS = 2**16, 512
 
 
 class Start(NamedTuple):
-    """What the data say before training.
+    """Level and spread of the latent functions before training.
 
     Attributes:
-        level: of each latent function, () or (L,).
-        spread: of each latent function, of the same shape; 1 on the scale of a link.
+        level: level of each latent function, () or (L,).
+        spread: spread of each latent function, of the same shape; 1 on the scale of a link.
     """
 
     level: Tensor
@@ -54,7 +53,7 @@ class Start(NamedTuple):
 
     @property
     def unit(self) -> float:
-        """One spread for all, in which parameters of the latent functions move."""
+        """One spread for all latent functions: the scale of gradient steps of their parameters."""
         return float(self.spread.square().mean().sqrt())
 
 
@@ -67,14 +66,14 @@ def start_from_data(
     trend: Callable[[Tensor], Tensor] | None,
     jitter: float,
 ) -> Start:
-    """Set the hyperparameters of a kernel and a likelihood that were left unset, in place.
+    """Set the unset hyperparameters of a kernel and a likelihood, in place.
 
     Args:
         kernel: a kernel or any covariance function; reading it has Pyro effects.
-        likelihood: None, as `y`, where f is used in a larger program; then x alone counts.
+        likelihood: None, as `y`, if f is used in a larger program; the start then depends on x only.
         x: inputs.
         y: targets, outputs first.
-        trend: a mean function of rows of x that is not to be started, (P,) -> (*L, P); None for one that is.
+        trend: a mean function of rows of x that is already set, (P,) -> (*L, P); None if it is to be started.
         jitter: relative nugget.
 
     Returns:
@@ -112,12 +111,12 @@ def start_from_data(
 
 @torch.no_grad()
 def start_without_targets(kernel: Any, x: Float[Tensor, "N D"], share: float | None = None) -> None:
-    """Set what is unset of a kernel from the inputs alone: lengthscales by their columns, a variance of one.
+    """Set the unset hyperparameters of a kernel from the inputs: lengthscales from their columns, variance one.
 
     Args:
         kernel: a kernel or any covariance function.
         x: inputs.
-        share: standard deviation of the function over the spread of the inputs, in place of a variance of one.
+        share: standard deviation of the function relative to the spread of the inputs; replaces the variance of one.
     """
     unset = unset_hyperparameters(kernel) if isinstance(kernel, nn.Module) else []
     inputs = x[_some_rows(len(x), _POOL).to(x.device)].double().to(_device(kernel, x))
@@ -128,7 +127,7 @@ def start_without_targets(kernel: Any, x: Float[Tensor, "N D"], share: float | N
 
 
 def _residuals(seen: PseudoObservations, trend: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Observations without their mean, (L, P), outliers clipped; and their spread, 1 on the scale of a link."""
+    """Observations minus their mean, (L, P), with outliers clipped; and their spread, 1 on the scale of a link."""
     obs = torch.atleast_2d(seen.obs)
     centered = obs - torch.atleast_1d(seen.level)[: len(obs), None]
     if trend is not None:
@@ -145,7 +144,7 @@ def _residuals(seen: PseudoObservations, trend: Tensor | None) -> tuple[Tensor, 
 
 
 def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> Tensor:
-    """Noise variances (L, P), or one for all; a guess where they are to be estimated."""
+    """Noise variances (L, P), or one for all; an initial guess if they are to be estimated."""
     if seen.noise is not None:
         return torch.atleast_2d(seen.noise)
     for name, power in (("variance", 1), ("scale", 2)):
@@ -155,10 +154,10 @@ def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> 
 
 
 def _device(kernel: Any, x: Tensor) -> torch.device:
-    """The CPU, where results are the same whatever the data are on; callables may hold tensors on another device."""
+    """The CPU, for the same results wherever the data are; but callables may hold tensors on another device."""
     return torch.device("cpu") if isinstance(kernel, nn.Module) else x.device
 
 
 def _some_rows(size: int, most: int) -> Tensor:
-    """Up to so many random rows, the same ones each time."""
+    """At most that many random rows, the same each time."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(0))[:most]

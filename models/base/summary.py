@@ -1,4 +1,4 @@
-"""Table of a method's hyperparameters: estimates, and intervals where there are priors.
+"""Table of a method's hyperparameters: estimates, and intervals for those with priors.
 
 Cost: O(hyperparameters).
 """
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def summarize(method: PyroModule, guide: HyperparameterGuide, probability: float) -> "DataFrame":
-    """What :meth:`~pyro_nngp.models.base.GPMethod.summary` returns."""
-    from pandas import DataFrame  # ArviZ brings it; the import takes half a second
+    """The table of :meth:`~pyro_nngp.models.base.GPMethod.summary`."""
+    from pandas import DataFrame  # a dependency of ArviZ; the import takes half a second
 
     where, cure = f"{type(method).__name__}.summary", "Pass a number such as 0.95."
     check_number(where, "probability", probability, cure=cure)

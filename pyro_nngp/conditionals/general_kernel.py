@@ -1,7 +1,7 @@
 """The K x K systems of the nearest-neighbor conditional: assembled, factorized, solved, differentiated.
 
 Formulas are in :mod:`pyro_nngp.conditionals.nearest_neighbor`. A covariance that is not positive definite in floating
-point takes an extra nugget, its own and no one else's, and says so.
+point gets an extra nugget, for that matrix only, with a warning.
 
 Cost: O(B K^3) time, O(B K^2) memory.
 """
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 2**20
 def block_conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    """Any covariance function: its blocks are evaluated, and differentiated, chunk by chunk."""
+    """The conditional of any covariance function, whose blocks are evaluated and differentiated chunk by chunk."""
     rows, padded, parts = neighbors.clamp(min=0), bool((neighbors < 0).any()), []
     for part in chunks(x, neighbors.shape[1]):
         target, z = x[part], points[rows[part]]
@@ -57,7 +57,7 @@ class Conditional(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
-        """One member after the other, since what is done about an indefinite covariance depends on its values."""
+        """Compute one member at a time, since the treatment of an indefinite covariance depends on its values."""
         w, var = each_member(lambda *member: Conditional.apply(*member)[:2], info.batch_size, in_dims, arguments)
         return (w, var, ()), (0, 0, ())
 
@@ -81,14 +81,14 @@ class Conditional(torch.autograd.Function):
 def each_member(
     function: Callable[..., tuple[Tensor, ...]], size: int, in_dims: tuple, arguments: tuple
 ) -> tuple[Tensor, ...]:
-    """What a function gives for each of the members that :func:`torch.func.vmap` maps over, stacked in front."""
+    """Stack the results of a function for each member that :func:`torch.func.vmap` maps over."""
     members = zip(in_dims, arguments, strict=True)
     parts = [a.unbind(dim) if isinstance(dim, int) else (a,) * size for dim, a in members]
     return tuple(torch.stack(values) for values in zip(*map(function, *parts), strict=True))
 
 
 def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
-    """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all."""
+    """Slices of the targets x whose K x K temporaries stay in the processor's cache; one slice on a GPU."""
     size = len(x)
     if x.device.type == "cpu":
         size = max(16, at_once(_CHUNK_BYTES // x.element_size(), num_neighbors**2))
@@ -98,7 +98,7 @@ def chunks(x: Tensor, num_neighbors: int) -> Iterator[slice]:
 def solve(
     cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """w, v, the Cholesky factor, what it took beyond the nugget (None: nothing), and where v is above its floor.
+    """w, v, the Cholesky factor, the extra nugget (None: nothing), and where v is above its floor.
 
     K_nn is overwritten.
     """
@@ -121,7 +121,7 @@ def variance_left(cov_xx: Tensor, half: Tensor, jitter: float) -> tuple[Tensor, 
 def solve_gradient(
     grad_w: Tensor, grad_var: Tensor, w: Tensor, tril: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """grad_v w - a and grad_v w, of which every gradient is made, with a = K_nn^-1 grad_w."""
+    """grad_v w - a and grad_v w, from which all gradients follow, with a = K_nn^-1 grad_w."""
     if mask is not None:
         grad_w = grad_w * mask
     vw = grad_var[:, None] * w

@@ -1,4 +1,4 @@
-r"""The conditional on all of M inducing values at once, whitened: what SVGP, SWSGP with H = M and BSGP are made of.
+r"""The whitened conditional on all M inducing values at once, as in SVGP, SWSGP with H = M and BSGP.
 
 With :math:`K_{zz} = L L^\top` and :math:`u = L \nu`, :math:`\nu \sim N(0, I)` under the prior,
 
@@ -48,7 +48,7 @@ def whitened_conditional(
 def local_conditional(
     kernel: Any, x: Float[Tensor, "B D"], z: Float[Tensor, "B H D"], jitter: float = DEFAULT_JITTER
 ) -> tuple[Float[Tensor, "B H"], Float[Tensor, " B"], Float[Tensor, "B H H"]]:
-    r"""Weights and variance of f at x given f at H points of its own, and the factor of their covariance.
+    r"""Weights and variance of f at each x given f at H points, and the factor of their covariance.
 
     :func:`~pyro_nngp.conditionals.nearest_neighbor.nn_conditional` is quicker where the factor is not needed.
 

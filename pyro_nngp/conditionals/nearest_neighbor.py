@@ -1,4 +1,4 @@
-r"""The nearest-neighbor conditional: the one computation that every method here is made of.
+r"""The nearest-neighbor conditional, the computation behind every method here.
 
 For a target x with neighbors :math:`z_1..z_K`, kernel k and noise :math:`\delta` on the neighbors,
 
@@ -11,8 +11,8 @@ so that :math:`f(x) \mid f(z) \sim N(w^\top f(z), v)` (Vecchia 1988; Datta et al
 
 where :math:`\bar K_{nn}` denotes its symmetric part, the only part that a symmetric matrix passes on. The backward
 pass therefore reuses the Cholesky factor and costs one pair of triangular solves; nothing is differentiated through the
-factorization. One stationary kernel goes through kernel, factor and gradient in one piece, see
-:mod:`pyro_nngp.conditionals.stationary_kernel`; any other covariance function is evaluated in blocks that autograd
+factorization. For one stationary kernel, kernel, factor and gradient are computed in one pass
+(:mod:`pyro_nngp.conditionals.stationary_kernel`); any other covariance function is evaluated in blocks that autograd
 differentiates.
 
 Jitter is a relative nugget of the process itself: :math:`k(x, x)` becomes :math:`(1 + \epsilon) k(x, x)` for every
@@ -20,7 +20,8 @@ point, among the neighbors and at the target, so the prior stays a valid Gaussia
 where two points coincide.
 
 Cost: O(B K^3) time; O(B K^2) memory while gradients are recorded, O(K^2) times a fixed chunk of points otherwise.
-Compiled code (:mod:`pyro_nngp.native`) needs half of the former, and for small K the latter in any case.
+Compiled code (:mod:`pyro_nngp.native`) takes half of the time, and for small K only O(K^2) memory per chunk in any
+case.
 """
 
 from typing import Any
@@ -52,7 +53,7 @@ def nn_conditional(
         kernel: a :class:`~pyro_nngp.kernels.Kernel`, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
         x: targets.
         z: neighbors of each target.
-        mask: True where a neighbor is real. A masked neighbor gets weight exactly 0 and passes no gradient.
+        mask: True where a neighbor is real. Other neighbors get weight exactly 0 and pass no gradient.
         noise: variance (not standard deviation) added to each neighbor's own, broadcastable to (B, K): 0 for latent
             values, the noise variance for observed ones, 1/omega under Polya-Gamma augmentation.
         jitter: relative nugget; None takes 1e-6.
@@ -96,15 +97,15 @@ def graph_conditional(
     noise: Float[Tensor, "*L N"] | None = None,
     jitter: float | None = None,
 ) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
-    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 is no neighbor.
+    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 means no neighbor.
 
     Args:
         kernel: as in :func:`nn_conditional`.
         x: targets.
         points: the points that may be neighbors.
         neighbors: rows of `points`, -1 padded.
-        noise: variance added at each row of `points`, or None; (L, N) for L conditionals that differ in it alone, which
-            share the kernel matrices.
+        noise: variance added at each row of `points`, or None; (L, N) for L conditionals that differ in the noise only
+            and share the kernel matrices.
         jitter: relative nugget; None takes 1e-6.
 
     Returns:
@@ -145,7 +146,7 @@ def _check_graph(x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | N
 def _conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Both public functions, on neighbors as rows of points and noise of shape (B, K) or (L, B, K)."""
+    """The conditional behind both public functions: neighbors are rows of points, noise is (B, K) or (L, B, K)."""
     if jitter is not None:
         check_number("nn_conditional", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
     jitter = DEFAULT_JITTER if jitter is None else jitter

@@ -1,4 +1,4 @@
-r"""The nearest-neighbor conditional of one stationary kernel in one piece: kernel, factor, solves and gradient.
+r"""The nearest-neighbor conditional of one stationary kernel in one pass: kernel, factor, solves and gradient.
 
 With :math:`s_i = (z_i - x) / \ell`, pairs :math:`q_{ij} = |s_i - s_j|^2`, slopes :math:`k'(q)` and the gradients of
 :mod:`pyro_nngp.conditionals.nearest_neighbor`, symmetric weights :math:`W_{ij} = (\bar K_{ij} + \bar K_{ji})
@@ -8,13 +8,13 @@ k'(q_{ij})` give
    \overline{\log \ell_d} = -\sum_i \bar s_{id} s_{id},
 
 so all lengthscales and inputs cost one matrix of weights and one batched product. The variance :math:`\sigma^2` of the
-kernel costs nothing: multiplied together with the noise it leaves w alone and multiplies v, so that
+kernel costs nothing: scaling it together with the noise leaves w unchanged and scales v, so that
 
 .. math:: \overline{\log \sigma^2} = \bar v v - \sum_i \bar \delta_i \delta_i .
 
-Two ways to compute the same: compiled code where it is there (:mod:`pyro_nngp.native`), and torch operations on chunks
-of targets that stay in cache, which keep for the backward pass, in one matrix per target, the slopes and above them the
-transposed Cholesky factor. A second derivative goes through the general way.
+There are two engines: compiled code if it is available (:mod:`pyro_nngp.native`), and torch operations on chunks of
+targets that stay in cache. The latter keep one matrix per target for the backward pass: the slopes below the diagonal,
+the transposed Cholesky factor above. Second derivatives use the code for general kernels.
 
 Cost: O(B K^3) time; O(B K^2) memory for gradients in torch, O(B K) in compiled code.
 Symbols: as in :mod:`pyro_nngp.conditionals.nearest_neighbor`; s scaled neighbors relative to the target.
@@ -48,10 +48,10 @@ def radial_conditional(
 
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Weights and variances, by compiled code where it can."""
+    """Weights and variances, by compiled code if it supports the problem."""
     engine, noise = NATIVE if compiled.supported(problem) else TORCH, problem.noise
     w, var, failed, _ = _Fused.apply(engine, torch.is_grad_enabled(), *problem)
-    if failed is not None and failed.any():  # torch finds out what they need on their diagonals
+    if failed is not None and failed.any():  # torch finds the extra nuggets that they need
         rows = failed.nonzero()[:, 0]
         noise = None if noise is None else noise[rows]
         rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
@@ -61,7 +61,7 @@ def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
 
 
 class Engine(NamedTuple):
-    """One way to compute; both take a :class:`Problem` and hand what they keep from one pass to the other.
+    """An implementation; both take a :class:`Problem` and pass what they keep from `forward` to `backward`.
 
     ``forward(problem, recording)`` returns w, v, which points have failed (None: none can) and what it keeps;
     ``backward(problem, kept, grad_w, grad_v, kernel=, noise=, inputs=)`` returns the gradients that the flags ask for.
@@ -90,7 +90,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, engine: Engine, recording: bool, *arguments: Any) -> tuple:
-        """One member after the other, since what is done about an indefinite covariance depends on its values."""
+        """Compute one member at a time, since the treatment of an indefinite covariance depends on its values."""
         w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
         return (w, var, None, ()), (0, 0, None, ())
 
@@ -122,7 +122,7 @@ def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> t
 def _differentiable_gradients(
     problem: Problem, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
 ) -> tuple[Tensor | None, ...]:
-    """The same with a graph of their own, from the general code."""
+    """Differentiable gradients, from the code for general kernels."""
     x, points, lengthscale, variance, noise, neighbors, profile, jitter = problem
     cov = Covariance(lambda a, b: block(a, b, lengthscale, variance, profile), lambda a: variance.expand(a.shape[:-1]))
     values = block_conditional(cov, x, points, neighbors, noise, jitter)
@@ -132,7 +132,7 @@ def _differentiable_gradients(
 
 
 def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
-    """Torch operations, chunk by chunk, into memory that is there before: small results in between would scatter it."""
+    """Torch operations, chunk by chunk, into memory allocated beforehand, which small results would fragment."""
     memory.keep_freed()
     (b, k), new = problem.neighbors.shape, problem.x.new_empty
     w, var, extra, inside = new(b, k), new(b), problem.x.new_zeros(b), new(b, dtype=torch.bool)

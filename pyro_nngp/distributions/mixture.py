@@ -54,7 +54,7 @@ class Mixture(TorchDistribution):
         """Cumulative distribution function, the mean of those of the components.
 
         Raises:
-            NotImplementedError: if that of a component is not known.
+            NotImplementedError: if a component has none.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -63,11 +63,11 @@ class Mixture(TorchDistribution):
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         """Draw a component for each index of the batch, and from it.
 
-        Cost: from each component as many draws as one index of the batch wants of it at most; for many draws that is
-        little more than one per draw of the mixture.
+        Cost: from each component, the largest number of draws that any index of the batch needs; for many draws little
+        more than one per draw of the mixture.
         """
         num, size = math.prod(sample_shape), math.prod(self.batch_shape)
-        like = self.components[0].sample()  # has the dtype and the device
+        like = self.components[0].sample()  # for its dtype and device
         draws = like.new_empty(num, size, *self.event_shape)
         if draws.numel() == 0:
             return draws.reshape(*sample_shape, *self.batch_shape, *self.event_shape)
@@ -89,7 +89,7 @@ class Mixture(TorchDistribution):
 
     @property
     def variance(self) -> Tensor:
-        """That within components plus that between them."""
+        """Variance within components plus variance between them."""
         means, variances = (torch.stack([getattr(c, name) for c in self.components]) for name in ("mean", "variance"))
         return mixture_moments(means, variances)[1]
 

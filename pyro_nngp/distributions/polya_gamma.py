@@ -32,22 +32,22 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints, register_kl
 from torch.distributions.utils import broadcast_all
 
 from pyro_nngp._memory import at_once
+from pyro_nngp.distributions.expandable import Expandable
 
 # The trapezoidal rule; step and least a in units of 1 / sqrt(4 omega), the width of exp(2 omega r^2).
 _STEP, _NODES, _OFFSET = 0.5, 16, 3.0
-_TOUCH = (-1.4, -0.1, 1.2)  # where the tangents touch, in relative standard deviations from the mean
+_TOUCH = (-1.4, -0.1, 1.2)  # points of tangency, in relative standard deviations from the mean
 _CHUNK = 2**15  # draws at a time, so that the nodes of their densities stay in cache
 # Taylor coefficients of tanh(u) / u in u^2
 _TANHC = (1, -1 / 3, 2 / 15, -17 / 315, 62 / 2835, -1382 / 155925, 21844 / 6081075, -929569 / 638512875)
 
 
-class PolyaGamma(TorchDistribution):
+class PolyaGamma(Expandable):
     r"""PG(b, c) on the positive half-line, elementwise over the batch.
 
     Args:
@@ -63,6 +63,7 @@ class PolyaGamma(TorchDistribution):
 
     arg_constraints = {"concentration": constraints.positive, "tilt": constraints.real}
     support = constraints.positive
+    batched = ("concentration", "tilt")
 
     def __init__(
         self,
@@ -73,14 +74,6 @@ class PolyaGamma(TorchDistribution):
         self._unit = _is_one(concentration)
         self.concentration, self.tilt = broadcast_all(concentration, tilt)
         super().__init__(self.concentration.shape, validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "PolyaGamma":
-        new = self._get_checked_instance(PolyaGamma, _instance)
-        new.concentration, new.tilt = self.concentration.expand(batch_shape), self.tilt.expand(batch_shape)
-        new._unit = self._unit
-        super(PolyaGamma, new).__init__(torch.Size(batch_shape), validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def mean(self) -> Float[Tensor, "..."]:
@@ -191,7 +184,7 @@ def log_density(omega: Tensor, b: Tensor) -> Tensor:
 
 def _saddle(x: Tensor) -> Tensor:
     r"""The saddle point a > 0: :math:`\tanh(v) / v = x` at :math:`v^2 = a^2 - \pi^2/4`, by Newton's method."""
-    square = 1 / x.square() + 2 / (x + 8 / math.pi**2)  # right as x goes to 0 and to infinity; then in logarithms
+    square = 1 / x.square() + 2 / (x + 8 / math.pi**2)  # correct as x goes to 0 and to infinity; refined in logarithms
     for _ in range(4):
         v2 = square - math.pi**2 / 4
         v2 = torch.where(v2.abs() < 1e-6, 1e-6, v2)

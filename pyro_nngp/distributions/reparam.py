@@ -1,4 +1,4 @@
-"""Whitening of NNGP sites, so that Hamiltonian Monte Carlo meets a prior of independent standard normals."""
+"""Whitening of NNGP sites: Hamiltonian Monte Carlo samples values that are standard normal under the prior."""
 
 import pyro
 import pyro.distributions as dist
@@ -17,8 +17,8 @@ class NNGPReparam(Reparam):
     AutoGuide. The values at the original site are then a deterministic function of the white ones and of the kernel's
     hyperparameters, which removes the strong prior correlation between them.
 
-    Initial values, such as those of ``init_to_value``, are given for the site itself (``u``), whose white values follow
-    from them. Those of ``u_white`` alone give way to what the initial strategy proposes for ``u``.
+    Initial values, such as those of ``init_to_value``, are given for the site itself (``u``); the white values follow
+    from them. Values for ``u_white`` alone are overridden by what the initial strategy proposes for ``u``.
 
     Raises:
         TypeError: if the site is not an NNGP over all points of its graph (possibly expanded, possibly ``.to_event``).

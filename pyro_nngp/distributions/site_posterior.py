@@ -13,14 +13,14 @@ sites is that of a response model with known noise (Vecchia 1988; :class:`~pyro_
    - \log N\big(t_j \mid w_j^\top t_{n(j)},\; v_j + \tau_j^{-1}\big) \Big],
 
 w and v from :mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`1 / \tau` on the neighbors. It is a sum
-over points that needs no more of q than the marginals at the points themselves. At the optimal sites the likelihood
+over points that involves only the marginals of q at the points themselves. At the optimal sites the likelihood
 cancels the first term to first order, and the gradient with respect to the prior is that of the evidence:
 hyperparameters are learned as with the full Gaussian q (Khan and Lin 2017; Adam, Chang, Khan and Solin 2021), which a
 mean-field q cannot do.
 
 The evidence is that of the sites under Vecchia's approximation of the *observations*; with K = N-1 it is exact. With
-less, it is one of the two approximations that share the exact Gaussian process as their limit, and not the normalizer
-of the sparse prior to the last digit.
+smaller K, it approximates the same exact Gaussian process, but is not exactly the normalizer of the sparse prior times
+the sites.
 
 Cost: O(B K^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a
 batch and its neighbors, S batch dimensions (latent functions).
@@ -31,23 +31,23 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
 
-class SitePosterior(TorchDistribution):
+class SitePosterior(Expandable):
     r"""A nearest-neighbor prior times Gaussian sites.
 
     Draws over all points are exact and joint. While gradients are recorded, and for a batch, they are independent draws
     of the marginals: an ELBO needs no more, since the prior cancels between model and guide. Densities of single values
-    on a batch are up to a term of the prior that cancels likewise.
+    on a batch are up to a term of the prior that cancels in the same way.
 
     Args:
         prior: p(u), over all points or a batch.
@@ -63,6 +63,7 @@ class SitePosterior(TorchDistribution):
     arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
     has_rsample = True
+    batched = ("target", "precision", "loc", "_variance")
 
     def __init__(
         self,
@@ -80,17 +81,6 @@ class SitePosterior(TorchDistribution):
             fail("SitePosterior", "target, precision, loc, variance", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc, self._variance = prior, target, precision, loc, variance
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "SitePosterior":
-        """The same distribution with a broadcast batch shape."""
-        new = self._get_checked_instance(SitePosterior, _instance)
-        shape = torch.Size(batch_shape) + self.event_shape
-        new.prior = self.prior
-        new.target, new.precision = self.target.expand(shape), self.precision.expand(shape)
-        new.loc, new._variance = self.loc.expand(shape), self._variance.expand(shape)
-        super(SitePosterior, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:

@@ -1,16 +1,16 @@
 r"""Gaussian with a sparse Cholesky factor of its covariance: :math:`N(m, R R^\top)`, and its divergence from an NNGP.
 
 Row i of R is supported on its own column and on those of a given pattern :math:`\alpha(i)`. An empty pattern is the
-mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, a full one VNNGP's appendix B. The one
-divergence from a nearest-neighbor Gaussian process behind all of them is
+mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, and a full one appendix B of VNNGP. For all of
+them the divergence from a nearest-neighbor Gaussian process is
 
 .. math:: KL[q \| p] = \tfrac12 \sum_j \Big[ \log v_j - \log R_{jj}^2 - 1
    + \big( \| R_j - \textstyle\sum_k w_{jk} R_{n(j)_k} \|^2 + (m_j - w_j^\top m_{n(j)})^2 \big) / v_j \Big],
 
 a sum over points, so that a batch of them gives an unbiased estimate of the whole.
 
-Differs from the paper (VNNGP, eqs. 37-40): those square a sum term by term and drop a logarithm; this is the divergence
-itself.
+Differs from the paper (VNNGP, eqs. 37-40): those square a sum term by term and drop a logarithm; this is the exact
+divergence.
 
 Cost: O(B K) for the mean-field case, O(B K^2 log K) with a pattern of K columns.
 """
@@ -20,19 +20,20 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from pyro.distributions import Normal, TorchDistribution
+from pyro.distributions import Normal
 from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.neighbors import distinct_rows
 
-_INDICES = 10  # entries' worth of row numbers that sorting takes for each of a block
+_INDICES = 10  # memory for sorting the row numbers of a block, in units of its entries
 
 
-class SparseCholeskyNormal(TorchDistribution):
+class SparseCholeskyNormal(Expandable):
     r"""Multivariate normal with mean m and covariance :math:`R R^\top`, R sparse and triangular in some ordering.
 
     Args:
@@ -40,9 +41,9 @@ class SparseCholeskyNormal(TorchDistribution):
         scale: diagonal of R, positive (a standard deviation, not a variance).
         weights: off-diagonal entries of R; None for a diagonal R.
         pattern: columns of `weights` for each row of R, -1 padded; columns must form no cycle (predecessors in some
-            ordering). Its entries number the points, all N of them.
-        rows: numbers of the points that `loc`, `scale`, `weights` and `pattern` are given for, where they are not all N
-            (such as ``batch.rows``); values are at those points.
+            ordering). Its entries are row numbers among all N points.
+        rows: row numbers of the points of `loc`, `scale`, `weights` and `pattern` if these are not all N points (such
+            as ``batch.rows``); values are at those points.
         targets: positions among the rows whose innovations the log density counts (such as ``batch.targets``); None is
             all of them.
 
@@ -53,6 +54,7 @@ class SparseCholeskyNormal(TorchDistribution):
     arg_constraints = {"loc": constraints.real_vector, "scale": constraints.independent(constraints.positive, 1)}
     support = constraints.real_vector
     has_rsample = True
+    batched = ("loc", "scale", "weights")
 
     def __init__(
         self,
@@ -82,17 +84,6 @@ class SparseCholeskyNormal(TorchDistribution):
         self.weights = torch.where(pattern >= 0, weights, 0.0)
         self._drawn: tuple[Tensor, Tensor] | None = None
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "SparseCholeskyNormal":
-        """The same distribution with a broadcast batch shape."""
-        new = self._get_checked_instance(SparseCholeskyNormal, _instance)
-        shape = torch.Size(batch_shape) + self.event_shape
-        new.loc, new.scale = self.loc.expand(shape), self.scale.expand(shape)
-        new.weights = self.weights.expand(shape + self.weights.shape[-1:])
-        new.pattern, new.rows, new.targets, new._drawn = self.pattern, self.rows, self.targets, None
-        super(SparseCholeskyNormal, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
-        new._validate_args = self._validate_args
-        return new
 
     @property
     def mean(self) -> Float[Tensor, "*S U"]:
@@ -131,8 +122,8 @@ class SparseCholeskyNormal(TorchDistribution):
         """Log density, by forward substitution over the dependency levels of the pattern.
 
         Raises:
-            ValueError: for some rows of a factor with off-diagonal entries and a value that this object did not draw:
-                that density needs the whole factor.
+            ValueError: for a value that this object did not draw, if R has off-diagonal entries and only some rows are
+                given: that density needs the whole factor.
         """
         if self._validate_args:
             self._validate_sample(value)
@@ -226,7 +217,7 @@ def align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
 def _sorted(columns: Tensor) -> tuple[Tensor, Tensor]:
     """``columns.sort(dim=-1, stable=True)``.
 
-    On CPUs column and place are sorted as one number by NumPy, whose vectorized sort takes a third of the time.
+    On CPUs, NumPy sorts column and place as one number, with a vectorized sort that is three times as fast.
     """
     if columns.device.type != "cpu":
         return columns.sort(dim=-1, stable=True)

@@ -1,4 +1,4 @@
-"""Pyro modules that own their parameters, positive hyperparameters, priors and their guide."""
+"""Pyro modules that hold their parameters, positive hyperparameters, priors and their guide."""
 
 from pyro_nngp.hyperparameters.module import GPModule, bound_copy, freeze, pyro_entry, release, unset_hyperparameters
 from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, lognormal_priors, positive

@@ -1,4 +1,4 @@
-"""Hyperparameters in words: what ``print(kernel)`` shows.
+"""Text descriptions of hyperparameters, as ``print(kernel)`` shows them.
 
 Reading them has no Pyro effects, so that printing within a program is harmless. Cost: O(hyperparameters).
 """
@@ -13,7 +13,7 @@ _SHOWN = 6  # entries of a vector; longer ones show their shape and range
 
 
 def describe(module: PyroModule, unset: Collection[str] = ()) -> str:
-    """Hyperparameters of a module without those of its parts, such as ``lengthscale=[0.2, 0.4], variance~LogNormal``.
+    """Hyperparameters of a module without its submodules, such as ``lengthscale=[0.2, 0.4], variance~LogNormal``.
 
     Args:
         module: any Pyro module.
@@ -24,7 +24,7 @@ def describe(module: PyroModule, unset: Collection[str] = ()) -> str:
 
 
 def parameters(module: PyroModule) -> Iterator[tuple[str, Tensor]]:
-    """Names and values of the ``PyroParam`` attributes of a module without those of its parts."""
+    """Names and values of the ``PyroParam`` attributes of a module, without those of its submodules."""
     for name, (constraint, _) in module._pyro_params.items():
         yield name, transform_to(constraint)(module._parameters[f"{name}_unconstrained"].detach())
 

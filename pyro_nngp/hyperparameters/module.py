@@ -1,4 +1,4 @@
-"""What every model here shares as a Pyro module: parameters of its own, and a guide for hyperparameters with priors."""
+"""The base of every model as a Pyro module: a private parameter store, and copies with fixed hyperparameters."""
 
 import copy
 import functools
@@ -23,20 +23,20 @@ from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
 class GPModule(PyroModule):
-    """A PyroModule whose parameters live in a param store of its own.
+    """A PyroModule with a private param store.
 
     Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Methods marked
     with :func:`pyro_entry` run inside a private store instead. The parameters are those of the module, so
     ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. What a user's function
-    makes by ``pyro.param`` is no part of the module, and only ``SVI`` sees it. Inside a larger PyroModule the parent's
-    store and names apply.
+    creates by ``pyro.param`` is not part of the module, and only ``SVI`` sees it. Inside a larger PyroModule the
+    parent's store and names apply.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
         self._pyro_context = ThreadContext()
-        self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that nobody has set
+        self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that were left unset
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._pyro_context.active:
@@ -45,7 +45,7 @@ class GPModule(PyroModule):
             return super().__call__(*args, **kwargs)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
-        """Take a module as a part, one that has run on its own before too."""
+        """Add a submodule, even one that has run on its own before."""
         if module is not None:
             release(module)
         super().add_module(name, module)
@@ -79,7 +79,7 @@ class GPModule(PyroModule):
         Two kernels, or two methods, in one Pyro program, outside any model, need names, or their sites collide, which
         is an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
-        release(self)  # no store but the module's own, emptied after each use, knows the old names
+        release(self)  # only the module's private store knows the old names, and it is emptied after each use
         self._pyro_set_supermodule(name, self._pyro_context)
         return self
 
@@ -100,12 +100,12 @@ class GPModule(PyroModule):
         unexpected[:] = [key for key in unexpected if key not in units]
 
     def __copy__(self) -> "GPModule":
-        new = type(self).__new__(type(self))  # not by __getstate__: a program that runs still needs the references
+        new = type(self).__new__(type(self))  # not by __getstate__: a running program still needs the references
         new.__dict__.update(self.__dict__)
         return new
 
     def __getstate__(self) -> dict[str, Any]:
-        # Pyro hangs a weak reference on each parameter it has seen, and weak references can't be pickled.
+        # Pyro attaches a weak reference to each parameter it has seen, and weak references cannot be pickled.
         for param in self.parameters():
             param.__dict__.pop("unconstrained", None)
         return self.__dict__.copy()
@@ -128,8 +128,8 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
 def freeze(module: Any) -> Any:
     """A copy whose hyperparameters are plain tensors: their values in the present Pyro context.
 
-    Evaluating it has no Pyro effects and records no gradients for the original's parameters. Callables that are no
-    modules are returned as they are.
+    Evaluating it has no Pyro effects and records no gradients for the original's parameters. Callables that are not
+    modules are returned unchanged.
     """
     if not isinstance(module, nn.Module):
         return module
@@ -143,20 +143,20 @@ def freeze(module: Any) -> Any:
     new, context = copy.deepcopy(module), ThreadContext()
     for part, own in zip(new.modules(), values, strict=True):
         if isinstance(part, PyroModule):
-            part.__dict__["_pyro_context"] = context  # that of the original may be active
-            part.__dict__.update(own)  # found before the parameters and priors that the copy still holds
+            part.__dict__["_pyro_context"] = context  # the original's context may be active
+            part.__dict__.update(own)  # precede the parameters and priors that the copy still holds
     return new.requires_grad_(False)
 
 
 def release(module: nn.Module) -> None:
-    """Let a module that has run, and its parts, take other names, which Pyro refuses; not while it runs."""
+    """Reset Pyro's 'used' flag so that a module can be renamed or re-parented; no effect while it runs."""
     for part in module.modules():
         if isinstance(part, PyroModule):
             part._pyro_context.used = part._pyro_context.active > 0
 
 
 def pyro_entry(method: Callable) -> Callable:
-    """Mark a method of a :class:`GPModule` that touches parameters or sites: the way into the model from outside."""
+    """Mark a method of a :class:`GPModule` that reads parameters or sites: an entry point of the model."""
     inside = pyro_method(method)
 
     @functools.wraps(method)
@@ -171,10 +171,10 @@ def pyro_entry(method: Callable) -> Callable:
 
 @contextmanager
 def own_param_store(module: GPModule) -> Iterator[None]:
-    """Put a store of the module's own in place of Pyro's global one, in O(parameters).
+    """Replace Pyro's global param store by the module's private one, in O(parameters).
 
-    The parameters of modules are held by the modules and enter the store as they are read; between calls it keeps only
-    what the user's own ``pyro.param`` statements made, in a mean function for instance. ``ParamStoreDict.scope`` is not
+    Modules hold their parameters, which enter the store as they are read. Between calls the store keeps only what the
+    user's ``pyro.param`` statements created, for instance in a mean function. ``ParamStoreDict.scope`` is not
     used: it strips the marks by which ``SVI`` recognizes a parameter, from the global ones too. Names stay known
     outside, for optimizers with settings per parameter.
 
@@ -189,7 +189,7 @@ def own_param_store(module: GPModule) -> Iterator[None]:
             yield
         for before, after in zip(recorded, _recorded_parameters(), strict=True):
             changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in known]  # of a module that lives on
+            twice = [name for name in changed if before[name] in known]  # of a module that still exists
             if twice:
                 _fail_twice(module, sorted(twice))
     except RuntimeError as error:
@@ -199,7 +199,7 @@ def own_param_store(module: GPModule) -> Iterator[None]:
         _fail_twice(module, [repeated[1]], error)
     finally:
         new = {param: name for param, name in names.items() if known.get(param) != name}
-        if new:  # known for as long as the module lives: a model may build kernels anew at every call
+        if new:  # registered for as long as the module exists: a model may build kernels anew at every call
             known.update(new)
             weakref.finalize(module, _forget_names, list(new)).atexit = False
         for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
@@ -210,7 +210,7 @@ def own_param_store(module: GPModule) -> Iterator[None]:
 
 
 def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrained: dict) -> Tensor:
-    """A new value of a parameter, in its dtype and on its device; a number takes its shape."""
+    """Convert a value to the dtype, device and, for a number, the shape of a parameter."""
     constraint = constrained[name][0]
     new = value.detach().clone() if isinstance(value, Tensor) else torch.full(param.shape, float(value))
     new = new.to(param)
@@ -221,7 +221,7 @@ def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrai
 
 
 def _recorded_parameters() -> list[dict[str, Tensor]]:
-    """Unconstrained parameters by name, of each trace that is being recorded."""
+    """Unconstrained parameters by name, for each trace that is being recorded."""
 
     def leaf(value: Any) -> Tensor:
         return value.unconstrained() if hasattr(value, "unconstrained") else value
@@ -231,9 +231,9 @@ def _recorded_parameters() -> list[dict[str, Tensor]]:
 
 
 def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = None) -> NoReturn:
-    """Two modules of one program have given the same names to what they own, or one has read its priors twice."""
+    """Raise: two modules of one program use the same names, or one module has read its priors twice."""
     where, arg, expectation = type(module).__name__, "sites and parameters", "with names that the program has not used"
-    cure = "Name one of the two: module.named('trend'). A kernel that serves twice is bound once: cov = kernel.bind()."
+    cure = "Name one of the two: module.named('trend'). Bind a shared kernel once: cov = kernel.bind()."
     try:
         fail(where, arg, expectation, f"{names} twice", cure, RuntimeError)
     except RuntimeError as error:

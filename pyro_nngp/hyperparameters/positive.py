@@ -6,13 +6,15 @@ from typing import Any, TypeAlias, TypeVar
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.poutine.runtime import am_i_wrapped
 from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import check_tensor, fail
 
 Hyperparameter: TypeAlias = Tensor | float | int | PyroParam | PyroSample
-"""A positive value (it becomes a ``PyroParam``), or a ``PyroParam`` or ``PyroSample``, which is taken as it is."""
+"""A positive value (it becomes a ``PyroParam``), or what is taken as it is: a ``PyroParam``, a ``PyroSample``, a tensor
+of a running program."""
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -26,20 +28,25 @@ class Unset(PyroParam):
 
 
 def positive(where: str, arg: str, value: Hyperparameter | None, default: float = 1.0) -> Any:
-    """A positive ``PyroParam``, or the user's own or prior, ready to become an attribute of a ``PyroModule``.
+    """A positive ``PyroParam``, or the user's ``PyroParam`` or prior, to assign to a ``PyroModule``.
+
+    A tensor that is given while a Pyro program runs, or has a gradient, stays as it is. So a model can build its kernel
+    from what it draws; a parameter would cut the gradient off and take the name of the site.
 
     Args:
         where: name of the class, for the error message.
         arg: name of the attribute, for the error message.
         value: initial value; a ``PyroParam`` or ``PyroSample`` is returned as it is. None marks the attribute as unset:
             a method starts it from its data.
-        default: value of an unset attribute where no data are at hand.
+        default: value of an unset attribute without data.
 
     Raises:
-        ValueError: if the value is not positive, not finite, or not in floating point.
+        ValueError: if the value is not positive, finite and in floating point.
     """
     if isinstance(value, PyroParam | PyroSample):
         return value
+    if isinstance(value, Tensor) and (am_i_wrapped() or value.grad_fn is not None):
+        return value  # also where a trajectory of a sampler has gone to infinity: it will be rejected
     cure = "Pass a float or a float tensor."
     if isinstance(value, Tensor):
         check_tensor(where, arg, value)

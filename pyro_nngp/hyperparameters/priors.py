@@ -1,4 +1,4 @@
-"""Hyperparameters with priors: their guide, and values from posterior draws put in their place."""
+"""Hyperparameters with priors: their mean-field guide, and substitution of posterior draws."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -19,12 +19,12 @@ from pyro_nngp._random import seeded
 class HyperparameterGuide(PyroModule):
     r"""Mean-field guide for the :class:`~pyro.nn.PyroSample` attributes of some modules.
 
-    Each site gets a normal distribution in unconstrained space, moved by the bijection to the prior's support.
+    Each site gets a normal distribution in unconstrained space, mapped by a bijection to the support of the prior.
 
     Args:
         owner: the module whose sub-modules hold the priors. Assign priors before the model is built.
         init_scale: initial standard deviation in unconstrained space.
-        latents: names of attributes that are latent variables of the owner, which get no distribution here.
+        latents: names of attributes that are latent variables of the owner and get no distribution here.
     """
 
     def __init__(self, owner: nn.Module, init_scale: float = 0.1, latents: Collection[str] = ()) -> None:
@@ -54,7 +54,7 @@ class HyperparameterGuide(PyroModule):
 
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
-        """Quantiles of each entry by module and attribute; exact where the support is that of the entries alone."""
+        """Quantiles of each entry by module and attribute; exact where the support constrains each entry alone."""
         shift, found = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
         for i, (module, attribute) in enumerate(self._sites):
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
@@ -113,13 +113,13 @@ def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Ten
 def place_draws(
     where: str, owner: nn.Module, samples: Mapping[str, Tensor], total: int | None = None
 ) -> Iterator[tuple[dict[str, Tensor], int]]:
-    """Place the hyperparameters of one posterior draw after the other; give the values of all its sites, and a count.
+    """Set the hyperparameters to each posterior draw in turn; yield the values of all its sites, and a count.
 
     Args:
         where: name of the caller, for messages.
-        owner: the module whose attributes they are.
+        owner: the module with these attributes.
         samples: what ``MCMC.get_samples`` returns.
-        total: what the counts add up to: evenly spaced draws, some several times if there are fewer. None is each once.
+        total: sum of the counts: evenly spaced draws, some repeated if there are fewer. None takes each draw once.
 
     Raises:
         ValueError, TypeError: if a site is missing, sites have different numbers of draws, or there is no dictionary.
@@ -141,7 +141,7 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
 
     Raises:
         ValueError: if sites have different numbers of draws, or none.
-        TypeError: for what is no dictionary.
+        TypeError: if it is not a dictionary.
     """
     if not isinstance(samples, Mapping):
         cure = "Pass mcmc.get_samples()."
@@ -176,7 +176,7 @@ def _full_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
     """Name of the site of an attribute.
 
     Raises:
-        ValueError: if the module has become part of another method since, in whose context it now reads its priors.
+        ValueError: if the module has since become part of another method, in whose context it now reads its priors.
     """
     if module._pyro_context is not owner._pyro_context:
         where, cure = type(module).__name__, "Give each method a copy, copy.deepcopy(kernel), or build it anew."

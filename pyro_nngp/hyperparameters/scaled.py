@@ -1,8 +1,8 @@
-"""Real parameters that move in units of their problem: values in the user's units, gradient steps in others.
+"""Real parameters with a scale: values in the user's units, gradient steps in multiples of a given unit.
 
-Adam moves each parameter by about its learning rate per step, whatever the size of the gradient. A mean of 3e5 or an
-inducing point in UTM meters would take forever, or jump. The parameter that an optimizer sees is the value divided by a
-unit, so that the same learning rate suits the same problem in any units.
+Adam moves each parameter by about its learning rate per step, whatever the size of the gradient. At the usual rates, a
+mean of 3e5 or an inducing point in UTM meters would hardly move. The parameter that an optimizer sees is the value
+divided by a unit, so that the same learning rate suits the same problem in any units.
 
 Cost: one product per reading.
 """
@@ -68,5 +68,5 @@ def assign(module: PyroModule, name: str, value: Tensor) -> None:
 
 
 def scaled(value: Tensor, unit: float | Tensor) -> Any:
-    """A ``PyroParam`` of that value whose gradient steps are in multiples of `unit`."""
+    """A ``PyroParam`` with the given value whose gradient steps are in multiples of `unit`."""
     return PyroParam(value.detach().clone(), Scaled(unit))

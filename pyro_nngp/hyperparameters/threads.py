@@ -1,9 +1,9 @@
-"""Pyro's global state, one for each thread.
+"""Pyro's global state, separate for each thread.
 
 Pyro keeps its effect handlers, the dimensions of its plates and its parameters in globals of the process, so a program
-in one thread sees the handlers and parameters of another. Importing this module puts objects of the same interface in
-their place, whose contents belong to the thread that uses them. A program of one thread runs as before; the parameters
-of the global store remain common to all threads, as two threads may share a model.
+in one thread sees the handlers and parameters of another. Importing this module replaces them by objects of the
+same interface whose contents belong to the thread that uses them. A program of one thread runs as before; the
+parameters of the global store remain common to all threads, as two threads may share a model.
 """
 
 import sys
@@ -19,7 +19,7 @@ from pyro.poutine import runtime
 
 
 class HandlerStack(threading.local, UserList):
-    """Pyro's stack of effect handlers: that of the present thread, empty at first."""
+    """Pyro's stack of effect handlers: one per thread, empty at first."""
 
     def __getitem__(self, index: Any) -> Any:
         return self.data[index]
@@ -54,18 +54,18 @@ def _content(name: str) -> property:
 
 
 class ParamStore(ParamStoreDict):
-    """Pyro's param store: what all threads share, or inside :meth:`private` the content that a thread has put there."""
+    """Pyro's param store: shared by all threads, or inside :meth:`private` the present thread's content."""
 
     _params, _constraints, _param_to_name = map(_content, ("_params", "_constraints", "_param_to_name"))
 
     @property
     def shared_names(self) -> dict:
-        """Names by unconstrained parameter, of the content that all threads share."""
+        """Names by unconstrained parameter, for the content that all threads share."""
         return self.__dict__["_param_to_name"]
 
     @contextmanager
     def private(self, content: dict[str, dict]) -> Iterator[None]:
-        """Put other content in place for the present thread."""
+        """Replace the content for the present thread."""
         before, _PRIVATE.content = _PRIVATE.content, content
         try:
             yield
@@ -74,7 +74,7 @@ class ParamStore(ParamStoreDict):
 
 
 class ThreadContext(threading.local, _Context):
-    """Pyro's context of a module and its parts: whether it runs in the present thread, and its values of priors."""
+    """Pyro's context of a module and its submodules: whether it runs in the present thread, and sampled values."""
 
     def __reduce__(self) -> tuple:
         return ThreadContext, ()
@@ -92,7 +92,7 @@ _PRIVATE = _Private()
 
 
 def _separate_threads() -> None:
-    """Put the state of each thread in place of Pyro's globals; handlers in use stay with the present thread."""
+    """Replace Pyro's globals by per-thread state; handlers in use stay with the present thread."""
     handlers = HandlerStack()
     handlers.data = runtime._PYRO_STACK
     dims = PlateDimensions()

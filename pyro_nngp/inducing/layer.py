@@ -1,4 +1,4 @@
-r"""One layer of a sparse Gaussian process whose inducing values, and inputs if wanted, are sites.
+r"""One layer of a sparse Gaussian process whose inducing values (and optionally inputs) are Pyro sites.
 
 With :math:`K_{zz} = L L^\top`, inducing values :math:`u = L \nu` and :math:`\nu \sim N(0, I)`, each output has
 :math:`f(x) \mid \nu \sim N(a^\top \nu, v)`, :math:`a = L^{-1} k_z(x)` (:mod:`pyro_nngp.conditionals.inducing`).
@@ -29,14 +29,14 @@ class SparseLayer(GPModule):
 
     Args:
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
-        z: where the inducing inputs start.
-        outputs: () for one output without a dimension of its own, or (H,).
-        prior: of z, see :mod:`pyro_nngp.inducing.priors`; None makes z a parameter.
+        z: initial inducing inputs.
+        outputs: () for one output without an extra dimension, or (H,).
+        prior: prior of z, see :mod:`pyro_nngp.inducing.priors`; None makes z a parameter.
         skip: (D, H), the linear map of the inputs that is added to a hidden layer's outputs; None for the last layer.
         jitter: relative nugget.
 
     Raises:
-        ValueError, TypeError: if the prior is unknown or of another shape, or the kernel is none for these inputs.
+        ValueError, TypeError: if the prior is unknown or of another shape, or the kernel does not fit these inputs.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SparseLayer(GPModule):
         return loc, (var[..., None, :] if self.outputs else var).expand(loc.shape)
 
     def hidden(self, x: Float[Tensor, "S B D"], noise: Float[Tensor, "S B H"] | None) -> Float[Tensor, "S B H"]:
-        """A draw of what a hidden layer passes on, from standard normal noise; None draws it."""
+        """A draw of the output of a hidden layer, from standard normal noise; None draws the noise."""
         loc, var = self(x)
         noise = torch.randn_like(loc.mT) if noise is None else noise
         return x @ self.skip + loc.mT + var.mT.sqrt() * noise
@@ -95,14 +95,14 @@ def stacked_layers(
     prior: InducingPrior | None,
     jitter: float,
 ) -> list[SparseLayer]:
-    """The layers of a deep process, or the only one: all but the last have H outputs.
+    """The layers of a deep process (or its only layer): all but the last have H outputs.
 
     Args:
         kernels: one per layer.
-        z: where the inducing inputs of the first layer start; those of the others start at their images along `axes`.
-        axes: D inputs to H hidden values.
-        hidden_mean: "linear" adds these images to what hidden layers pass on, "zero" does not.
-        outputs: of the last layer, () or (T,).
+        z: initial inducing inputs of the first layer; those of the other layers start at their images along `axes`.
+        axes: linear map from D inputs to H hidden values.
+        hidden_mean: "linear" adds these images to the outputs of hidden layers, "zero" does not.
+        outputs: shape of the outputs of the last layer, () or (T,).
         prior: of the inducing inputs of each layer.
         jitter: relative nugget.
     """

@@ -1,4 +1,4 @@
-"""Inducing points: where they start (the centers that k-means finds in the data), and which are nearest to a place."""
+"""Inducing points: initial positions by k-means, and search for those nearest to given points."""
 
 from typing import Any
 
@@ -16,12 +16,12 @@ _SAMPLE_PER_CENTER = 64
 
 
 def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Tensor, "M D"]:
-    """Centers of k-means started by k-means++, each input scaled to unit variance meanwhile.
+    """Centers of k-means, started by k-means++, on inputs scaled to unit variance.
 
     Args:
-        x: inputs; at most 64 rows per center, drawn at random, are looked at.
+        x: inputs, of which at most 64 rows per center, drawn at random, are used.
         num_centers: M, at most N.
-        seed: of the subsample and of the start.
+        seed: seed of the subsample and of the start.
 
     Returns:
         Centers, in the units of `x`.
@@ -46,16 +46,16 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
 def inducing_points(
     where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"], seed: int = 0
 ) -> Float[Tensor, "M D"]:
-    """Inducing points as a user gives them: a number of k-means centers, or the points themselves.
+    """Inducing points from the user's argument: a number of k-means centers, or the points themselves.
 
     Args:
         where: name of the caller, for the error message.
         x: inputs of the data.
         inducing: M in 2..N, or the points.
-        seed: of k-means.
+        seed: seed of k-means.
 
     Raises:
-        ValueError, TypeError: for too many or too few, or points unlike `x`.
+        ValueError, TypeError: for too many or too few points, or points of another shape, dtype or device than `x`.
     """
     check_seed(where, seed)
     if isinstance(inducing, int):
@@ -76,16 +76,16 @@ def nearest_inducing(
     num_neighbors: int,
     metric: Any = None,
 ) -> Int[Tensor, "B H"]:
-    """Rows of the H nearest inducing points of each place, nearest first.
+    """Rows of the H inducing points nearest to each x, nearest first.
 
     Args:
-        x: places.
+        x: query points.
         z: inducing points.
         num_neighbors: H, 1..M.
         metric: what the inputs are divided by, a :class:`~pyro_nngp.kernels.KernelMetric`, or a function of distances;
             None is the Euclidean metric.
 
-    Cost: that of one search among M points, built anew at each call.
+    Cost: building a search index over M points, and one search.
     """
     z = z.detach()
     if hasattr(metric, "features"):
@@ -97,9 +97,9 @@ def nearest_inducing(
 
 
 def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:
-    """The start of k-means++: each center a row drawn in proportion to its squared distance from those before it.
+    """The start of k-means++: each center is drawn in proportion to its squared distance from those before it.
 
-    The start that scipy has takes O(M^3 D).
+    SciPy's implementation takes O(M^3 D).
     """
     centers = np.empty((num_centers, values.shape[1]))
     distance = np.ones(len(values))

@@ -2,18 +2,19 @@ r"""Priors over inducing inputs, as distributions over the whole set z (M, D).
 
 A density is a base measure times an interaction, :math:`p(z) \propto p_0(z)\, h(z)` (Rossi et al. 2021, section 3.1):
 
-* normal: :math:`p_0` standard normal, the best of the paper on standardized inputs;
-* uniform: :math:`p_0 = 1` everywhere; on a box, Pyro's own ``Uniform(low, high).expand([M, D]).to_event(2)``;
+* normal: :math:`p_0` standard normal, the best choice in the paper for standardized inputs;
+* uniform: :math:`p_0 = 1` everywhere; on a box, Pyro's ``Uniform(low, high).expand([M, D]).to_event(2)``;
 * :class:`Determinantal`: :math:`h(z) = \det K_{zz}`;
 * :class:`Strauss`: :math:`h(z) = \lambda^M \gamma^{s(z)}` with s(z) the number of pairs closer than r.
 
 Without a proper base, as in the paper, the last three are improper, and so is the posterior: a point far from all data
-costs nothing. In six dimensions half of 100 points left the data within 3000 updates and were still on their way, no
-two of them close any more, so that uniform and Strauss were one prior (`benchmarks/results/bsgp.md`). A box or a normal
-base makes both proper: ``inducing_prior=lambda kernel, z: Strauss(Normal(zeros_like(z), 1.0).to_event(2))``.
+costs nothing. In six dimensions, half of 100 points left the data within 3,000 updates and kept moving away. No two
+of them were close any more, so that the uniform and Strauss priors were the same (`benchmarks/results/bsgp.md`). A box
+or a normal base makes both proper: ``inducing_prior=lambda kernel, z: Strauss(Normal(zeros_like(z),
+1.0).to_event(2))``.
 
-Differs from the paper: the number of close pairs is smooth, since an indicator has no gradient and a gradient sampler
-would see the uniform prior in its place. Any base can be combined with an interaction.
+Differs from the paper: the number of close pairs is smooth, since an indicator has no gradient and a gradient-based
+sampler would not see it. Any base can be combined with an interaction.
 
 Cost: O(M^3) for the determinantal prior, O(M^2 D) for Strauss.
 """
@@ -84,7 +85,7 @@ class Interacting(TorchDistribution):
         _no_draws(type(self).__name__, "with a known normalizing constant")
 
     def interaction(self, value: Tensor) -> Tensor:
-        """Logarithm of the factor that depends on the points together."""
+        """Logarithm of the interaction h(z)."""
         undefined(self, "interaction", "subclass", "Return one logarithm per set of points.")
 
 
@@ -95,9 +96,9 @@ class Determinantal(Interacting):
         kernel: a kernel or any covariance function, such as the one of the model.
         base: :math:`p_0`, a distribution over (M, D).
         correlation: take the determinant of the correlation matrix. That of the covariance matrix, as in the paper, is
-            :math:`\sigma^{2M}` times it: where the kernel's variance has a prior too, the two together are another
+            :math:`\sigma^{2M}` times it: if the kernel's variance has a prior as well, the product is a different
             prior of the variance, with M more powers of it.
-        jitter: relative nugget; None takes 1e-6. With it the density is positive where points coincide.
+        jitter: relative nugget; None takes 1e-6. It keeps the density positive where points coincide.
 
     Raises:
         NotPositiveDefiniteError: if the covariance cannot be factorized.
@@ -174,7 +175,7 @@ class Strauss(Interacting):
 def inducing_prior(
     where: str, prior: InducingPrior, shape: tuple[int, ...]
 ) -> Distribution | Callable[[Any, Tensor], Distribution]:
-    """The prior over inducing inputs that a user names or gives: a distribution, or a function of kernel and z.
+    """The prior over inducing inputs from the user's argument: a distribution, or a function of kernel and z.
 
     Args:
         where: name of the caller, for the error message.
@@ -218,7 +219,7 @@ _NAMED = {"normal": _normal, "uniform": _uniform, "determinantal": _determinanta
 def _checked(
     where: str, arg: str, prior: Distribution, expectation: str, shape: tuple[int, ...] | None = None
 ) -> Distribution:
-    """The distribution, if it is one over sets (M, D), of this shape where there is one."""
+    """Return the distribution after checking that it is over sets (M, D), and of this shape if one is given."""
     event = tuple(prior.event_shape)
     if prior.batch_shape or len(event) != 2 or event != (event if shape is None else shape):
         actual = f"batch shape {tuple(prior.batch_shape)}, event shape {event}"
@@ -227,5 +228,5 @@ def _checked(
 
 
 def _no_draws(where: str, expectation: str) -> NoReturn:
-    cure = "Start chains with a value of their own, such as the init_strategy of the model."
+    cure = "Start chains at given values, for example by the init_strategy of the model."
     fail(where, "a prior that is sampled from", expectation, "an unnormalized density", cure, NotImplementedError)

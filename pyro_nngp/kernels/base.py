@@ -1,4 +1,4 @@
-"""What a kernel is: the plain covariance function, the module that owns its hyperparameters, sums and products.
+"""Base classes of kernels: the plain covariance function, the module with its hyperparameters, sums and products.
 
 Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns.
 """
@@ -27,7 +27,7 @@ class Covariance:
     """A covariance function whose hyperparameters have been read; evaluating it has no Pyro effects.
 
     ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
-    is given where the function is one stationary kernel, for code that can do better than evaluate blocks.
+    is set if the function is one stationary kernel, for code that can do better than evaluate blocks.
     """
 
     block: KernelLike
@@ -35,7 +35,7 @@ class Covariance:
     radial: Radial | None = None
 
     def __call__(self, x: Float[Tensor, "... n D"], z: Float[Tensor, "... m D"]) -> Float[Tensor, "... n m"]:
-        """Covariances of the rows of x with those of z. Autograd may need the result: do not change it in place."""
+        """Covariances of the rows of x with those of z. Do not change the result in place: autograd may need it."""
         return self.block(x, z)
 
 
@@ -44,7 +44,8 @@ def bind(kernel: KernelLike) -> Covariance:
 
     Args:
         kernel: a :class:`Kernel`, or a callable ``(..., n, D), (..., m, D) -> (..., n, m)`` such as
-            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. Variances of a callable are blocks of one point.
+            ``lambda x, z: gpytorch_kernel(x, z).to_dense()``. The variances of a callable are computed as blocks of one
+            point.
 
     Raises:
         TypeError: if ``kernel`` is not callable, or returns something other than a tensor.
@@ -75,14 +76,14 @@ def bind(kernel: KernelLike) -> Covariance:
 
 
 def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
-    """:func:`bind` for blocks in float64 of points in float64, whatever the dtype of the weights that a kernel holds.
+    """Like :func:`bind`, but for float64 points and blocks, whatever the dtype of the kernel's weights.
 
-    Modules such as deep kernels are evaluated in float64, by copies of their weights. Callables that cannot be looked
-    into take points of their own `dtype`, and are no more exact than that.
+    Modules such as deep kernels are evaluated in float64, with copies of their weights. Opaque callables are evaluated
+    in `dtype`, with its precision.
 
     Args:
-        kernel: as of :func:`bind`.
-        dtype: that of the data, and of the weights.
+        kernel: as in :func:`bind`.
+        dtype: dtype of the data and of the weights.
     """
     if isinstance(kernel, nn.Module) and not isinstance(kernel, Kernel):
         parts = list(kernel.named_modules())
@@ -90,7 +91,7 @@ def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
             weights = {
                 name: value.double()
                 for prefix, part in parts
-                if not isinstance(part, PyroModule)  # kernels go by the dtype of the points anyway
+                if not isinstance(part, PyroModule)  # kernels follow the dtype of the points anyway
                 for name, value in chain(part.named_parameters(prefix, False), part.named_buffers(prefix, False))
                 if value.is_floating_point()
             }
@@ -105,12 +106,13 @@ class Kernel(GPModule):
     """Base class; a subclass defines ``forward(x, z)``, or :meth:`bind` where it can do better.
 
     ``forward`` maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m) and reads hyperparameters as
-    attributes, such as those that :meth:`declare` makes. Variances are then blocks of one point. A subclass that
-    defines ``bind`` decorates it with :func:`~pyro_nngp.hyperparameters.pyro_entry` and returns a :class:`Covariance`.
+    attributes, such as those that :meth:`declare` makes. Variances are then computed as blocks of one point. A subclass
+    that defines ``bind`` decorates it with :func:`~pyro_nngp.hyperparameters.pyro_entry` and returns a
+    :class:`Covariance`.
 
     Args:
         input_dim: number D of input columns that the kernel acts on.
-        active_dims: which columns of the input these are; by default the input has exactly D columns.
+        active_dims: indices of these columns; by default the input has exactly D columns.
 
     Raises:
         ValueError: if ``input_dim`` < 1, or ``active_dims`` is of another length, negative or repeated.
@@ -170,7 +172,7 @@ class Kernel(GPModule):
         return Product(self, other)
 
     def declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
-        """Make ``arg`` a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
+        """Register ``arg`` as a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
         self._sizes[arg] = size
         if isinstance(value, Tensor):
             self._check_size(arg, value)
@@ -179,7 +181,7 @@ class Kernel(GPModule):
     def _read(self, arg: str) -> Tensor:
         """Value of the hyperparameter ``arg``; fires its Pyro statement."""
         value = getattr(self, arg)
-        while value.dim() > 1 and len(value) == 1:  # Predictive puts dimensions of one before a draw
+        while value.dim() > 1 and len(value) == 1:  # Predictive adds leading dimensions of size one to a draw
             value = value[0]
         self._check_size(arg, value)
         return value.reshape(()) if value.numel() == 1 else value

@@ -19,7 +19,7 @@ class Constant(Kernel):
     Args:
         input_dim: number D of input columns; values do not matter.
         variance: :math:`\sigma^2`, a scalar.
-        active_dims: which columns of the input these are, as in :class:`Kernel`.
+        active_dims: indices of these columns, as in :class:`Kernel`.
     """
 
     def __init__(

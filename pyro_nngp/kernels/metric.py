@@ -1,4 +1,4 @@
-r"""Nearness as a kernel sees it: features whose Euclidean distance grows as correlation falls, and correlation itself.
+r"""Neighbor search by a kernel's correlation: features whose distance grows as correlation falls, and the ranking.
 
 A sum of products of stationary kernels is expanded, and each product gives one set of features: inputs over
 lengthscales for most kernels, and :math:`(\sin, \cos)(2 \pi x / p) / \ell` for periodic ones. Searches in these feature
@@ -6,8 +6,8 @@ spaces give candidates, which are ranked by
 
 .. math:: d(x, z) = 1 - |k(x, z)| / \sqrt{k(x, x)\, k(z, z)}
 
-(Kang and Katzfuss 2023). Where one lengthscale per column says all, :func:`~pyro_nngp.kernels.neighbor_lengthscale`
-does, and no ranking is needed.
+(Kang and Katzfuss 2023). Where one lengthscale per column determines the correlation,
+:func:`~pyro_nngp.kernels.neighbor_lengthscale` suffices, and no ranking is needed.
 
 Cost: O(n D) for features, one covariance per pair. Symbols: F features.
 
@@ -49,7 +49,7 @@ class KernelMetric(nn.Module):
 
     def __init__(self, kernel: Any, x: Float[Tensor, "N D"]) -> None:
         super().__init__()
-        self._held = [freeze(kernel)]  # in a list: its parameters are none of the model's
+        self._held = [freeze(kernel)]  # in a list, so that its parameters are not registered
         self._dtype = x.dtype
         self.register_buffer("spread", column_scale(x))
         self.register_buffer(
@@ -57,12 +57,12 @@ class KernelMetric(nn.Module):
         )
 
     def follow(self, other: "KernelMetric") -> None:
-        """Take over the hyperparameters of another metric of the same kernel."""
+        """Copy the hyperparameters of another metric of the same kernel."""
         self._held, self.values, self.spread = other._held, other.values, other.spread
 
     @torch.no_grad()
     def features(self, x: Float[Tensor, "n D"]) -> list[Float[Tensor, "n F"]]:
-        """Feature spaces to search for candidates; the first is that of all parts of the kernel together."""
+        """Feature spaces to search for candidates; the first combines all parts of the kernel."""
         x = x.double()
         spaces = [list({id(part): part for part in parts}.values()) for parts in _products(self._kernel())]
         parts = list({id(part): part for space in spaces for part in space}.values())
@@ -103,7 +103,7 @@ class KernelMetric(nn.Module):
 
 
 def neighbor_metric(kernel: Any, x: Float[Tensor, "N D"]) -> Tensor | KernelMetric:
-    """The metric in which neighbors are those that matter to the kernel: lengthscales where they say all.
+    """The metric of neighbors for a kernel: lengthscales where they determine the correlation, else a `KernelMetric`.
 
     Args:
         kernel: a kernel or any covariance function. Reading it has Pyro effects, as in ``bind``.
@@ -114,9 +114,9 @@ def neighbor_metric(kernel: Any, x: Float[Tensor, "N D"]) -> Tensor | KernelMetr
 
 
 def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
-    """A robust standard deviation of each column in float64: from quartiles, or plain where most values coincide.
+    """Robust standard deviations of the columns in float64: from quartiles, or plain ones where most values coincide.
 
-    A constant column has the scale 1. At most 4,096 evenly spaced rows are looked at.
+    A constant column has the scale 1. At most 4,096 evenly spaced rows are used.
     """
     x = x.detach().double()[:: max(1, len(x) // 4096)]
     x = x - x[:1]
@@ -127,7 +127,7 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
 
 
 def _products(kernel: Any) -> list[list[Stationary]]:
-    """The products of stationary parts that a kernel is the sum of; other parts are left out."""
+    """The products of stationary kernels whose sum the kernel is; other parts are left out."""
     if isinstance(kernel, Stationary):
         return [[kernel]]
     if isinstance(kernel, VerticalScaling):

@@ -32,7 +32,7 @@ class Profile(NamedTuple):
 
 
 class Radial(NamedTuple):
-    """What one stationary kernel consists of once its hyperparameters have been read."""
+    """A stationary kernel whose hyperparameters have been read."""
 
     profile: Profile
     lengthscale: Tensor
@@ -42,7 +42,7 @@ class Radial(NamedTuple):
 
 
 def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile) -> Tensor:
-    """Covariance block of inputs as they come; pass one object twice where they are the same.
+    """Covariance block of raw inputs; pass the same object twice if they are equal.
 
     Args:
         x: shape (..., n, D).
@@ -56,7 +56,7 @@ def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: 
 
 
 def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of two inputs after moving the origin to the first point of x: one object if the inputs are one."""
+    """Map both inputs after moving the origin to the first point of x; returns one object if they are one object."""
     origin = (x if x.shape[-2] else z)[..., :1, :].detach()
     mapped = features(x - origin)
     return mapped, mapped if z is x else features(z - origin)
@@ -157,7 +157,7 @@ class _Radial(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple:
-        """The dimension that vmap maps over becomes the first batch dimension of whatever has it."""
+        """Move the mapped dimension to the front of each argument that has it."""
         rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z), in_dims, strict=False))
 
         def lead(y: Tensor, dim: int | None) -> Tensor:

@@ -24,9 +24,8 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
         input_dim: number D of input columns.
 
     Returns:
-        Shape (D,), without gradient; None unless each column has the lengthscale of exactly one stationary kernel, and
-        for sums, whose correlation is no function of one distance; see :class:`~pyro_nngp.kernels.KernelMetric` for
-        these.
+        Shape (D,), without gradient. None unless each column has the lengthscale of exactly one stationary kernel, and
+        for sums, whose correlation is not a function of one distance; use :class:`~pyro_nngp.kernels.KernelMetric`.
     """
     scales: dict[int, Tensor] = {}
     for part in kernel.modules() if isinstance(kernel, Kernel) else ():
@@ -52,7 +51,7 @@ class Stationary(Kernel):
         active_dims: which columns of the input to use; by default the input has exactly D columns.
 
     Raises:
-        ValueError: if a hyperparameter is not positive or has another shape; inputs have the wrong number of columns.
+        ValueError: if a hyperparameter is not positive or has a wrong shape, or inputs have a wrong number of columns.
     """
 
     profile: radial.Profile

@@ -6,12 +6,13 @@ For Bernoulli, binomial and negative binomial data with logits f (Polson, Scott,
    = 2^{-b} e^{\kappa f} E_{\omega \sim PG(b, 0)}\, e^{-\omega f^2 / 2}
 
 with :math:`b = 1, n, y + r` and :math:`\kappa = y - b/2`. Given :math:`\omega` this is, as a function of f, an
-observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Student-t noise is Gaussian of variance
+observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Student-t noise is Gaussian with variance
 :math:`s^2 / \omega` given :math:`\omega \sim Gamma(\nu/2, \nu/2)`. Categorical data become C binary sets, one against
 all.
 
-What the square leaves over, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not depend on f, so it cancels
-in the density of f given y and :math:`\omega`. It does belong to the density of y and :math:`\omega` themselves: for
+The factor that remains after completing the square, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not
+depend on f, so it cancels in the density of f given y and :math:`\omega`. It does enter the joint density of y and
+:math:`\omega`: for
 :math:`f \sim N(m, v)`
 
 .. math:: \log p(y, \omega) = \log PG(\omega \mid b, 0) + g, \quad g = \log c_y - b \log 2 - \tfrac12 \log(1 + \omega v)
@@ -51,7 +52,7 @@ Coupling: TypeAlias = Literal["odds", "probabilities"]
 
 
 def check_augmentable(where: str, likelihood: Likelihood) -> None:
-    """Raise ``TypeError`` unless the likelihood is Gaussian given an auxiliary variable, or by itself."""
+    """Raise ``TypeError`` unless the likelihood is Gaussian, or Gaussian given an auxiliary variable."""
     names = ", ".join(kind.__name__ for kind in _AUGMENTED)
     if not isinstance(likelihood, _AUGMENTED):
         cure = "Others have no augmentation: use VNNGP."
@@ -61,13 +62,13 @@ def check_augmentable(where: str, likelihood: Likelihood) -> None:
 
 
 def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Tensor:
-    """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others stay.
+    """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others are unchanged.
 
     Args:
         where: name of the caller, for the error message.
         likelihood: p(y | f).
         y: targets.
-        dtype: of recoded labels.
+        dtype: dtype of recoded labels.
 
     Raises:
         ValueError: if a class of a categorical likelihood does not occur.
@@ -90,7 +91,7 @@ def auxiliary_prior(likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Di
     Args:
         likelihood: bound, and not Gaussian.
         y: targets, outputs first, (*T, U).
-        dtype: of the variables.
+        dtype: dtype of the variables.
 
     Returns:
         Distribution of batch shape (*T, U), or (C, U) for C classes.
@@ -134,9 +135,9 @@ def predictive(
         likelihood: bound.
         loc: means of f; (C, B) for C classes.
         var: variances of f.
-        coupling: how classes come from one-against-all probabilities :math:`\tilde p_c`: as :math:`\tilde p_c`, or as
-            the odds :math:`\tilde p_c / (1 - \tilde p_c)`, divided by their sum. The latter is the distribution of C
-            independent binary labels given that exactly one of them is 1.
+        coupling: how class probabilities follow from one-against-all probabilities :math:`\tilde p_c`: in proportion to
+            :math:`\tilde p_c`, or to the odds :math:`\tilde p_c / (1 - \tilde p_c)`. The latter is the distribution of
+            C independent binary labels given that exactly one of them is 1.
     """
     if not isinstance(likelihood, Categorical):
         return likelihood.marginal(loc, var)
@@ -146,12 +147,12 @@ def predictive(
 def squared_latent(
     likelihood: Likelihood, y: Tensor, omega: Tensor, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]
 ) -> Float[Tensor, "*L B"]:
-    r"""What the posterior of omega depends on: :math:`E f^2`, or of Student-t data :math:`E (y - f)^2 / s^2`.
+    r"""The statistic behind the posterior of omega: :math:`E f^2`, or for Student-t data :math:`E (y - f)^2 / s^2`.
 
     Args:
         likelihood: bound.
         y: data, as :func:`auxiliary_prior` takes them.
-        omega: means of their own auxiliary variables.
+        omega: means of the auxiliary variables of these data.
         loc: means of f given other data.
         var: variances of f given other data.
     """
@@ -163,17 +164,17 @@ def squared_latent(
 
 
 class AugmentedMarginal(TorchDistribution):
-    r"""The distribution of y for f ~ N(loc, var), whose log density is that of y and omega less log p(omega).
+    r"""The distribution of y for f ~ N(loc, var), whose log density is :math:`\log p(y, \omega) - \log p(\omega)`.
 
-    Less the divergence of a guide from the prior of omega it gives :math:`\log p(y)` less that from the posterior, see
-    the module's docstring. Draws are those of :func:`predictive`. For classes the log density is that of the label
-    plus, for each class, :math:`g - \log p` of its binary set.
+    Minus the divergence of a guide from the prior of omega, it gives :math:`\log p(y)` minus the divergence from the
+    posterior (see the module's docstring). Draws are those of :func:`predictive`. For classes the log density is that
+    of the label plus, for each class, :math:`g - \log p` of its binary set.
 
     Args:
         likelihood: bound, and not Gaussian.
         loc: means of f, of the batch shape; (C, \*batch) for C classes.
         var: variances of f, of the same shape.
-        omega: auxiliary variables of the data themselves, of the same shape.
+        omega: auxiliary variables of the data, of the same shape.
         coupling: of classes, as :func:`predictive` takes it.
     """
 

@@ -1,13 +1,13 @@
-r"""What a likelihood is: a Pyro conditional :math:`p(y \mid f)`, and two integrals over a normal f.
+r"""The base class of likelihoods: a Pyro conditional :math:`p(y \mid f)` and two integrals over a normal f.
 
 The author of a likelihood writes ``forward(f) -> Distribution``. The base class adds the expected log-density (for
 lower bounds) and the marginal distribution of y (for prediction), both numerically; a subclass overrides them where
 there is a closed form.
 
-Differs from the usual treatment: log-densities of the marginal move their nodes to the peak of the integrand instead of
-using Gauss-Hermite nodes around the mean of f, which are wrong by nats as soon as y determines f better than its prior
-does. Cost: Q log-densities per expectation, 160 per marginal log-density. Symbols: f latent values, loc and var their
-means and variances, Q nodes, L latent functions per output.
+Differs from the usual treatment: log-densities of the marginal place their nodes at the peak of the integrand, not
+around the mean of f as Gauss-Hermite quadrature does, whose error is several nats where y determines f better than the
+prior does. Cost: Q log-densities per expectation, 160 per marginal log-density. Symbols: f latent values, loc and var
+their means and variances, Q nodes, L latent functions per output.
 """
 
 import math
@@ -34,14 +34,14 @@ class Likelihood(GPModule):
         num_latents: None if each y depends on one latent value; L if it depends on L of them. Then ``f``, ``loc`` and
             ``var`` have the shape (L, \*batch), the latent dimension first.
         support: constraint that :meth:`check` demands of the data.
-        expectation: the same in words, as in "expected y {expectation}".
-        cure: what to do about other data.
+        expectation: the constraint in words, as in "expected y {expectation}".
+        cure: advice for other data.
 
     Args:
         num_quadrature: number Q of nodes for expectations; for several latents they are quasi-random nodes.
 
     Raises:
-        ValueError, TypeError: if ``num_quadrature`` is no integer >= 2.
+        ValueError, TypeError: if ``num_quadrature`` is not an integer >= 2.
     """
 
     num_latents: int | None = None
@@ -62,7 +62,7 @@ class Likelihood(GPModule):
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
-        A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context.
+        A model passes the copy to code that evaluates the likelihood later, outside the model's Pyro context.
         """
         return bound_copy(self)
 
@@ -104,8 +104,8 @@ class Likelihood(GPModule):
     def focus(self, y: Tensor) -> Focus | None:
         r"""Where :math:`\log p(y \mid f)` bends most sharply as a function of f, and over what distance.
 
-        Quadrature crowds its nodes there. None (the default) finds the place by evaluating the density at 85 more
-        points, which a likelihood that knows it saves.
+        Quadrature concentrates its nodes there. None (the default) finds the place by evaluating the density at 85 more
+        points, which a likelihood that knows the place avoids.
 
         Args:
             y: data, of the batch shape.
@@ -116,7 +116,7 @@ class Likelihood(GPModule):
         return None
 
     def check(self, y: Tensor) -> None:
-        """Raise ``ValueError`` unless all of y can occur under this likelihood; ``TypeError`` for what is no tensor."""
+        """Raise ``ValueError`` unless all of y can occur under this likelihood; ``TypeError`` unless y is a tensor."""
         where = type(self).__name__
         check_tensor(where, "y", y)
         if y.dtype == torch.bool and not self.support.is_discrete:

@@ -2,7 +2,7 @@ r"""Likelihoods of real and of positive data.
 
 Closed forms: expected log-densities of all but the Student-t; the marginals of the normal and the log-normal. The
 marginals of the Student-t and of the heteroskedastic normal are mixtures of normals over one scale variable, which
-stays accurate however small the noise is beside the variance of f.
+stays accurate however small the noise is relative to the variance of f.
 
 Reference: Lazaro-Gredilla and Titsias (2011) for the heteroskedastic normal. Cost: O(1) per value unless stated.
 """
@@ -25,7 +25,7 @@ _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
 
 
 class _NormalNoise(Likelihood):
-    """f plus normal noise, or an increasing function of it: ``family`` of the mean and scale of the sum."""
+    """f plus normal noise, or an increasing function of that: ``family`` takes the mean and scale of the sum."""
 
     family: Callable[[Tensor, Tensor], Distribution]
 
@@ -80,7 +80,7 @@ class HeteroskedasticGaussian(Likelihood):
 
 
 class StudentT(Likelihood):
-    r""":math:`y = f + s\,\epsilon` with :math:`\epsilon` Student-t of :math:`\nu` degrees of freedom.
+    r""":math:`y = f + s\,\epsilon` with :math:`\epsilon` Student-t with :math:`\nu` degrees of freedom.
 
     Args:
         df: degrees of freedom :math:`\nu`, default 4.
@@ -128,7 +128,7 @@ class LogNormal(_NormalNoise):
 
 
 class Gamma(Likelihood):
-    r""":math:`y \sim Gamma(a, a e^{-f})`, of mean :math:`e^f` and relative variance 1/a, for y > 0.
+    r""":math:`y \sim Gamma(a, a e^{-f})`, with mean :math:`e^f` and relative variance 1/a, for y > 0.
 
     Args:
         concentration: a.

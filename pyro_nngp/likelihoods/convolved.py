@@ -1,9 +1,9 @@
-r"""The likelihood of a part of f: :math:`p(y \mid f)` with independent normal noise of f integrated out.
+r"""The likelihood of a projection of f: :math:`p(y \mid f)` with independent normal noise integrated out.
 
 .. math:: p(y \mid g) = \int p(y \mid f)\, N(f \mid g, v)\, df
 
 With g the projection of f on inducing values and v its conditional variance this is the FITC likelihood (Snelson and
-Ghahramani 2006). Cost: that of the likelihood's marginal, and Q of them per expectation where there is no closed form.
+Ghahramani 2006). Cost: one marginal of the likelihood, or Q of them per expectation without a closed form.
 """
 
 import copy
@@ -26,7 +26,7 @@ def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
         var: variance v of f given g, broadcastable to g.
 
     Returns:
-        A likelihood of the same class with more noise where that is what it comes to (:class:`Gaussian`,
+        A likelihood of the same class with more noise where the integral has that form (:class:`Gaussian`,
         :class:`LogNormal`); quadrature otherwise.
     """
     if isinstance(likelihood, (Gaussian, LogNormal)):
@@ -37,18 +37,18 @@ def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
 
 
 class Convolved(Likelihood):
-    """What :func:`convolved` returns where there is no closed form."""
+    """The likelihood of g by quadrature."""
 
     def __init__(self, likelihood: Likelihood, var: Tensor) -> None:
         super().__init__(likelihood.num_quadrature)
         self.num_latents = likelihood.num_latents
-        self.__dict__["likelihood"], self.var = likelihood, var  # a bound likelihood is values, not a part
+        self.__dict__["likelihood"], self.var = likelihood, var  # a bound likelihood is not registered as a submodule
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.marginal(f, torch.zeros_like(f))
 
     def focus(self, y: Tensor) -> Focus | None:
-        """That of the likelihood, blurred by the noise."""
+        """The focus of the likelihood, widened by the noise."""
         focus = self.likelihood.focus(y)
         return None if focus is None else (focus[0], (focus[1].square() + self.var).sqrt())
 

@@ -55,7 +55,7 @@ class Bernoulli(Likelihood):
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
             return self.forward(loc / (1 + var).sqrt())
-        sign = torch.where(loc > 0, -1, 1).to(loc.dtype)  # the rarer label alone, by symmetry
+        sign = torch.where(loc > 0, -1, 1).to(loc.dtype)  # the rarer label only, by symmetry
         rarer = Marginal(self, sign * loc, var).log_prob(torch.ones_like(loc))
         return _Bernoulli(logits=sign * (rarer - torch.log1p(-rarer.exp())))
 
@@ -68,7 +68,7 @@ class Binomial(Likelihood):
         num_quadrature: number of nodes of the expected log-density.
 
     Raises:
-        ValueError, TypeError: if ``total_count`` is no integer >= 1.
+        ValueError, TypeError: if ``total_count`` is not an integer >= 1.
     """
 
     def __init__(self, total_count: int, num_quadrature: int = 48) -> None:
@@ -118,7 +118,7 @@ class Poisson(Likelihood):
 
 
 class NegativeBinomial(Likelihood):
-    r"""Overdispersed counts, :math:`y \sim NB(r, \sigma(f))` of mean :math:`r e^f`, variance :math:`r e^f (1 + e^f)`.
+    r"""Overdispersed counts, :math:`y \sim NB(r, \sigma(f))` with mean :math:`r e^f`, variance :math:`r e^f (1 + e^f)`.
 
     The logits are f itself, the form that Polya-Gamma augmentation needs. In the form with mean :math:`e^g` and the
     same dispersion r, :math:`g = f + \log r`: a shift of the prior mean.
@@ -153,7 +153,7 @@ class Categorical(Likelihood):
         num_quadrature: number of nodes of the expected log-density.
 
     Raises:
-        ValueError, TypeError: if ``num_classes`` is no integer >= 2.
+        ValueError, TypeError: if ``num_classes`` is not an integer >= 2.
     """
 
     def __init__(self, num_classes: int, num_quadrature: int = 32) -> None:
@@ -212,7 +212,7 @@ class Ordinal(Likelihood):
         return self._between(self.cutpoints.to(f.dtype), f)
 
     def focus(self, y: Tensor) -> Focus:
-        """The middle of the rating's interval, or its one finite end."""
+        """The middle of the rating's interval, or its only finite end."""
         cutpoints, rating = self.cutpoints.detach(), y.long()
         last = len(cutpoints) - 1
         center = (cutpoints[rating.clamp(max=last)] + cutpoints[(rating - 1).clamp(min=0)]) / 2
@@ -227,7 +227,7 @@ class Ordinal(Likelihood):
         return dist.Categorical(logits=Marginal(self.bind(), loc[..., None], var[..., None]).log_prob(ratings))
 
     def _between(self, cutpoints: Tensor, f: Tensor) -> Distribution:
-        """Probabilities F(upper) - F(lower) of all ratings, from logarithms that do not cancel in the tails."""
+        """Probabilities F(upper) - F(lower) of all ratings, computed without cancellation in the tails."""
         ends = cutpoints.new_full((*cutpoints.shape[:-1], 1), _INFINITY)
         bounds = torch.cat([-ends, cutpoints, ends], -1)
         lower, upper = bounds[..., :-1] - f[..., None], bounds[..., 1:] - f[..., None]
@@ -247,7 +247,7 @@ def _at_zero(y: Tensor) -> Focus:
 
 
 class _Bernoulli(dist.Bernoulli):
-    """Takes labels of integer and boolean type, too."""
+    """A Bernoulli distribution that also takes labels of integer and boolean type."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         return super().log_prob(value.to(self.logits.dtype))

@@ -1,7 +1,7 @@
 r"""Integrals of the softmax over independent normal f, by the Gumbel-max identity: one integral, however many classes.
 
-With independent standard Gumbel noise g, the class of a draw from the softmax is the one of largest :math:`f_c + g_c`,
-and the mean of that maximum is the log-normalizer and Euler's constant :math:`\gamma`. So
+With independent standard Gumbel noise g, a draw from the softmax is the class with the largest :math:`f_c + g_c`,
+and the mean of that maximum is the log-normalizer plus Euler's constant :math:`\gamma`. So
 
 .. math:: p(y = c) = \int F_c'(x) \prod_{j \ne c} F_j(x)\, dx, \qquad
    E \log \sum_j e^{f_j} = \int \big(1\{x > 0\} - \prod_j F_j(x)\big)\, dx - \gamma,
@@ -9,7 +9,7 @@ and the mean of that maximum is the log-normalizer and Euler's constant :math:`\
 where :math:`F_j(x) = p(f_j + g_j \le x)`, both by the trapezoidal rule in x. The first is the gradient of the second in
 the mean of :math:`f_c`, and :math:`\partial F / \partial v = F'' / 2` gives the gradient in its variance.
 
-F is an expectation over the narrower one of the two terms, of the distribution function of the other:
+F is an expectation over the narrower of the two terms of the distribution function of the other:
 
 .. math:: F(x) = E \exp(-e^{f - x}) \;\text{ for a standard deviation } s \le 1.2, \qquad
    F(x) = E\, \Phi\big((x - m - g) / s\big) \;\text{ above},
@@ -73,7 +73,7 @@ def gauss_gumbel(
 def softmax_log_probs(
     loc: Float[Tensor, "C ..."], var: Float[Tensor, "C ..."], num_nodes: int = 48, rule: int = 12
 ) -> Float[Tensor, "C ..."]:
-    """Logarithms of the expected softmax probabilities, also of rare classes.
+    """Logarithms of the expected softmax probabilities, accurate for rare classes too.
 
     Args:
         loc: means of f.
@@ -145,7 +145,7 @@ def _grid(loc: Tensor, var: Tensor, num_nodes: int) -> tuple[Tensor, Tensor]:
 def _parts(loc: Tensor, var: Tensor, x: Tensor, rule: int) -> tuple[Tensor, ...]:
     r"""F and its first two derivatives at x, (X, C, \*batch)."""
     narrow = var <= _NARROW**2
-    if is_batchedtensor(narrow):  # under vmap there are no values to look at
+    if is_batchedtensor(narrow):  # vmap hides values
         first = _narrow_parts(loc, var.clamp(max=_NARROW**2), x, rule)
         second = _wide_parts(loc, var.clamp(min=_NARROW**2), x, rule)
         return tuple(torch.where(narrow, a, b) for a, b in zip(first, second, strict=True))

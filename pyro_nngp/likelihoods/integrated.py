@@ -23,13 +23,13 @@ from pyro_nngp.distributions import Mixture
 from pyro_nngp.likelihoods.base import Likelihood
 
 Objective: TypeAlias = Callable[[Likelihood, Tensor, Tensor], Distribution]
-"""(likelihood, means, variances), draws first, to what the site y is sampled from."""
+"""(likelihood, means, variances), draws first, to the distribution of the site y."""
 
 
 class Expected(Mixture):
-    """y with the expected log density of the VFE objective, averaged over draws, in place of a log density.
+    """The distribution of y, with the expected log density of VFE, averaged over draws, as its log density.
 
-    Draws and moments are those of y itself. The exponential of the log density is no density: it integrates to less
+    Draws and moments are those of y itself. The exponential of the log density is not normalized: it integrates to less
     than 1.
 
     Args:
@@ -64,13 +64,13 @@ class Expected(Mixture):
 
 
 def fitc(likelihood: Likelihood, loc: Float[Tensor, "S *T B"], var: Float[Tensor, "S *T B"]) -> Distribution:
-    """y with f integrated out, averaged over draws."""
+    """The distribution of y with f integrated out, averaged over draws."""
     components = marginals(likelihood, loc, var)
     return components[0] if len(components) == 1 else Mixture(components)
 
 
 def marginals(likelihood: Likelihood, loc: Float[Tensor, "S *T B"], var: Float[Tensor, "S *T B"]) -> list[Distribution]:
-    """y with f integrated out, given each draw."""
+    """The distribution of y with f integrated out, for each draw."""
     return [likelihood.marginal(*pair) for pair in zip(loc, var, strict=True)]
 
 

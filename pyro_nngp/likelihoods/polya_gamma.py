@@ -1,7 +1,7 @@
 r"""A lower bound of the expected log-density in place of quadrature, by Polya-Gamma augmentation.
 
 Every logistic likelihood here is :math:`p(y \mid f) = h(y)\, e^{yf} / (1 + e^f)^b`. With :math:`\omega \mid b \sim
-PG(b, 0)` it is a normal density of f in disguise (Polson, Scott, Windle 2013), and the optimal
+PG(b, 0)` it is proportional to a normal density of f (Polson, Scott, Windle 2013), and the optimal
 :math:`q(\omega) = PG(b, c)`, :math:`c^2 = E f^2`, gives (Wenzel et al. 2019, eq. 8 with that q inserted)
 
 .. math:: E_{N(m, v)} \log p(y \mid f) \ge \log p(y \mid 0) + (y - b/2)\, m - b \log\cosh(c / 2),
@@ -27,9 +27,9 @@ from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, Neg
 
 
 class PolyaGammaBound(Likelihood):
-    r"""A logistic likelihood whose expected log-density is the Polya-Gamma bound; all else is the likelihood's own.
+    r"""A logistic likelihood with the Polya-Gamma bound as its expected log-density; all else is unchanged.
 
-    Under it the evidence bound is that of PG-VI, a lower one, and ``solve()`` is PG-VI's coordinate ascent.
+    The resulting evidence bound is that of PG-VI, which is lower, and ``solve()`` is PG-VI's coordinate ascent.
 
     Args:
         likelihood: :class:`Bernoulli` with the logit link, :class:`Binomial` or :class:`NegativeBinomial`.
@@ -77,8 +77,8 @@ def polya_gamma_terms(likelihood: Any, y: Tensor, dtype: torch.dtype) -> tuple[T
     """b and kappa for targets (*T, U), or for C classes (C, U).
 
     Args:
-        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical. Or one of Pyro's distributions of the
-            first three names.
+        likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical. Or the Pyro
+            distribution of one of the first three names.
         y: targets, outputs first.
         dtype: of the result.
     """

@@ -1,7 +1,7 @@
 r"""Gaussian observations of f that replace the data before any model of f is known.
 
-Targets with an identity link are observations themselves. For others each datum gives one, the Laplace approximation of
-its likelihood under a wide prior around the level :math:`f_0` that fits all data best,
+Targets with an identity link are observations themselves. For other links, each datum gives one by a Laplace
+approximation of its likelihood under a wide prior around the level :math:`f_0` that fits all data best,
 
 .. math:: \hat f_i = \arg\max_f \log p(y_i \mid f) - (f - f_0)^2 / 2 s^2, \qquad
    \delta_i = -1 / \partial^2_f \log p(y_i \mid \hat f_i), \qquad
@@ -30,6 +30,8 @@ _STEPS = 20
 _STEP = 1e-3  # of central differences
 _LEAST_PRECISION = 1e-3
 _LEVEL_POINTS = 512  # or up to twice as many
+_SHARING = 4  # neighbors that are taken to have the f of a count
+_SIZES = (-1.0, 3.0, 81)  # r from .1 to 1,000
 
 
 class PseudoObservations(NamedTuple):
@@ -38,8 +40,8 @@ class PseudoObservations(NamedTuple):
     Attributes:
         level: a robust level of each latent function, () or (L,).
         obs: observations, (N,) or (L, N).
-        noise: their noise variances, of the same shape; None where they are the targets themselves, whose noise has to
-            be estimated.
+        noise: their noise variances, of the same shape; None if they are the targets themselves, whose noise is to be
+            estimated.
     """
 
     level: Tensor
@@ -80,7 +82,9 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
 
 @torch.no_grad()
 def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor) -> Tensor | None:
-    """A moment estimate of a shape parameter, from targets (n,) and those of neighbors (n, K), or None.
+    """An estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), nearest first, or None.
+
+    As if neighbors had the same f: from moments, or, for counts, the size of a negative binomial that predicts best.
 
     Args:
         likelihood: of the data.
@@ -93,16 +97,36 @@ def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor)
         residual = y.log() - near.log().mean(-1)
         return (1 / residual.square().mean().clamp(min=1e-4)).clamp(0.1, 1e4)
     if isinstance(likelihood, NegativeBinomial) and attribute == "total_count":
-        mean, size = near.mean(-1), near.shape[-1]
-        excess = ((y - mean).square() * size / (size + 1) - mean).sum()
-        return (mean.square().sum() / excess.clamp(min=1e-6)).clamp(0.1, 1e3)
+        return _predictive_size(y, near[:, :_SHARING])
     return None
 
 
-def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
-    """The constant f that fits all data of an output best: by repeated search of a grid, one latent after the other.
+def _predictive_size(y: Tensor, near: Tensor) -> Tensor:
+    """The size r of a negative binomial that predicts counts (n,) best from those of neighbors (n, K)."""
+    r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)[:, None]
+    return r[predictive_log_density(y, near, r).mean(-1).argmax(), 0]
 
-    Columns of y are distinct, sorted, and there `counts` times; of many of them some evenly spaced ones are taken.
+
+def predictive_log_density(y: Tensor, near: Tensor, r: Tensor) -> Tensor:
+    """Log densities of counts (n,) given K negative binomial counts each, (n, K), of one size r and probability.
+
+    The probability has a beta distribution with a = 1 and b = 1/2, which K counts of sum S make one with a + K r and
+    b + S; the next count is beta negative binomial (Johnson, Kemp, Kotz 2005, "Univariate discrete distributions",
+    section 6.2.3).
+    """
+    size, total, a, b = near.shape[-1], near.sum(-1), 1.0, 0.5
+
+    def log_beta(p: Tensor, q: Tensor) -> Tensor:
+        return torch.lgamma(p) + torch.lgamma(q) - torch.lgamma(p + q)
+
+    ratio = log_beta(a + (size + 1) * r, b + total + y) - log_beta(a + size * r, b + total)
+    return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1) + ratio
+
+
+def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
+    """The constant f that fits all data of an output best, by repeated grid search, one latent at a time.
+
+    Columns of y are distinct and sorted, and occur `counts` times; of many columns, evenly spaced ones are used.
     """
     if isinstance(likelihood, Categorical):
         classes = torch.bincount(y.long(), counts.double(), cast(int, likelihood.num_latents))
@@ -133,7 +157,7 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
 
 
 def _derivatives(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-    """First derivative of the log density in f, and the negative second one, kept positive; by central differences."""
+    """First and negative second derivative (kept positive) of the log density in f, by central differences."""
     middle, found = likelihood(f).log_prob(y), []
     for latent in [slice(None)] if likelihood.num_latents is None else range(len(f)):
         shift = torch.zeros_like(f)

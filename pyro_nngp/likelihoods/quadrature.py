@@ -8,15 +8,15 @@ r"""Expectations under a standard normal variable t: fixed nodes for smooth inte
 
 The last two try 24 Gauss-Hermite nodes first. Their values give the Hermite coefficients of the integrand below order
 24; where the highest four are small in every element of the batch, so is the error (about their square if they fall
-geometrically), and the sum is the answer. Otherwise they use the trapezoidal rule in a variable u that crowds the nodes
-around one place c, the focus,
+geometrically), and the sum is the answer. Otherwise they use the trapezoidal rule in a variable u that concentrates
+the nodes around one place c, the focus,
 
 .. math:: t = c + L \,\mathrm{asinh}\big(\tfrac{a}{L} \sinh u\big),
 
 with spacing proportional to a near c, to the distance from c between a and L, and to L further out, where it has to
 resolve the normal density only. A feature of width a thus costs :math:`O(\log L / a)` nodes, and the error falls
-geometrically in their number. Where c and a are not given, a search without gradients finds them: it looks on a grid
-for the largest fourth difference of g, which smooth functions do not have, and repeats that on finer grids around it.
+geometrically in their number. If c and a are not given, a search without gradients finds them: it locates the largest
+fourth difference of g on a grid, which is small for smooth functions, and repeats that on finer grids around it.
 
 Differs from the sinh transformation of Johnston and Elliott (2005), which grows without bound away from c: its outer
 nodes miss the normal density when c lies in a tail.
@@ -113,8 +113,8 @@ def expectation(
     Args:
         function: g, from t of shape (Q, \*shape) to values of that shape, with one kink or narrow feature at most.
         shape: shape of the result.
-        dtype: of t.
-        device: of t.
+        dtype: dtype of t.
+        device: device of t.
         num_nodes: Q, for integrands that are not smooth.
         focus: center and scale of the sharpest feature of g, of the shape of the result; None finds them.
 
@@ -153,8 +153,8 @@ def log_expectation(
 
     A search without gradients narrows (or moves) a window until it just holds the integrand. A sharp integrand stays
     where it is when loc and scale change, so its nodes are held fixed in f and the gradient is that of the normal
-    density; nodes that moved along would measure the slope of g, which they do not resolve. A broad one has nodes fixed
-    in :math:`t = (f - loc) / scale`, because the normal density's gradients at fixed f would cancel there.
+    density; nodes that moved with loc would need the slope of g, which they do not resolve. A broad integrand has nodes
+    fixed in :math:`t = (f - loc) / scale`, because the gradients of the normal density at fixed f would cancel there.
 
     Args:
         log_function: g, from f of shape (Q, \*shape) to values of that shape; :math:`\exp g` should have one peak.
@@ -214,14 +214,14 @@ def _either(
     smooth: Tensor | Callable[[Tensor], Tensor],
     graded: Callable[[], Tensor],
 ) -> Tensor:
-    """Gauss-Hermite quadrature for the smooth elements, the graded rule for the others; not both where one suffices.
+    """Gauss-Hermite quadrature for smooth elements, the graded rule for others; only one of them if it suffices.
 
-    An element's value does not depend on the others of its batch.
+    The value of an element does not depend on the other elements of the batch.
 
     Args:
         hermite: results and values at the nodes; given the smooth elements, with nodes at 0 for the others, whose
             gradients may be infinite elsewhere.
-        smooth: which elements are smooth, or what says so given values at the nodes.
+        smooth: flags of smooth elements, or a function that computes them from values at the nodes.
         graded: results.
     """
     if callable(smooth):
@@ -249,7 +249,7 @@ def _smooth(values: Tensor, relative_to_mean: bool = False) -> Tensor:
 
 
 def _all(conditions: Tensor) -> bool:
-    """Whether all hold; False under :func:`torch.func.vmap`, which has no values to look at."""
+    """Whether all flags are True; False under :func:`torch.func.vmap`, which hides values."""
     return not is_batchedtensor(conditions) and bool(conditions.all())
 
 
@@ -258,8 +258,8 @@ def _find_focus(
 ) -> Focus:
     """Center and scale of the sharpest feature of a function of t within a window, weighted.
 
-    Each round looks at a grid over three spacings of the one before. The scale is the last spacing at which halving it
-    still uncovers more than a jump of the second derivative would; a function that is smooth throughout has the first.
+    Each round searches a grid over three spacings of the previous one. The scale is the last spacing at which halving
+    it still reveals more than a jump of the second derivative would; for a smooth function it is the first spacing.
 
     Args:
         function: of t (Q, ..).
@@ -298,7 +298,7 @@ def _nodes(focus: Focus, low: Tensor, high: Tensor, furthest: float, num_nodes: 
         focus: center and scale.
         low: lower ends of the window.
         high: upper ends.
-        furthest: centers are at most so far from 0.
+        furthest: largest distance of centers from 0.
         num_nodes: Q.
     """
     broad = (high - low) / 10

@@ -1,4 +1,4 @@
-"""Results for many rows, computed for a block of rows at a time, so that temporaries stay bounded."""
+"""Compute results for many rows in blocks of rows, so that temporary memory stays bounded."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -14,16 +14,16 @@ _BLOCK_ENTRIES = 2**24
 def in_blocks(
     compute: Callable[[slice], tuple[Tensor, ...]], num_rows: int, row_entries: int, dim: int = 0
 ) -> tuple[Tensor, ...]:
-    """Results for all rows, computed for a block of rows at a time: one whose temporaries have some 2^24 entries.
+    """Compute results for all rows in blocks whose temporaries have about 2^24 entries.
 
-    Results without gradients go into memory that is there before: if they were kept in between, they would scatter it
-    and leave holes too small for the temporaries of the next block.
+    Results without gradients are written into memory allocated beforehand: small results kept between blocks would
+    leave holes in memory that are too small for the temporaries of the next block.
 
     Args:
-        compute: gives some results for a slice of the rows.
-        num_rows: how many rows there are.
-        row_entries: entries of the temporaries of one row.
-        dim: that of the rows in the results.
+        compute: maps a slice of the rows to a tuple of results.
+        num_rows: number of rows.
+        row_entries: entries of temporaries per row.
+        dim: dimension of the results that indexes rows.
     """
     size = at_once(_BLOCK_ENTRIES, row_entries)
     first, *rest = [slice(start, start + size) for start in range(0, max(1, num_rows), size)]

@@ -27,7 +27,7 @@ _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 @contextmanager
 def quiet_nuggets() -> Iterator[None]:
-    """Give extra nuggets without a warning, in this thread alone: for neighbors that no user asked for."""
+    """Do not warn of extra nuggets within this block, in this thread: for neighbors that the user did not ask for."""
     token = _QUIET.set(True)
     try:
         yield
@@ -79,7 +79,7 @@ def _escalated(system: Tensor) -> Tensor:
 def factorize(
     system: Tensor, cholesky_ex: Callable[[Tensor], tuple[Tensor, Tensor]] = torch.linalg.cholesky_ex
 ) -> tuple[Tensor, Tensor | None]:
-    """Cholesky factors, and what had to be added to the diagonal of the members that failed (None: nothing)."""
+    """Cholesky factors, and what was added to the diagonals of members that failed (None: nothing)."""
     tril, info = cholesky_ex(system)
     failed = info > 0
     if not failed.any():
@@ -112,7 +112,7 @@ def factorize(
 
 
 def cholesky_ex(system: Tensor) -> tuple[Tensor, Tensor]:
-    """Cholesky factors of a batch, and numbers that are positive where there is none.
+    """Cholesky factors of a batch, and LAPACK's info numbers: positive where the factorization failed.
 
     Where that is faster than one call of LAPACK per member, in batched products and on the transpose, whose rows lie
     together: each panel of rows less what those above it contribute, then times the inverse of its own triangle.

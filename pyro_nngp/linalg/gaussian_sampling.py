@@ -3,12 +3,13 @@ r"""Exact draws from a nearest-neighbor prior times a Gaussian likelihood, by so
 .. math:: p(u) \propto N(u \mid 0, \Lambda^{-1})\, \exp(h^\top u - \tfrac12 u^\top \mathrm{diag}(\tau)\, u), \qquad
    \Lambda = (I - A)^\top V^{-1} (I - A) .
 
-Up to 1,000 points one Cholesky factorization of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond, perturbation and
-optimization (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I - A)^{-1} V^{1/2}`,
+For up to 1,000 points, one Cholesky factorization of :math:`P = \Lambda + \mathrm{diag}(\tau)`. Beyond that,
+perturbation and optimization (Papandreou and Yuille 2010) in the whitened values z of :math:`u = G z`, :math:`G = (I -
+A)^{-1} V^{1/2}`,
 
 .. math:: (I + G^\top \mathrm{diag}(\tau)\, G)\, z = G^\top (h + \tau^{1/2} e_1) + e_2, \qquad e_1, e_2 \sim N(0, I),
 
-whose solution, by conjugate gradients (:mod:`pyro_nngp.linalg.vecchia_factor`), has the wanted distribution.
+whose solution z, by conjugate gradients (:mod:`pyro_nngp.linalg.vecchia_factor`), gives a draw u = G z.
 
 Cost: O(N^3) up to 1,000 points; then O(N K) per step of conjugate gradients, in twice as many passes as the graph has
 levels; O(N K) memory. In double precision throughout.
@@ -41,7 +42,7 @@ def draw_posterior(
         precision: tau >= 0.
         tolerance: of the iterative solution, on the norm of the residual relative to that of the right-hand side. It
             also bounds the error of z relative to that norm, which is about sqrt(N).
-        max_iterations: at most so many iterations; where they do not suffice, a warning says so.
+        max_iterations: largest number of iterations; a warning reports if they did not suffice.
         dense_up_to: number of points up to which the precision is factorized instead.
 
     Returns:

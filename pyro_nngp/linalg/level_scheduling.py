@@ -1,7 +1,7 @@
 """Dependency levels: the rows of a neighbor table in groups that can be treated in parallel, one group after the other.
 
-Cost: O(N K), in as many vectorized passes as there are groups: some hundreds for 10^5 points in random order, some
-thousands in coordinate order.
+Cost: O(N K), in one vectorized pass per group: hundreds of groups for 10^5 points in random order, thousands in
+coordinate order.
 
 Symbols: N rows, K neighbors.
 """
@@ -33,7 +33,7 @@ def dependency_levels(neighbors: Int[Tensor, "N K"]) -> list[Int[Tensor, " _"]]:
     waiting = real.sum(1)
     start = np.append(0, waiting.cumsum())
     arcs = sparse.csr_array((np.ones(start[-1], np.int8), table[real], start), shape=(n, n)).tocsc()
-    start, dependents = arcs.indptr, arcs.indices  # those of row i are at start[i]:start[i + 1]
+    start, dependents = arcs.indptr, arcs.indices  # the dependents of row i are at start[i]:start[i + 1]
     level, levels = np.flatnonzero(waiting == 0), []
     while len(level):
         levels.append(torch.from_numpy(level).to(neighbors.device))

@@ -1,14 +1,14 @@
 r"""Solves with the sparse unit triangle :math:`I - A` of nearest-neighbor conditionals, and with its transpose.
 
-Row i of A holds the weights of the neighbors of point i. In an order in which every point follows its neighbors I - A
-is lower triangular, so that a solve is one substitution: point by point in compiled code, or in torch operations for
-one dependency level after the other (:mod:`pyro_nngp.linalg.level_scheduling`), whose points are treated at once.
-Without compiled code systems of up to 500 points are solved as dense triangles, which is quicker than many short steps.
-The gradient of a solve is a solve with the transpose,
+Row i of A holds the weights of the neighbors of point i. In an order in which every point follows its neighbors, I - A
+is lower triangular, so that a solve is one substitution: point by point in compiled code, or in torch operations on one
+dependency level at a time (:mod:`pyro_nngp.linalg.level_scheduling`).
+Without compiled code, systems of up to 500 points are solved as dense triangles, which is quicker than many short
+steps. The gradient of a solve is a solve with the transpose,
 
 .. math:: (I - A) u = r: \qquad \bar r = (I - A)^{-\top} \bar u, \qquad \bar w_{ik} = \bar r_i\, u_{n(i)_k} .
 
-Blocks of T outputs per point are the same with N T points and K T neighbors.
+Blocks of T outputs per point are a system of N T points with K T neighbors.
 
 Cost: O(N K) time per right-hand side; O(N K) memory, for each right-hand side where the weights need a gradient.
 Symbols: N points, K neighbors.
@@ -86,7 +86,7 @@ class _Solve(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, w: Tensor, right: Tensor, *rest: Any) -> tuple[Tensor, int]:
-        """The dimension that vmap maps over becomes the first of weights and right-hand sides."""
+        """Move the mapped dimension to the front of weights and right-hand sides."""
         ranks = (w.dim() - 2 - (in_dims[0] is not None), right.dim() - 1 - (in_dims[1] is not None))
 
         def lead(value: Tensor, dim: int | None, rank: int) -> Tensor:
@@ -131,7 +131,7 @@ def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], 
 
 
 class SparseTriangle:
-    """Many solves with one I - A on a CPU, by SciPy's SuperLU: in the order of the levels it is its own factor.
+    """Many solves with one I - A on a CPU, by SciPy's SuperLU: in level order, I - A is its own factor.
 
     Args:
         w: weights in double precision, 0 where there is no neighbor.
@@ -159,7 +159,7 @@ class SparseTriangle:
 
 
 def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:
-    """The matrix with the entries of each row of `table` at `columns`; those at one place add."""
+    """The sparse matrix with the entries of each row of `table` at `columns`; entries at one place are added."""
     n, width = table.shape
     start = np.arange(0, n * width + 1, width)
     return csr_array((table.cpu().numpy().ravel(), columns.cpu().numpy().ravel(), start), shape=(n, n))

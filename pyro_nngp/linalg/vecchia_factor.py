@@ -1,4 +1,4 @@
-r"""The Vecchia factor (I - A, V) of a nearest-neighbor Gaussian process, and everything that is computed from it.
+r"""The Vecchia factor (I - A, V) of a nearest-neighbor Gaussian process, and the operations on it.
 
 The conditionals :math:`u_j \mid u_{n(j)} \sim N(w_j^\top u_{n(j)}, v_j)` are the joint distribution
 
@@ -11,12 +11,12 @@ Given Gaussian observations of u with precisions :math:`\tau`, the posterior of 
 
 .. math:: I + G^\top \mathrm{diag}(\tau)\, G .
 
-All its eigenvalues are at least 1 and only as many exceed it as the data determine directions, so conjugate gradients
-take few steps however ill-conditioned the prior is, and a residual bounds the error of z. (In u itself the conditioning
-is that of the prior: measured on 2,000 points with a Matern-5/2 kernel, 20 steps here against more than 1,000 there.)
-The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points; in u it is the Vecchia
-approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\, \tau)
-(I - A)`. Where noise is large it takes as many steps as none, where it is small half as many.
+All its eigenvalues are at least 1, and only as many exceed 1 as there are directions that the data determine. So
+conjugate gradients take few steps however ill-conditioned the prior is, and a residual bounds the error of z. (In u
+itself the conditioning is that of the prior: measured on 2,000 points with a Matern-5/2 kernel, 20 steps here against
+more than 1,000 there.) The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points; in u
+it is the Vecchia approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} +
+\mathrm{diag}\, \tau) (I - A)`. Where noise is large it takes as many steps as none, where it is small half as many.
 
 Cost: O(N K) time and memory per product or solve. Rows of the precision take O(K^2) time and memory each, on average,
 since they hold the neighbors, the children and the children's other neighbors of a point. Symbols: N points, K
@@ -37,7 +37,7 @@ from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
 
-_DENSE_FASTER = 100  # flops of a dense matrix product in the time of one of a sparse one
+_DENSE_FASTER = 100  # a sparse matrix product takes this many times as long per flop as a dense one
 
 
 class VecchiaFactor:
@@ -84,10 +84,10 @@ class VecchiaFactor:
         return self._levels
 
     def prepared(self) -> "VecchiaFactor":
-        """The form for iterative solvers: detached, in double precision, and on a CPU with the triangle made ready.
+        """A copy for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
 
         Without gradients a solve with the triangle is then one call of SciPy's SuperLU, with I - A as its own factor:
-        several times as fast as level by level; making it ready pays from some five solves on.
+        several times as fast as level by level. Preparing it pays from about five solves on.
         """
         found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
         if self.w.device.type == "cpu":
@@ -139,7 +139,7 @@ class VecchiaFactor:
         return square_matrix(self._root, self._columns)
 
     def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU: a ninth of the time of gathering and scattering."""
+        r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU, nine times as fast as gathering and scattering."""
         if m.device.type == "cpu":
             rows = m.reshape(-1, len(self)).numpy()
             found = [torch.from_numpy(self._matrix.T @ (self._matrix @ row)) for row in rows]
@@ -152,7 +152,7 @@ class VecchiaFactor:
         return self._root.new_zeros(len(self)).index_add_(0, self._columns.flatten(), self._root.square().flatten())
 
     def row_bounds(self) -> np.ndarray:
-        r"""For each row of :math:`\Lambda` at least as many entries as it has."""
+        r"""An upper bound on the number of entries of each row of :math:`\Lambda`."""
         return np.bincount(self._matrix.indices, minlength=len(self)) * self._columns.shape[1]
 
     def sparse(self, rows: np.ndarray | None = None) -> csr_array:
@@ -166,7 +166,7 @@ class VecchiaFactor:
         r""":math:`\Lambda` as one matrix, on the device of the factor.
 
         Args:
-            sparse_from: flops of a dense product in the time of one of a sparse one, which decides between them.
+            sparse_from: how many times as long per flop a sparse product takes as a dense one; decides between them.
         """
         if self._columns.shape[1] ** 2 * sparse_from < len(self) ** 2:
             return torch.from_numpy(self.sparse().toarray()).to(self._root.device)
@@ -191,8 +191,8 @@ class VecchiaFactor:
             precision: tau >= 0.
             start: z to start from; None is zero.
             tolerance: on the residual relative to `size`; it bounds the error of z relative to that, too.
-            max_iterations: at most so many iterations; where they do not suffice, a warning says so.
-            size: None is the norm of the right-hand side.
+            max_iterations: largest number of iterations; a warning reports if they did not suffice.
+            size: what the residual is relative to; None is the norm of the right-hand side.
 
         Returns:
             z, of the shape of `right`.
@@ -206,7 +206,7 @@ class VecchiaFactor:
         if worst > tolerance:
             warnings.warn(
                 f"VecchiaFactor.solve: conjugate gradients stopped after {max_iterations} iterations at a relative "
-                f"residual of {worst:.1e}. Far less noise than the prior leaves to a point is the usual cause.",
+                f"residual of {worst:.1e}. The usual cause is noise far below the conditional variances of the prior.",
                 stacklevel=2,
             )
         return z

@@ -1,9 +1,9 @@
 """The compiled part of the package, where the installation could build it: conditionals, searches, substitutions.
 
-It has a plain C interface and knows nothing of torch or Python; it is loaded at the first use and called on the memory
-of tensors and arrays, all of which passes the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works,
-more slowly, and a warning says so once. The environment variable ``PYRO_NNGP_NATIVE=0`` leaves it aside, without a
-warning; it is read at every call of a conditional, and whenever a search index is built.
+It has a plain C interface without torch or Python. It is loaded at its first use and called on the memory of tensors
+and arrays, after the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works, more slowly, with one
+warning. The environment variable ``PYRO_NNGP_NATIVE=0`` switches it off without a warning; it is read at every call of
+a conditional, and whenever a search index is built.
 """
 
 import ctypes
@@ -35,13 +35,13 @@ SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries, "nn_triang
 
 
 def wanted() -> bool:
-    """Whether the library is there and not switched off."""
+    """Whether the library is available and not switched off."""
     return os.environ.get("PYRO_NNGP_NATIVE", "1") != "0" and library() is not None
 
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
-    """The compiled library, or None, with a warning, where the installation has none that fits."""
+    """The compiled library; None, with a warning, if the installation has none that fits."""
     path = Path(__file__).with_name(FILE)
     try:
         return load(path)
@@ -60,9 +60,9 @@ def load(path: Path) -> ctypes.CDLL:
     """Load a library and check that its functions and structures are those of this version.
 
     Raises:
-        OSError: if it is not there, or built for another system.
+        OSError: if it does not exist, or is built for another system.
         AttributeError: if it lacks a function.
-        ValueError: if a structure has another size.
+        ValueError: if a structure has a different size.
     """
     if not path.exists():
         raise OSError(f"{path} does not exist")
@@ -78,7 +78,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def loaded() -> ctypes.CDLL:
-    """The library, for callers that have asked `wanted`."""
+    """The library, for callers that have checked `wanted`."""
     found = library()
     assert found is not None, "callers ask wanted() first"
     return found

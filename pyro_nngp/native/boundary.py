@@ -1,6 +1,6 @@
-"""The checks that memory passes before compiled code reads or writes there: device, dtype, shape, layout, row numbers.
+"""Checks of memory before compiled code reads or writes it: device, dtype, shape, layout, row numbers.
 
-Every address that crosses the boundary comes from :func:`address`; row numbers that are not checked in compiled code
+Every address that crosses the boundary comes from :func:`address`; row numbers that compiled code does not check
 pass :func:`check_range`.
 """
 
@@ -25,10 +25,10 @@ def address(where: str, arg: str, memory: Any, shape: tuple[int, ...], dtype: An
         memory: a tensor, with a torch dtype, or an array, with a NumPy one.
         shape: its shape.
         dtype: its dtype.
-        alignment: what the address is a multiple of.
+        alignment: the address has to be a multiple of it.
 
     Raises:
-        ValueError, TypeError: if it is anything else.
+        ValueError, TypeError: if it is not.
     """
     if isinstance(memory, Tensor):
         _check_dense(where, arg, memory)
@@ -49,7 +49,7 @@ def address(where: str, arg: str, memory: Any, shape: tuple[int, ...], dtype: An
 
 
 def contiguous(where: str, arg: str, tensor: Tensor) -> Tensor:
-    """The values of a dense tensor on the CPU one after the other, copied where they are not; for reading only."""
+    """A dense CPU tensor in contiguous memory, copied if necessary; for reading only."""
     _check_dense(where, arg, tensor)
     return tensor.contiguous()
 

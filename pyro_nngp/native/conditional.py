@@ -23,8 +23,8 @@ MAX_NEIGHBORS = 1024
 
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
-FACTORS_FROM, FACTORS_BYTES = 96, 2**28  # smaller ones are computed again before fresh memory for them is there
-_WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, for which starting a thread is worthwhile
+FACTORS_FROM, FACTORS_BYTES = 96, 2**28  # recomputing smaller ones is quicker than allocating memory for them
+_WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, enough to be worth starting a thread
 
 
 class Problem(NamedTuple):
@@ -41,7 +41,7 @@ class Problem(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """Its gradients; noise and inputs only if asked for."""
+    """Gradients of a :class:`Problem`; those of noise and inputs only if requested."""
 
     log_lengthscale: Tensor | None  # (D,)
     log_variance: Tensor | None  # ()
@@ -51,7 +51,7 @@ class Gradients(NamedTuple):
 
 
 def supported(problem: Problem) -> bool:
-    """Whether the compiled code is there, wanted, and made for this kernel, device, dtype and number of neighbors."""
+    """Whether compiled code is available, switched on, and covers this kernel, device, dtype and K."""
     x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
     return (
         problem.profile in _KERNELS
@@ -67,7 +67,7 @@ def supported(problem: Problem) -> bool:
 def forward(
     problem: Problem, recording: bool = False, level: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Weights (B, K), variances (B,), which targets (B,) have an indefinite covariance and no result, what to keep.
+    """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and what to keep for `backward`.
 
     ``recording`` says whether there will be a backward pass;
     ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.

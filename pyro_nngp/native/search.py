@@ -24,7 +24,7 @@ Ints = NDArray[np.int64]
 
 
 def supported(num_points: int) -> bool:
-    """Whether the compiled code is there, wanted, and made for that many points."""
+    """Whether compiled code is available, switched on, and covers that many points."""
     return num_points <= MAX_POINTS and wanted()
 
 
@@ -53,20 +53,20 @@ class Tree:
         value: Floats,
         level: int | None = None,
     ) -> None:
-        """Write down the k nearest points of some queries, nearest first, ties by number.
+        """Write the k nearest points of some queries into `index` and `value`, nearest first, ties by number.
 
         Args:
             rows: which queries to answer, fastest in `spatial_order`.
             places: where to search from, (Q, D).
-            limit: only points with a smaller number are wanted, (Q,).
-            exclude: the number of one point that is not wanted, (Q,), -1 for none.
+            limit: only points with smaller numbers count, (Q,).
+            exclude: the number of one point to leave out, (Q,), -1 for none.
             index: numbers of the points, (Q, k), to be written; -1 where none is left.
             value: squared distances, (Q, k), to be written; infinity where no point is left.
             level: an instruction set below ``library().nn_levels()``; None is the widest.
         """
         num_places, k = (*index.shape, 0)[:2]
         if k < 1:
-            fail("nn_search", "index", "of shape (Q, k) with k >= 1", index.shape, "Ask for a neighbor at least.")
+            fail("nn_search", "index", "of shape (Q, k) with k >= 1", index.shape, "Ask for at least one neighbor.")
         rows, places = np.ascontiguousarray(rows), np.ascontiguousarray(places)
         limit, exclude = np.ascontiguousarray(limit), np.ascontiguousarray(exclude)
         layout = {
@@ -84,7 +84,7 @@ class Tree:
 
 
 def spatial_order(points: Floats) -> Ints:
-    """An order in which points that follow each other lie close together, (P,)."""
+    """An order in which consecutive points are close together, (P,)."""
     points = _places("points", points)
     order = np.empty(len(points), np.int64)
     _check(loaded().nn_search_order(points.ctypes.data, *points.shape, order.ctypes.data))

@@ -1,6 +1,6 @@
 """The argument structures of the compiled functions, field for field as in the C++ sources.
 
-Their sizes are compared with those of the library when it is loaded, so that a library of another version is refused.
+Their sizes are compared with those of the library when it is loaded, and a library of another version is rejected.
 """
 
 import ctypes

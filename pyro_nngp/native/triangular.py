@@ -17,7 +17,7 @@ _WHERE = "solve_triangular"
 
 
 def supported(w: Tensor, right: Tensor) -> bool:
-    """Whether the compiled code is there, wanted, and made for this device and dtype."""
+    """Whether compiled code is available, switched on, and covers this device and dtype."""
     return (
         w.device.type == right.device.type == "cpu"
         and w.dtype in (torch.float32, torch.float64)
@@ -37,7 +37,7 @@ def solve(w: Tensor, neighbors: Tensor, right: Tensor, order: Tensor, transposed
         transposed: whether to solve with the transpose.
 
     Raises:
-        ValueError, TypeError: for memory of another kind.
+        ValueError, TypeError: for other shapes, dtypes or devices.
         IndexError: if `neighbors` or `order` hold other numbers than rows.
     """
     for arg, tensor in (("neighbors", neighbors), ("right", right)):

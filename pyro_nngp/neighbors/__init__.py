@@ -2,7 +2,6 @@
 
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.leave_one_out import NearestOthers
-from pyro_nngp.neighbors.numbers import enough_neighbors
 from pyro_nngp.neighbors.ordering import ORDERINGS, make_ordering
 from pyro_nngp.neighbors.search import BACKENDS, SearchIndex, nearest, nearest_predecessors, recall
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
@@ -18,7 +17,6 @@ __all__ = [
     "SearchIndex",
     "SymmetricGraph",
     "distinct_rows",
-    "enough_neighbors",
     "make_ordering",
     "nearest",
     "nearest_predecessors",

@@ -23,15 +23,15 @@ class NeighborGraph(NeighborTable):
         x: points (N, D), finite; exact duplicates are allowed.
         num_neighbors: K, in 1..N-1.
         ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
-        seed: of the random ordering.
+        seed: seed of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
-            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) gives
-            distances of its own (blocked brute force).
-        neighbors: instead of a search, the user's own rows (N, K): predecessors in the ordering, -1 padded. Such
+            :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) computes
+            other distances (by blocked brute force).
+        neighbors: given rows (N, K) instead of a search: predecessors in the ordering, -1 padded. Such
             a graph cannot be refreshed or resized; the metric serves its queries.
-        backend: of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
-        nprobe: of the approximate search, see there.
-        progress: whether a search above three seconds shows a progress bar.
+        backend: backend of the search, see :class:`~pyro_nngp.neighbors.search.index.SearchIndex`.
+        nprobe: setting of the approximate search, see there.
+        progress: whether a search of more than three seconds shows a progress bar.
 
     Attributes:
         x, order, neighbors, lengthscale: buffers, part of the ``state_dict``. Row i of `neighbors` holds the rows of x
@@ -68,7 +68,7 @@ class NeighborGraph(NeighborTable):
         self.register_buffer("neighbors", neighbors)
 
     def levels(self) -> list[Int[Tensor, " _"]]:
-        """Rows by dependency level: level 0 has no neighbors, others come one above the highest of their neighbors."""
+        """Rows by dependency level: level 0 has no neighbors; any other row is one level above its highest neighbor."""
         if self._levels is None:
             self._levels = dependency_levels(self.neighbors)
         return self._levels

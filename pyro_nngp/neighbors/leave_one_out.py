@@ -1,4 +1,4 @@
-"""The nearest other points of each point: for densities of each datum given all others, which need no ordering.
+"""The nearest other points of each point, for leave-one-out densities, which need no ordering.
 
 Cost: one search per row, when a batch first asks for it; O(N (K + D)) memory. Symbols: as in
 :mod:`pyro_nngp.neighbors.table`.
@@ -14,11 +14,11 @@ from pyro_nngp.neighbors.table import NeighborTable
 
 
 class NearestOthers(NeighborTable):
-    """The K nearest *other* points of each point: for leave-one-out densities, which need no ordering.
+    """The K nearest *other* points of each point.
 
-    Exact duplicates of a point count as others. It makes no prior (:class:`~pyro_nngp.distributions.NNGP` needs
-    predecessors). Of points at equal distance those nearest to the front of a random order are taken, so that
-    sorted files do no harm where many rows coincide.
+    Exact duplicates of a point count as others. It does not define a prior (:class:`~pyro_nngp.distributions.NNGP`
+    needs predecessors). Of points at equal distance those nearest to the front of a random order are taken, so that
+    sorted files do no harm if many rows coincide.
 
     A row is searched when a batch first asks for it after construction or a refresh, so that neither costs O(N^2) where
     D is large; until then its entries in `neighbors` are -1.
@@ -26,7 +26,7 @@ class NearestOthers(NeighborTable):
     Args:
         x: points (N, D), finite; exact duplicates are allowed.
         num_neighbors: K, in 1..N-1.
-        seed: of the order that breaks ties.
+        seed: seed of the order that breaks ties.
         options: further arguments of :class:`NeighborTable`, such as `metric` and `backend`.
     """
 

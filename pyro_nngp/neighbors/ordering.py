@@ -1,14 +1,13 @@
 """Orderings of points for nearest-neighbor Gaussian processes: random, maximin, coordinate, given.
 
 An ordering is a permutation: `order[p]` is the row at position p. Under random and maximin orderings the first points
-cover the domain, so that later ones find predecessors on all sides, which serves the approximation far better than
-coordinate orderings do at the same number of neighbors (Guinness 2018).
+cover the domain, so that later ones find predecessors on all sides, which makes the approximation far better than
+under coordinate orderings with the same number of neighbors (Guinness 2018).
 
 Maximin: each point is the one farthest from all points before it, starting from the point nearest to the mean; ties go
 to the smaller row. This is the greedy ordering itself, not an approximation of it, but computed many points at a time:
-a point may be placed, whatever happens elsewhere, as soon as it is farther from the placed points than every waiting
-point within that distance of it, since nothing can come nearer to it before its turn. Sorting by these distances gives
-the sequence.
+a point can be placed as soon as it is farther from the placed points than every waiting point within that distance of
+it, since no point placed before its turn can be nearer to it. Sorting by these distances gives the sequence.
 
 Cost: random and coordinate O(N log N). Maximin O(N log^2 N) in low dimension (139,000 points in the plane: 1 s), more
 for points in high dimension or clustered on many scales, at most O(N^2 D).
@@ -39,7 +38,7 @@ _STEPS = 64  # single placements where a batch would hold too many pairs
 
 
 def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], seed: int = 0) -> Int[Tensor, " N"]:
-    """Make the ordering called by `ordering`, or pass it on if it is a permutation.
+    """Make the named ordering, or check and return a given permutation.
 
     Args:
         x: points, (N, D).
@@ -91,8 +90,8 @@ def given_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
 def coordinate_ordering(x: Float[Tensor, "N D"], dim: int | None = None) -> Int[Tensor, " N"]:
     """By one coordinate, or by the sum of all; ties by row.
 
-    The sum, and not the first principal axis: it is the same on every machine, while the axis is arbitrary on a square
-    domain. Each coordinate counts as much as its scale, so bring them to one scale first.
+    The sum is the same on every machine, whereas the first principal axis is arbitrary on a square domain. Coordinates
+    count in proportion to their scale, so bring them to one scale first.
 
     Args:
         x: points, (N, D).
@@ -125,7 +124,7 @@ def maximin_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
 
 
 def _place_singly(points: Floats, d2: Floats) -> Ints:
-    """Place the farthest point, several times over; d2 is updated."""
+    """Place the farthest point, several times; d2 is updated."""
     placed = []
     for _ in range(_STEPS):
         far = int(d2.argmax())
@@ -138,7 +137,7 @@ def _place_singly(points: Floats, d2: Floats) -> Ints:
 
 
 def _place_batch(points: Floats, d2: Floats, top: float) -> Ints | None:
-    """Place all points whose turn comes at a distance not much below the largest; None if it takes too many pairs."""
+    """Place all points whose distance at their turn is near the largest; None if that takes too many pairs."""
     floor = top * _GROWTH ** (-2 / points.shape[1])
     near = np.flatnonzero(d2 >= floor)  # only these can be placed here
     radius = top**0.5 * (1 + 1e-12)

@@ -1,8 +1,8 @@
 r"""The neighbor graph of NPVI (Liu and Liu 2019, section 3.1): nearest neighbors in both directions.
 
 Points i and j are joined if either is among the K nearest of the other, whatever their order; each edge points from the
-earlier to the later of the two. Where a point gets more than K parents the latest of them are left out, where it gets
-fewer than min(K, i - 1) its nearest further predecessors are added.
+earlier to the later of the two. A point with more than K parents loses the latest of them; one with fewer than
+min(K, i - 1) gets its nearest other predecessors as well.
 
 Differs from the paper: nothing; "add more neighbors" is read as the nearest predecessors that are no parents yet.
 

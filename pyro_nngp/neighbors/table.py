@@ -1,4 +1,4 @@
-"""What every table of neighbors can do: queries, batches, extension by new points; the points and their metric.
+"""The base of neighbor tables: points and their metric, queries, batches, extension by new points.
 
 Rows are numbered as in the x that the user gave, whatever the ordering; ties in distance go to the point that comes
 first in the ordering, so that results do not depend on the order of the rows. -1 means no neighbor. Distances are
@@ -31,6 +31,7 @@ from pyro_nngp._checks import (
     undefined,
 )
 from pyro_nngp.hyperparameters.description import show_kind
+from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
@@ -46,7 +47,7 @@ class Batch:
         targets: positions of the points among `rows`, (B,).
         neighbors: positions of their neighbors among `rows`, (B, K), -1 padded.
         scale: N / B, which makes a sum over the batch an unbiased estimate of the sum over all points.
-        extra: positions of the further rows that were asked for, in the shape they came in; None if none were.
+        extra: positions of the `extra` rows requested, in their shape; None if there were none.
     """
 
     rows: Int[Tensor, " U"]
@@ -57,11 +58,11 @@ class Batch:
 
 
 class NeighborTable(torch.nn.Module):
-    """Points, an ordering of them, and K neighbors of each; which ones says a subclass by :meth:`find_neighbors`.
+    """Points, an ordering, and K neighbors of each point, which a subclass defines by :meth:`find_neighbors`.
 
-    A subclass registers the buffer ``neighbors`` (N, K) once the points are there.
+    A subclass registers the buffer ``neighbors`` (N, K) after the points.
 
-    Arguments are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, but for the user's own `neighbors`.
+    Arguments are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`, except `neighbors`.
 
     Attributes:
         x, order, neighbors, lengthscale: buffers, part of the ``state_dict``.
@@ -97,6 +98,7 @@ class NeighborTable(torch.nn.Module):
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
+        self._trial: NeighborTrial | None = None
         self.register_buffer("x", x.detach().clone())
         self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype, device=x.device))
         if isinstance(metric, Tensor):
@@ -125,7 +127,7 @@ class NeighborTable(torch.nn.Module):
         return f"N={self.num_points}, D={self.x.shape[1]}, K={self.num_neighbors}, {show_kind(self.x)}"
 
     def refresh(self, metric: Float[Tensor, " *D"] | FeatureMetric | None = None) -> None:
-        """Search again, in place: after points have moved, or in another metric. The ordering stays.
+        """Search again, in place, after points have moved or in a new metric. The ordering stays.
 
         Args:
             metric: what the inputs are divided by, (D,) or scalar, positive; or a
@@ -155,8 +157,8 @@ class NeighborTable(torch.nn.Module):
         """Rows of the k nearest of all points, nearest first.
 
         Args:
-            x_new: places to search from.
-            k: how many, 1..N (N-1 with `exclude`); None is K.
+            x_new: query points.
+            k: number of neighbors, 1..N (N-1 with `exclude`); None is K.
             exclude: for each place the row of one point to leave out, -1 for none.
 
         Raises:
@@ -188,12 +190,20 @@ class NeighborTable(torch.nn.Module):
         check_rows(f"{type(self).__name__}.others", "idx", idx, self.num_points)
         return self.query(self.x[idx], k, idx)
 
+    def trial(self, most: int) -> NeighborTrial:
+        """Some rows with their nearest others, at most so many, kept until points, metric or K change."""
+        most = min(most, self.num_points - 1)
+        if self._trial is None or self._trial.near.shape[1] != most:
+            rows = rows_to_try(self.num_points, self.x.device)
+            self._trial = NeighborTrial(rows, self.others(most, rows))
+        return self._trial
+
     def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
         """The points `idx` (None: all) and the neighbors that they need.
 
         Args:
             idx: rows, distinct.
-            extra: further rows to have among ``Batch.rows``, of any shape; -1 is passed through.
+            extra: further rows to include in ``Batch.rows``, of any shape; -1 is passed through.
 
         Raises:
             ValueError, TypeError: if `idx` is not a vector of distinct row numbers, or `extra` holds others.
@@ -228,10 +238,10 @@ class NeighborTable(torch.nn.Module):
         Args:
             x_new: new points.
             k: neighbors per new point, 1..N+P-1; None is K.
-            seed: of the order of the new points.
+            seed: seed of the order of the new points.
 
         Returns:
-            That order, and for each new point (in the rows of `x_new`) the rows of the nearest among all old points
+            The order, and for each new point (in the rows of `x_new`) the rows of the nearest among all old points
             (0..N-1) and the earlier new ones (N plus their row), nearest first, old ones first at equal distance;
             -1 padded.
 
@@ -280,7 +290,7 @@ class NeighborTable(torch.nn.Module):
         self.lengthscale.copy_(lengthscale.expand_as(self.lengthscale))
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """What is searched: x over the lengthscales in float64, or x itself for a metric of the user's."""
+        """The points in the search: x over the lengthscales in float64, or x itself for the user's metric."""
         return x.double() / self.lengthscale.double() if self._metric is None else x
 
     def _search_index(self, points: Tensor) -> SearchIndex | CorrelationIndex:
@@ -303,19 +313,19 @@ class NeighborTable(torch.nn.Module):
         return torch.where(positions < 0, -1, self.order[positions])
 
     def _forget(self) -> None:
-        """Drop what was computed from points or neighbors that change."""
-        self._index = None
+        """Drop everything that was computed from points or neighbors that change."""
+        self._index, self._trial = None, None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "NeighborTable":
         self._forget()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_index": None}
+        return self.__dict__ | {"_index": None, "_trial": None}
 
 
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
-    """The row numbers that occur, ascending, and the place of each one given among them."""
+    """The distinct row numbers, ascending, and the position of each given one among them."""
     found, places = rows.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
     return found.long(), places
 

@@ -1,13 +1,14 @@
-r"""A Gaussian guide whose rows come from an encoder instead of a table of parameters (Liu and Liu 2019, section 3.3).
+r"""A Gaussian guide computed by an encoder instead of a table of parameters (Liu and Liu 2019, section 3.3).
 
-:math:`q(u) = N(m, R R^\top)` on a neighbor graph, where an encoder computes :math:`m_i` and row i of R from what is
-observed around point i. The number of parameters is the encoder's, whatever the number of points, and a trained encoder
-answers for data that it has never seen.
+:math:`q(u) = N(m, R R^\top)` on a neighbor graph, where an encoder computes :math:`m_i` and row i of R from the
+data around point i. The number of parameters does not depend on the number of points, and a trained encoder applies to
+new data.
 
-Kernel values that the encoder reads are those of the present hyperparameters, sampled ones where they have priors, and
-gradients flow through them: the guide's dependence on the kernel is part of the objective.
+The encoder reads kernel values at the present hyperparameters (sampled ones if they have priors), and gradients flow
+through them: the guide's dependence on the kernel is part of the objective.
 
-Cost: that of the encoder at the rows asked for, a batch and its neighbors; O(N K) integers for the nodes of the points.
+Cost: that of the encoder at the rows of a batch and its neighbors; memory of O(N K) integers for the nodes of the
+points.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,7 @@ _CHUNK_ENTRIES = 2**22  # of the kernel matrices of the points encoded at once
 
 
 class AmortizedGaussian(GPModule):
-    """q(u) by an encoder; called like :class:`~pyro_nngp.variational.gaussian.LocalGaussian`.
+    """q(u) by an encoder, with the interface of :class:`~pyro_nngp.variational.gaussian.LocalGaussian`.
 
     Args:
         encoder: see :mod:`pyro_nngp.variational.encoders`: a module with ``response`` and ``num_context``, which maps a
@@ -92,7 +93,7 @@ class AmortizedGaussian(GPModule):
     def distribution(
         self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
     ) -> SparseCholeskyNormal:
-        """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
+        """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`."""
         graph = self._prior[1]
         asked = torch.arange(graph.num_points, device=graph.x.device) if rows is None else rows
         covariance, likelihood = bind(self._prior[0]), self._prior[4].bind()
@@ -106,7 +107,7 @@ class AmortizedGaussian(GPModule):
         return SparseCholeskyNormal(loc, scale, weights, pattern[asked], rows, targets)
 
     def follow(self, graph: NeighborGraph) -> None:
-        """Find the further nodes of each point again after the graph has been refreshed."""
+        """Find the further nodes of each point again after a refresh of the graph."""
         self.context = _context(graph, self.encoder.num_context)
 
     def _encode(self, covariance: Covariance, likelihood: Likelihood, rows: Tensor) -> Row:
@@ -138,7 +139,7 @@ class AmortizedGaussian(GPModule):
 
 
 def _context(graph: NeighborGraph, num_context: int) -> Int[Tensor, "N C"]:
-    """Those of the nearest others of each point that are not its parents, -1 padded."""
+    """The nearest other points of each point that are not its parents, -1 padded."""
     if not num_context:
         return graph.neighbors[:, :0]
     near = graph.others(min(num_context, graph.num_points - 1))

@@ -2,8 +2,8 @@ r"""Variational families for auxiliary variables, one row of parameters per datu
 
 The variables are those of :mod:`pyro_nngp.likelihoods.augmentation`.
 
-Divergences from the prior: that of PG(b, c) from PG(b, 0) and that between Gamma distributions are closed forms;
-that of a log-normal from a Polya-Gamma distribution is a Gauss-Hermite sum in :math:`\log \omega`.
+Divergences from the prior: closed forms for PG(b, c) from PG(b, 0) and between Gamma distributions; a Gauss-Hermite sum
+in :math:`\log \omega` for a log-normal from a Polya-Gamma distribution.
 
 Cost: O(1) per value; 16 densities for the sum. Symbols: N rows of data, U of them, L latent functions.
 """
@@ -30,7 +30,7 @@ class LocalLogNormal(LocalTables):
     """Independent log-normal auxiliary variables.
 
     Args:
-        prior: of batch shape (N,) or (L, N), whose means and variances they start from.
+        prior: of batch shape (N,) or (L, N); its means and variances are the start.
     """
 
     def __init__(self, prior: Distribution) -> None:
@@ -54,7 +54,7 @@ class LocalLogNormal(LocalTables):
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the means and variances of the conjugate family's optimum.
+        """Set means and variances to those of the conjugate family's optimum.
 
         Args:
             likelihood: bound.
@@ -67,10 +67,10 @@ class LocalLogNormal(LocalTables):
 
 
 class LocalConjugate(LocalTables):
-    r"""The families that coordinate ascent would find: PG(b, c) with free c, and Gamma((\nu + 1)/2, .) with free rate.
+    r"""The families of coordinate ascent: PG(b, c) with free c, and Gamma((\nu + 1)/2, .) with free rate.
 
-    Polya-Gamma variables cannot be reparameterized; the guide's value is their mean, on which alone the optimal q(f) of
-    mean-field inference depends. Their divergence from the prior is exact.
+    Polya-Gamma variables cannot be reparameterized; the guide's value is their mean, the only statistic that the
+    optimal mean-field q(f) depends on. Their divergence from the prior is exact.
 
     Args:
         shape: (N,) or (L, N).
@@ -97,7 +97,7 @@ class LocalConjugate(LocalTables):
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
-        """Take the optimum; arguments as in :meth:`LocalLogNormal.put`."""
+        """Set the parameters to the optimum; arguments as in :meth:`LocalLogNormal.put`."""
         self.log_square.copy_(_table(square.log()))
 
 
@@ -113,7 +113,7 @@ class MeanPolyaGamma(PolyaGamma):
 
 @register_kl(dist.LogNormal, PolyaGamma)
 def _kl_lognormal_polya_gamma(q: dist.LogNormal, p: PolyaGamma) -> Tensor:
-    """By Gauss-Hermite quadrature in log(omega)."""
+    """The divergence by Gauss-Hermite quadrature in log(omega)."""
     nodes, weights = gauss_hermite(_NODES, q.loc.dtype, q.loc.device)
     values = (q.loc + q.scale * nodes.reshape(-1, *[1] * q.loc.dim())).exp()
     return -q.entropy() - torch.tensordot(weights, p.log_prob(values), 1)

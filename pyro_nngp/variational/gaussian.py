@@ -1,8 +1,8 @@
 """Gaussian variational families: one row of parameters per point, or one dense Cholesky factor for all of them.
 
-Cost: a batch of :class:`LocalGaussian` touches its own rows alone. With ``sparse_grad`` the gradients are sparse too,
-so that an optimizer for them (:class:`~pyro_nngp.inference.RowAdam`) spends O(batch) per step whatever the number of
-points. :class:`DenseGaussian` is O(M^2) per latent function in all it does.
+Cost: a batch of :class:`LocalGaussian` reads its own rows only. With ``sparse_grad`` the gradients are sparse too,
+so that :class:`~pyro_nngp.inference.RowAdam` spends O(batch) per step whatever the number of points. Every operation of
+:class:`DenseGaussian` is O(M^2) per latent function.
 """
 
 import pyro.distributions as dist
@@ -20,7 +20,7 @@ from pyro_nngp.neighbors import NeighborGraph
 
 
 class LocalTables(GPModule):
-    """Parameters with one row per point, (M, L), read a batch at a time; base of the families that have them.
+    """Base of families with parameters (M, L), one row per point, that are read a batch at a time.
 
     Attributes:
         sparse_grad: whether gradients are sparse; :func:`~pyro_nngp.inference.fit` sets it while it trains on batches.
@@ -43,10 +43,10 @@ class LocalGaussian(LocalTables):
     Args:
         num_points: M.
         pattern: columns of R beside the diagonal, (M, K), -1 padded; None for a mean-field family.
-        num_latents: L; None is one function, without a batch dimension of its own.
+        num_latents: L; None is one function, without a batch dimension.
         loc: initial mean, (M, L), or (M,) for one function; None is zero.
         scale: initial standard deviation, positive; None is a tenth of `unit`.
-        unit: of the values, in which their parameters move; a method gives the spread of its data.
+        unit: scale of the values and of gradient steps; a method passes the spread of its data.
         like: tensor whose dtype and device the parameters take.
 
     Raises:
@@ -74,7 +74,7 @@ class LocalGaussian(LocalTables):
     def distribution(
         self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
     ) -> SparseCholeskyNormal:
-        """q at some points (None: all), batch shape (L,) or (), event shape (U,); its log density counts `targets`."""
+        """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`."""
         loc, scale = self._read(self.loc, rows).mT * self.unit, self._read(self.log_scale, rows).mT.exp() * self.unit
         weights, pattern = None, None
         if self.pattern is not None:
@@ -87,7 +87,7 @@ class LocalGaussian(LocalTables):
 
     @torch.no_grad()
     def assign(self, q: SparseCholeskyNormal) -> None:
-        """Set the parameters so that :meth:`distribution` is `q`, which is over all points and on the same pattern."""
+        """Set the parameters so that :meth:`distribution` is `q`, which has all points and the same pattern."""
         loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) / self.unit for part in (q.loc, q.scale))
         self.loc.copy_(loc.mT)
         self.log_scale.copy_(scale.log().mT)
@@ -96,13 +96,13 @@ class LocalGaussian(LocalTables):
             self.weights.copy_(relative.movedim(0, -2).flatten(-2))
 
     def follow(self, graph: NeighborGraph) -> None:
-        """Move the pattern to the nearest neighbors in a graph that has been refreshed; see :meth:`change_pattern`."""
+        """Change the pattern to the nearest neighbors in a refreshed graph; see :meth:`change_pattern`."""
         if self.pattern is not None:
             self.change_pattern(graph.neighbors[:, : self.pattern.shape[1]])
 
     @torch.no_grad()
     def change_pattern(self, pattern: Int[Tensor, "M K"]) -> None:
-        """Move to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
+        """Change to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
         old = self.weights.unflatten(-1, (self.loc.shape[1], -1))
 
         def block(part: slice) -> tuple[Tensor]:
@@ -184,7 +184,7 @@ def neighbor_variance(
 
     Args:
         w: coefficients.
-        neighbors: n(b), which of the values they belong to.
+        neighbors: n(b), indices of the values.
         cov: S, one for each latent function.
 
     Cost: O(B H^2), in blocks.
@@ -200,7 +200,7 @@ def neighbor_variance(
 
 @register_kl(MultivariateNormal, Independent)
 def _kl_dense_independent(q: MultivariateNormal, p: Independent) -> Tensor:
-    """The divergence from independent normal values, as those of a whitened prior, without a factorization."""
+    """The divergence from independent normal values, such as a whitened prior, without a factorization."""
     if not isinstance(p.base_dist, Normal) or p.reinterpreted_batch_ndims != 1:
         raise NotImplementedError("no closed form: known for Normal(...).to_event(1) only")
     tril, scale = q.scale_tril, p.base_dist.scale

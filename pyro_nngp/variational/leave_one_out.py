@@ -1,13 +1,13 @@
 r"""Means and variances of f at each datum given all other data, f integrated out, at fixed hyperparameters.
 
-Gaussian observations of g, a linear function of the latent values, with targets t and precisions :math:`\lambda` stand
-for the likelihood (:func:`~pyro_nngp.variational.natural_gradient.gaussian_sites`). With N(m, s) the posterior of
+Gaussian observations of g, a linear function of the latent values, with targets t and precisions :math:`\lambda`
+replace the likelihood (:func:`~pyro_nngp.variational.natural_gradient.gaussian_sites`). With N(m, s) the posterior of
 :math:`g_i` under all of them, leaving out the i-th gives the cavity distribution
 
 .. math:: N\big(m + c \lambda_i (m - t_i),\; c\big), \qquad 1 / c = 1 / s - \lambda_i
 
-(Vehtari et al. 2016, section 3.3), which is exact for Gaussian noise. For other likelihoods it keeps the sites of the
-other data as they are.
+(Vehtari et al. 2016, section 3.3), which is exact for Gaussian noise. For other likelihoods it keeps the
+sites of the other data unchanged.
 
 * Inducing points: s comes from the M x M posterior precision.
 * Values at the data under a nearest-neighbor prior: m comes from a sparse system, and c is the variance of :math:`f_i`
@@ -38,16 +38,16 @@ Moments: TypeAlias = tuple[Tensor, Tensor]
 """Means and variances."""
 
 Blocks: TypeAlias = Callable[[], Iterator[tuple[slice, Tensor, Tensor]]]
-"""Some rows of the data, the weights (B, M) of the inducing values there, and the variances (B,) that they leave."""
+"""Some rows of the data, the weights (B, M) of the inducing values there, and the variances (B,) given these values."""
 
 MAX_STEPS, _TOLERANCE, _FAR = 50, 1e-3, 0.1
-_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
 _START_VAR = 1e-2  # of latent values where the first natural-gradient step is taken
 _BLOCK = 2**22  # weights held at once
 
 
 def without_site(loc: Tensor, var: Tensor, target: Tensor, precision: Tensor) -> Moments:
-    """Moments of a Gaussian value without one of the Gaussian observations that N(loc, var) is conditioned on.
+    """Remove one Gaussian observation from the posterior N(loc, var); returns mean and variance.
 
     Args:
         loc: posterior mean.
@@ -62,7 +62,7 @@ def without_site(loc: Tensor, var: Tensor, target: Tensor, precision: Tensor) ->
 class LatentLeaveOneOut:
     """Leave-one-out moments of latent values at the data under a nearest-neighbor prior.
 
-    Calls start where the last one ended, which saves steps when hyperparameters change little.
+    Each call starts at the previous solution, which saves steps when hyperparameters change little.
 
     Args:
         x: inputs (N, D).
@@ -84,7 +84,7 @@ class LatentLeaveOneOut:
             y: data, outputs first.
             mean: mean function at the data, of the shape of f.
             kernel: the kernel.
-            prior: of the latent values, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
+            prior: prior of the latent values, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
 
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
@@ -93,7 +93,7 @@ class LatentLeaveOneOut:
         natural: tuple[Tensor, Tensor] | None = None
 
         def state() -> tuple[Tensor, Tensor, float]:
-            """Moments, and the divergence from the prior up to what does not change while variances stay."""
+            """Moments, and the divergence from the prior up to a constant while variances are fixed."""
             return mean + u, var, float((u * prior.product(u.double())).sum()) / 2
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -120,13 +120,13 @@ class LatentLeaveOneOut:
 
 
 class InducingLeaveOneOut:
-    """Leave-one-out moments of f where it is tied to the values at inducing points.
+    """Leave-one-out moments of f given by values at inducing points.
 
-    Calls start where the last one ended.
+    Each call starts at the previous solution.
 
     Args:
-        fitc: whether what the inducing values leave open is noise of each datum, as in the model, or is integrated over
-            inside the bound, as under a guide.
+        fitc: whether the variance of f given the inducing values is noise of each datum, as in the model, or is
+            integrated over inside the bound, as under a guide.
     """
 
     def __init__(self, fitc: bool) -> None:
@@ -148,11 +148,11 @@ class InducingLeaveOneOut:
             likelihood: p(y | f), bound.
             y: data, outputs first.
             mean: mean function at the data, of the shape of f.
-            blocks: the rows of the data, block by block.
+            blocks: function that yields the rows of the data block by block.
             prior: prior precision of the inducing values.
-            prior_var: prior variances of f, where to start.
+            prior_var: prior variances of f, for the start.
 
-        Cost: O(N M^2 + M^3) for each latent function and natural-gradient step; O(M^2) memory beside a block.
+        Cost: O(N M^2 + M^3) for each latent function and natural-gradient step; memory of O(M^2) and one block.
         """
         noise, prior = torch.cat([var for _, _, var in blocks()]), prior.double()
         seen, added = (convolved(likelihood, noise), 0 * noise) if self._fitc else (likelihood, noise)
@@ -180,12 +180,12 @@ class InducingLeaveOneOut:
 
 
 def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tensor, " N"], num_inducing: int) -> Blocks:
-    """Blocks of dense weights for data that are tied to K inducing points each.
+    """Blocks of dense weights for data with K inducing points each.
 
     Args:
         w: weights, 0 where there is no neighbor.
         near: rows of the inducing points, -1 padded.
-        var: variances that they leave.
+        var: variances given their values.
         num_inducing: M.
     """
 

@@ -10,22 +10,22 @@ so m is the exact posterior mean under the prior, found by conjugate gradients, 
 conditional variance of u_j given all the others. The optimum of other R is in
 :mod:`pyro_nngp.variational.sparse_factor`.
 
-The gradients start on P itself with its diagonal for preconditioner, which is quick where the data say more of a value
-than its neighbors do, and go on in whitened coordinates (:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick
-where the prior says more, as soon as 20 iterations no longer halve the residual. With G the root of the prior's
-covariance, an approximate mean with the residual r costs the ELBO
+Conjugate gradients start on P with its diagonal as preconditioner, which is quick where the data determine a value
+better than its neighbors do. As soon as 20 iterations no longer halve the residual, they continue in whitened
+coordinates (:mod:`pyro_nngp.linalg.vecchia_factor`), which are quick where the prior dominates. With G the root of the
+prior's covariance, an approximate mean with the residual r costs the ELBO
 
 .. math:: \tfrac12 r^\top P^{-1} r \le \tfrac12 \| G^\top r \|^2
 
-nats, whatever the units of data and kernel. So :math:`\| G^\top r \| / \sqrt N` is what a tolerance bounds.
+nats, whatever the units of data and kernel. So the tolerance is on :math:`\| G^\top r \| / \sqrt N`.
 
-Any other likelihood is met by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq. 12):
-with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by an
-observation with precision :math:`-2\, \partial \ell / \partial s` at
-:math:`m + (\partial \ell / \partial m) / (-2\, \partial \ell / \partial s)`, and the optimum is where these repeat
-themselves. For a Gaussian likelihood they are the noise precision and y at once. The equations of one step are solved
-only as well as the next one needs: the residual goes down to a tenth. A factor with off-diagonal entries, which costs
-more than a step, is recomputed after the means converge, until the site precisions stop changing.
+Any other likelihood is replaced by Gaussian sites (conjugate-computation variational inference, Khan and Lin 2017, eq.
+12): with :math:`\ell = E_{N(m, s)} \log p(y \mid f)` a natural-gradient step of length one replaces the likelihood by
+an observation with precision :math:`-2\, \partial \ell / \partial s` at :math:`m + (\partial \ell / \partial m) / (-2\,
+\partial \ell / \partial s)`, and the optimum is a fixed point of this step. For a Gaussian likelihood the sites are y
+and the noise precision. The equations of a step are solved only as accurately as the next step needs: until the
+residual falls to a tenth. A factor with off-diagonal entries, which costs more than a step, is recomputed after the
+means converge, until the site precisions stop changing.
 
 Cost: O(N K) time per iteration of conjugate gradients, O(N K) memory; up to 1,000 points one dense factorization
 instead. Numbers are in ``benchmarks/results/npvi.md``.
@@ -48,20 +48,20 @@ from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
-_LOOK = 20  # of them between looks at the residual
+_LOOK = 20  # iterations between checks of the residual
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
-_RELATIVE = 1e-3  # units of the residual are at least this part of the right-hand side: rounding stops it in time
-_SAME_SITES = 10  # tolerances by which the sites' precisions may differ from those that the factor is for
-_SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is rounding
-_FAR = 0.1  # units that the last natural-gradient step may have moved means without a warning
+_RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
+_SAME_SITES = 10  # change of the sites' precisions, in tolerances, below which the factor is kept
+_SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is mostly rounding error
+_FAR = 0.1  # units that the last natural-gradient step may move means without a warning
 
 
 class MeanLimits(NamedTuple):
-    """Which way :func:`posterior_mean` solves; the results agree.
+    """Settings that choose the solver of :func:`posterior_mean`; the results agree.
 
     Attributes:
-        dense_up_to: entries of the system up to which one Cholesky factorization is quick, and exact.
-        plain_iterations: iterations on P at most, before the change to whitened coordinates.
+        dense_up_to: entries of the system up to which one dense Cholesky factorization is used.
+        plain_iterations: largest number of iterations on P before the change to whitened coordinates.
     """
 
     dense_up_to: int = 1000**2
@@ -83,16 +83,16 @@ def variational_optimum(
     Args:
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
-        mean: mean function at the points, the same for all latent functions or one for each.
+        mean: mean function at the points, one for all latent functions or one for each.
         factor: (I - A, V) of the prior.
-        q: where to start, over all N points.
-        max_steps: at most so many steps of :func:`natural_gradient`.
-        tolerance: where to stop; the mean costs the bound at most tolerance^2 / 2 nats per point then.
-        limits: when :func:`posterior_mean` solves in which way; None takes the quickest.
+        q: the start, over all N points.
+        max_steps: largest number of steps of :func:`natural_gradient`.
+        tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
+        limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
 
     Returns:
-        q(u) at its optimum, on the pattern of `q`. A warning says so where `max_steps` or the iterations of conjugate
-        gradients did not suffice.
+        q(u) at its optimum, on the pattern of `q`. Warns if `max_steps` or the iterations of conjugate gradients did
+        not suffice.
 
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
@@ -102,7 +102,7 @@ def variational_optimum(
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
-        """KL of q from the prior, up to what does not change while q has its factor."""
+        """KL of q from the prior, up to a constant while the factor of q is fixed."""
         value = (q.loc * prior.product(q.loc.double())).sum()
         if q.is_diagonal:
             value = value + (prior.diagonal() * q.variance - q.variance.log()).sum()
@@ -137,13 +137,13 @@ def variational_optimum(
 
 
 def warn_unsettled(where: str, moved: float, began: bool, first: bool) -> None:
-    """Warn where natural-gradient steps did not begin, or ended too early.
+    """Warn if no natural-gradient step succeeded, or steps ended too early.
 
     Args:
-        where: who took them.
-        moved: how far the last one would have moved means, from :func:`natural_gradient`.
-        began: whether any raised the bound, or there were too few to know.
-        first: whether no solution came before.
+        where: name of the caller.
+        moved: how far a last step of length one would have moved means, from :func:`natural_gradient`.
+        began: whether any step raised the bound, or there were too few to know.
+        first: whether this is the first solution.
     """
     if not began and first:
         warnings.warn(
@@ -155,7 +155,7 @@ def warn_unsettled(where: str, moved: float, began: bool, first: bool) -> None:
     if began and moved > _FAR:
         warnings.warn(
             f"{where}: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
-            "likelihood's resolution. Give solve() more max_steps, or call it again: it goes on from here.",
+            "likelihood's resolution. Give solve() more max_steps, or call it again to continue.",
             stacklevel=3,
         )
 
@@ -175,15 +175,15 @@ def natural_gradient(
 ) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
-    A Gaussian likelihood takes one step. Others take natural-gradient steps, the first of length one, later ones half
-    as long as the one before where they would move the mean farther, down to 1/16, else half as long again, up to one;
-    until a step of length one would move it by less than `tolerance`, in the root mean square and in units of what the
-    likelihood resolves, the standard deviations of the sites.
+    A Gaussian likelihood takes one step. Others take natural-gradient steps. The first has length one. The length
+    halves, down to 1/16, after a step that moves the mean farther than the one before, and else grows by half, up to
+    one. Steps end when one of length one would move the mean by less than `tolerance`, in root mean square and in units
+    of the standard deviations of the sites.
 
-    A step that lowers the bound is taken back and repeated at half the length. Sites are at least as precise as the
-    secant of the gradient over the last trial says: the curvature at a point knows nothing of a kink (Laplace) or of
-    the far side of a mode (Student-t) that a step of its length would cross. The secant does not move the optimum of
-    the means, and it becomes the curvature itself as steps get short.
+    A step that lowers the bound is taken back and repeated at half the length. The precision of a site is at least the
+    secant of the gradient over the last trial: the curvature at a point does not show a kink (Laplace) or the far side
+    of a mode (Student-t) that a step would cross. The secant does not move the optimum of
+    the means, and it tends to the curvature as steps get short.
 
     Args:
         likelihood: p(y | f), bound.
@@ -191,14 +191,14 @@ def natural_gradient(
         start: means and variances of f to start from, and the divergence of q from the prior there.
         solve: given targets and precisions of Gaussian observations of f, finds q and returns its means and variances
             of f, and its divergence from the prior, up to a constant.
-        max_steps: at most so many steps.
-        tolerance: where to stop.
-        sites: products of targets and precisions, and the precisions, of which `start` is the posterior, so that
-            short steps lead away from it and not from the prior; None is no sites, whose posterior is the prior.
+        max_steps: largest number of steps.
+        tolerance: stop when a step moves means by less, see above.
+        sites: products of targets and precisions, and precisions, whose posterior is `start`, so that short steps lead
+            away from it. None means no sites: `start` is the prior.
 
     Returns:
         Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
-        bound; if none did, q has to be put back.
+        bound; if none did, the caller has to restore q.
     """
     loc, var, divergence = start
     shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
@@ -248,7 +248,7 @@ def gaussian_sites(
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         loc: means of f.
         var: variances of f.
-        differentiable: whether gradients with respect to the likelihood's parameters are wanted.
+        differentiable: whether to keep gradients with respect to the likelihood's parameters.
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
@@ -295,12 +295,12 @@ def posterior_mean(
         prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
-        start: where to start.
+        start: initial m.
         easy: whether to begin with iterations on P.
         tolerance: on the residual: m costs the ELBO at most tolerance^2 / 2 nats per point. With data so exact that
-            rounding is in the way, on 1,000 times the residual relative to that at m = 0.
-        reduction: stop also where the residual is this part of that at the start.
-        limits: when to solve in which way; None takes the quickest.
+            rounding limits the residual, it is on 1,000 times the residual relative to that at m = 0.
+        reduction: stop also when the residual has fallen to this part of its start.
+        limits: choice of the solver; None takes the quickest.
 
     Returns:
         m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
@@ -342,6 +342,6 @@ def posterior_mean(
 
 
 def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """What :class:`FactorOptimum` is for an empty pattern: site precisions to the diagonal factor, and no weights."""
+    """The counterpart of :class:`FactorOptimum` for an empty pattern: maps site precisions to a diagonal factor."""
     diagonal = prior.diagonal()
     return lambda tau: ((diagonal + tau.double()).rsqrt(), tau[..., None][..., :0])

@@ -6,8 +6,8 @@ r"""The Gaussian posterior of a nearest-neighbor prior and Gaussian sites: one p
 
 the form of the optimal Gaussian q for every likelihood (Opper and Archambeau 2009; Khan and Lin 2017). A Gaussian
 likelihood is its own sites. q has two numbers per point, as a mean-field family has, but its covariance is the inverse
-of :math:`\Lambda + \mathrm{diag}\,\tau`, where a mean-field q has the reciprocal of that matrix's diagonal, the
-variance of each value given all others, which is smaller by orders of magnitude for a smooth function.
+of :math:`\Lambda + \mathrm{diag}\,\tau`, whereas a mean-field q has the reciprocal of that matrix's diagonal: the
+variance of each value given all others, which is orders of magnitude smaller for a smooth function.
 
 Means are those of the sparse prior times the sites, by conjugate gradients
 (:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point:
@@ -38,25 +38,25 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.neighbors import NeighborGraph, enough_neighbors
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, posterior_mean, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
 
 _PREDICTION_NEIGHBORS = 64
-_NO_PRECISION = 1e-6  # of sites before the first solution
+_NO_PRECISION = 1e-6  # precision of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
-_ROUNDS = 10  # of means and variances in turn
-_STEPS = 4  # for the means in a round: the variances, which they cannot know, matter more than their last digits
-_SAME_SITES = 0.01  # relative change of the sites' precisions that asks for no other variances
+_ROUNDS = 10  # alternations of means and variances
+_STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
+_SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
 
 
 class GaussianSites(GPModule):
     """Sites and marginals of q(f) at the N points of a graph, kept as buffers.
 
-    Before the first :meth:`solve` sites of other than Gaussian likelihoods say nothing, and q is the prior.
+    Before the first :meth:`solve`, sites of non-Gaussian likelihoods have almost no precision, and q is the prior.
 
     Args:
         y: data, as the likelihood takes them, (N,) or (N, T).
@@ -66,8 +66,8 @@ class GaussianSites(GPModule):
         mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``.
         latent_shape: () or (L,).
         jitter: relative nugget of the prior.
-        level: the mean function as a module; of a :class:`~pyro_nngp.means.ConstantMean` that is learned,
-            :meth:`solve` finds the level, too, by generalized least squares on the sites.
+        level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
+            :meth:`solve` also finds its level, by generalized least squares on the sites.
 
     Attributes:
         target, precision: pseudo-observations of u and their precisions, (*L, N).
@@ -112,7 +112,7 @@ class GaussianSites(GPModule):
 
     @property
     def is_exact(self) -> bool:
-        """Whether the sites are the likelihood itself."""
+        """Whether the sites are exact, as for a Gaussian likelihood."""
         return isinstance(self._prior[4], Gaussian)
 
     @pyro_entry
@@ -121,7 +121,7 @@ class GaussianSites(GPModule):
     ) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
         """Pseudo-observations of u, f less the mean function, and their precisions at some rows (None: all).
 
-        Those of a Gaussian likelihood are the data and the present noise, with gradients of noise and mean function.
+        For a Gaussian likelihood they are the data and the present noise, with gradients for noise and mean function.
         """
         at = slice(None) if rows is None else rows
         if self.is_exact:
@@ -161,7 +161,7 @@ class GaussianSites(GPModule):
         """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
 
         Args:
-            max_steps: at most so many.
+            max_steps: largest number of steps.
             tolerance: stop where means move by less, in standard deviations of the sites.
         """
         kernel, graph, mean_at, jitter, likelihood = self._prior
@@ -178,7 +178,7 @@ class GaussianSites(GPModule):
             loc, sites = alone[0] - mean, gaussian_sites(likelihood, y, *alone)
 
         def divergence() -> float:
-            """KL of q from the prior, up to what does not change while variances stay."""
+            """KL of q from the prior, up to a constant while variances are fixed."""
             return float((loc * prior.product(loc.double())).sum()) / 2
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -190,7 +190,7 @@ class GaussianSites(GPModule):
         def variances() -> Tensor:
             return graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)[1]
 
-        if not self.is_exact:  # the same sites at other hyperparameters: nearer than the same moments
+        if not self.is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
             step(*sites)
             variance = variances()
             used = None if first else sites[1]
@@ -205,7 +205,7 @@ class GaussianSites(GPModule):
             max_steps -= steps
             if not improved:
                 loc, sites = before
-                if most == steps and max_steps > 0:  # shorter ones may
+                if most == steps and max_steps > 0:  # shorter steps may succeed
                     continue
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
                 response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
@@ -218,7 +218,7 @@ class GaussianSites(GPModule):
                     change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
                 else:
                     change = slope.sum() / curvature.sum()
-                if not self.is_exact:  # where sites are all but flat, a step of Newton's may go anywhere
+                if not self.is_exact:  # where sites are almost flat, a Newton step may go anywhere
                     spread = kernel.diag(graph.x).mean().sqrt()
                     change = change.clamp(-spread, spread)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
@@ -240,24 +240,23 @@ class GaussianSites(GPModule):
     @pyro_entry
     @torch.no_grad()
     def prediction_neighbors(self) -> int:
-        """Points per new point, unless the caller says otherwise: 64, or more where f is smooth in many inputs.
+        """The default number of nearest points per new point: 64, or more where f is smooth in many inputs.
 
-        Doubled up to 512 while that lowers the variance at 64 of the points, that of the posterior and what neighbors
-        leave of the prior's, by more than 1 % on average.
+        It is doubled, up to 512, while that lowers the predictive variance at 64 of the points by more than 1 % on
+        average.
         """
         kernel, graph, _, jitter, _ = self._prior
         first, most = max(_PREDICTION_NEIGHBORS, graph.num_neighbors), min(MOST_NEIGHBORS, graph.num_points - 1)
         if first >= most or not bool(self.solved):
             return min(graph.num_points, first)
         cov, x = bind_double(kernel, graph.x.dtype), graph.x.double()  # many neighbors and no noise: ill-conditioned
-        rows = rows_to_try(len(x), x.device)
-        near = graph.others(most, rows)
+        trial = graph.trial(most)
 
-        def score(k: int) -> float:
-            left = graph_conditional(cov, x[rows], x, near[:, :k], jitter=jitter)[1]
-            return float((self.variance[..., rows] + left).log().mean())
+        def scores(near: Tensor) -> Tensor:
+            left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
+            return (self.variance[..., trial.rows] + left).log()
 
-        return enough_neighbors(score, first, most, WORTHWHILE)
+        return trial.enough(scores, first, WORTHWHILE)
 
     @pyro_entry
     def moments(
@@ -280,7 +279,7 @@ class GaussianSites(GPModule):
 
     @torch.no_grad()
     def _pool(self, kernel: Any, noise: Tensor, num_neighbors: int) -> PooledObservations:
-        """Pooled observations, kept while noise, kernel and number of neighbors stay."""
+        """Pooled observations, kept while noise, kernel and number of neighbors are unchanged."""
         _, graph, _, jitter, _ = self._prior
         some = graph.x[:_KERNEL_PROBES]
         key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
@@ -289,7 +288,7 @@ class GaussianSites(GPModule):
         return self._pooled[1]
 
     def follow(self, graph: NeighborGraph) -> None:
-        """Forget what was computed from the neighbors before the graph was refreshed."""
+        """Drop everything that was computed from the neighbors before the graph was refreshed."""
         self._forget()
 
     def _forget(self) -> None:
@@ -306,10 +305,10 @@ class GaussianSites(GPModule):
 def _alone(
     likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Means and variances of f given each point's own datum alone: where natural-gradient steps may start.
+    """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
 
-    Sites taken at the prior mean can be far off, such as those of a count of 100 at an expected one of .01. Steps are
-    natural-gradient ones, cut to one standard deviation of the prior.
+    Sites at the prior mean can be far off, such as those of a count of 100 where .01 is expected. Steps are
+    natural-gradient steps, limited to one standard deviation of the prior.
     """
     loc, spread, most = mean, var, var.sqrt()
     for _ in range(_ALONE):

@@ -6,8 +6,8 @@ sites together, the ELBO depends on R through
 .. math:: \sum_c \log R_{cc} - \tfrac12 \mathrm{tr}(P R R^\top)
    = \sum_c \big[ \log R_{cc} - \tfrac12 r_c^\top P_{S_c S_c} r_c \big],
 
-where :math:`r_c` is column c of R on its support :math:`S_c`: c and the rows whose pattern names c. Columns do not
-meet, and each has its optimum at
+where :math:`r_c` is column c of R on its support :math:`S_c`: c and the rows whose pattern contains c. The columns
+separate, and each has its optimum at
 
 .. math:: r_c = P_{S_c S_c}^{-1} e_c \big/ \sqrt{(P_{S_c S_c}^{-1})_{cc}} = L^{-\top} e_c
    \quad\text{for } P_{S_c S_c} = L L^\top \text{ with c in the last place.}
@@ -16,15 +16,15 @@ An empty pattern gives the mean-field optimum :math:`R_{cc} = P_{cc}^{-1/2}`, a 
 the counterpart, for covariances, of the sparse precision factors of Schäfer, Katzfuss and Owhadi (2021); as a
 preconditioner it is the factorized sparse approximate inverse of Kolotilina and Yeremin (1993).
 
-Columns with more than 256 entries, such as those of the first of many points at one place, are found by conjugate
+Columns with more than 256 entries, such as that of the first of many points at one place, are found by conjugate
 gradients on the sparse :math:`P_{S_c S_c} x = e_c` with :math:`r_c = x / \sqrt{x_c}`. The value of the bound is then
-:math:`\tfrac12 \log x_c`, which grows with every iteration by a known amount (Strakoš and Tichý 2002); they end where
-the last eight together gain less than 1e-6 nats.
+:math:`\tfrac12 \log x_c`, which grows with every iteration by a known amount (Strakoš and Tichý 2002); iterations
+end when the last eight together gain less than 1e-6 nats.
 
 Cost: :math:`O(\sum_c |S_c|^3)`, about 6 N K^3 for a random ordering, less where columns are long. Memory: O(N K), and a
-block of rows of the precision at a time. The columns are worked on in blocks whose rows of the precision have at most
-2^27 entries by an upper bound (a third of it is usual, 12 bytes each). Up to some 300,000 points with K = 20 that is
-one block, which is kept between calls; rows that several blocks need are made several times. Symbols: N points, K
+block of rows of the precision at a time. The columns are processed in blocks whose rows of the precision have at most
+2^27 entries by an upper bound (a third of it is typical, 12 bytes each). Up to about 300,000 points with K = 20 that is
+one block, which is kept between calls; rows that several blocks need are computed several times. Symbols: N points, K
 neighbors, S the largest support of a group of columns, L latent functions.
 """
 
@@ -41,21 +41,22 @@ from torch import Tensor
 
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
-_SIZE_STEP = 1.2  # supports padded to one size differ by this factor at most
-_DELAY, _GAIN = 8, 1e-6
+_SIZE_STEP = 1.2  # supports padded to one size differ at most by this factor
+_MISSING = 2e-6  # energy of a long column, relative to that of the solution: 1e-6 nats
 
 
 class FactorLimits(NamedTuple):
-    """How much :class:`FactorOptimum` works on at once, and which columns are long; the results agree.
+    """Block sizes of :class:`FactorOptimum`, and which columns count as long; the results agree.
 
     Attributes:
-        group_entries: of the systems factorized at once.
-        batch_entries: of those filled at once: the more, the more of them want the same row of the precision.
+        group_entries: entries of the systems factorized at once.
+        batch_entries: entries of the systems filled at once; more entries share more rows of the precision.
         lookups: entries of the precision looked up at once.
-        block_entries: of the precision that are kept at once, by an upper bound.
-        long: entries of a column beyond which conjugate gradients are quicker.
-        max_iterations: of conjugate gradients.
+        block_entries: upper bound on the entries of the precision kept at once.
+        long: entries of a column from which on conjugate gradients are used.
+        max_iterations: largest number of iterations of conjugate gradients.
     """
 
     group_entries: int = 2**21
@@ -72,7 +73,7 @@ class FactorOptimum:
     Args:
         prior: (I - A, V) of the prior.
         pattern: columns of R beside the diagonal in each row, -1 padded.
-        limits: how much is worked on at once; None takes the quickest.
+        limits: block sizes; None takes the quickest.
     """
 
     def __init__(self, prior: VecchiaFactor, pattern: Int[Tensor, "N P"], limits: FactorLimits | None = None) -> None:
@@ -90,8 +91,7 @@ class FactorOptimum:
         Returns:
             Diagonal of R, and its entries at the pattern, 0 where that is padded.
 
-        A column for which 1,000 iterations of conjugate gradients do not suffice is left where they end, with a
-        warning.
+        Columns for which 1,000 iterations of conjugate gradients do not suffice are left unfinished, with a warning.
         """
         tau = tau.double().contiguous()
         scale, weights = torch.empty_like(tau), tau.new_zeros(*tau.shape, self._supports.width)
@@ -102,7 +102,7 @@ class FactorOptimum:
             for systems, members, slots in self._supports.systems(short, precision, rows):
                 _by_cholesky(systems, members, slots, tau, scale, entries)
             for column in long.tolist():
-                unfinished += _by_gradients(
+                unfinished += not _by_gradients(
                     precision, rows, *self._supports.one(column), tau, scale, entries, self._limits.max_iterations
                 )
         if unfinished:
@@ -118,13 +118,13 @@ class FactorOptimum:
 def _by_cholesky(
     systems: np.ndarray, members: np.ndarray, slots: np.ndarray, tau: Tensor, scale: Tensor, entries: Tensor
 ) -> None:
-    """Set the columns of one group: supports (C, S), their own column last, and places (C, S - 1) in `entries`.
+    """Compute the columns of one group: supports (C, S), each column last, and places (C, S - 1) in `entries`.
 
-    Of the symmetric systems (C, S, S) the lower triangle counts; where the support is padded they are zero.
+    Only the lower triangles of the systems (C, S, S) are read; where the support is padded they are zero.
     """
     support, places, lower = (torch.from_numpy(table).to(tau.device) for table in (members, slots, systems))
     real = torch.cat([places >= 0, support[:, -1:] >= 0], -1)
-    added = torch.where(real, tau[..., support], 1.0)  # a padded row is one of the identity
+    added = torch.where(real, tau[..., support], 1.0)  # a padded row becomes a row of the identity
     tril = cholesky(lower + torch.diag_embed(added), 0.0)
     last = torch.eye(lower.shape[-1], dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
     found = torch.linalg.solve_triangular(tril.mT, last, upper=True)[..., 0]
@@ -141,63 +141,53 @@ def _by_gradients(
     scale: Tensor,
     entries: Tensor,
     max_iterations: int,
-) -> int:
-    """Set one column, with support (S,), itself last, and places (S - 1,); for how many latents it did not suffice."""
-    prior = precision[np.searchsorted(rows, members)][:, members]
-    own, unfinished = prior.diagonal(), 0
-    for tau_l, scale_l, entries_l in zip(*(t.view(-1, t.shape[-1]) for t in (tau, scale, entries)), strict=True):
-        added = tau_l[members].cpu().numpy()
-        x, residual, direction = np.zeros((3, len(members)))
-        gains: list[float] = []
-        residual[-1], before = 1.0, np.inf
-        while len(gains) < max_iterations:
-            scaled = residual / (own + added)
-            strength = residual @ scaled
-            if not strength or (len(gains) > _DELAY and sum(gains[-_DELAY:]) < 2 * _GAIN * x[-1]):
-                break
-            direction = scaled + strength / before * direction
-            image = prior @ direction + added * direction
-            step, before = strength / (direction @ image), strength
-            x += step * direction
-            residual -= step * image
-            gains.append(step * strength)  # of x_c
-        else:
-            unfinished += 1
-        found = torch.from_numpy(x / np.sqrt(x[-1])).to(tau_l)
-        scale_l[members[-1]] = found[-1]
-        entries_l[slots] = found[:-1]
-    return unfinished
+) -> bool:
+    """Compute one column with support (S,), itself last, and places (S - 1,); return whether iterations sufficed."""
+    prior, added = precision[np.searchsorted(rows, members)][:, members], tau[..., members].cpu()
+    right = torch.zeros_like(added)
+    right[..., -1] = 1.0
+
+    def product(z: Tensor) -> Tensor:
+        image = prior @ z.reshape(-1, len(members)).numpy().T
+        return torch.from_numpy(image.T).reshape(z.shape) + added * z
+
+    diagonal = torch.from_numpy(prior.diagonal()) + added
+    x, left = conjugate_gradients(product, right, None, diagonal, _MISSING, max_iterations, energy=True)
+    found = (x / x[..., -1:].sqrt()).to(tau)
+    scale[..., members[-1]] = found[..., -1]
+    entries[..., slots] = found[..., :-1]
+    return left <= _MISSING
 
 
 class _Supports:
-    """For each column of R the rows that it is supported on, and the places of these entries in the pattern."""
+    """The supports of the columns of R, and the places of their entries in the pattern."""
 
     def __init__(self, pattern: np.ndarray, limits: FactorLimits) -> None:
         self._limits = limits
         self._num_points, self.width = pattern.shape
-        self._column = pattern.ravel()  # of each place
+        self._column = pattern.ravel()  # column of each place
         self._places = np.argsort(self._column, kind="stable")[np.count_nonzero(self._column < 0) :]  # by column
         self._members = self._places // max(self.width, 1)
         self._count = np.bincount(self._column[self._places], minlength=self._num_points)
         self._start = self._count.cumsum() - self._count
-        self._rank = np.zeros_like(self._column)  # of each place in its column
+        self._rank = np.zeros_like(self._column)  # rank of each place in its column
         self._rank[self._places] = np.arange(len(self._places)) - np.repeat(self._start, self._count)
 
     def one(self, column: int) -> tuple[np.ndarray, np.ndarray]:
         """Support (S,) of a column, itself last, and places (S - 1,) of the others."""
-        stands = slice(self._start[column], self._start[column] + self._count[column])
-        return np.append(self._members[stands], column), self._places[stands]
+        entries = slice(self._start[column], self._start[column] + self._count[column])
+        return np.append(self._members[entries], column), self._places[entries]
 
     def by_length(self, columns: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Those of some columns that are short, by length, and those that are not."""
+        """Split some columns into short ones, sorted by length, and long ones."""
         columns = columns[np.argsort(self._count[columns], kind="stable")]
         first = np.searchsorted(self._count[columns], self._limits.long)
         return columns[:first], columns[first:]
 
     def blocks(self, row_bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Columns in blocks, with the sorted union of their supports, whose bounds add up to a bounded number."""
+        """Columns in blocks with the sorted union of their supports; the row bounds of a block have a bounded sum."""
         columns = np.arange(self._num_points)
-        if row_bounds.sum() > self._limits.block_entries:  # near columns into one block
+        if row_bounds.sum() > self._limits.block_entries:  # puts near columns into one block
             inside = np.ones(len(self._places), np.int8), self._members, np.append(self._start, len(self._places))
             columns = reverse_cuthill_mckee(csr_array(inside, shape=2 * columns.shape)).astype(np.int64)
         waiting = [columns]
@@ -212,10 +202,10 @@ class _Supports:
     def systems(
         self, columns: np.ndarray, precision: csr_array, rows: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Columns that are sorted by length in groups of supports of about one size.
+        """Groups of columns, given sorted by length, whose supports are of similar size.
 
         For each group the lower triangles of the prior's precision on the supports, (C, S, S); the supports (C, S),
-        their own column last and standing where they are padded; and the places (C, S - 1) in the flattened pattern
+        each column last and repeated as padding; and the places (C, S - 1) in the flattened pattern
         that their other entries belong to, -1 where they are padded. A batch of groups is filled row by row of the
         precision, so that each row is in the processor's cache while it is read.
         """
@@ -228,9 +218,9 @@ class _Supports:
             together = [groups[i] for i in np.flatnonzero(batch == number)]
             for group, filled in zip(together, self._filled(together, precision, rows), strict=True):
                 real = np.arange(filled.shape[1] - 1) < self._count[group][:, None]
-                stands = _runs(self._start[group], self._count[group])
+                entries = _runs(self._start[group], self._count[group])
                 slots, members = np.full(real.shape, -1), np.repeat(group[:, None], filled.shape[1], 1)
-                slots[real], members[:, :-1][real] = self._places[stands], self._members[stands]
+                slots[real], members[:, :-1][real] = self._places[entries], self._members[entries]
                 yield filled, members, slots
 
     def _groups(self, columns: np.ndarray) -> list[np.ndarray]:
@@ -248,12 +238,12 @@ class _Supports:
         size = np.repeat([self._count[group[-1]] + 1 for group in groups], lengths)
         base = np.append(0, (size**2).cumsum())
         filled = np.zeros(base[-1])
-        number = np.full(self._num_points + 1, -1)  # of a column among those asked for; the last is for "no column"
+        number = np.full(self._num_points + 1, -1)  # position among those requested; last: "no column"
         number[columns] = np.arange(len(columns))
 
         places = np.flatnonzero(number[self._column] >= 0)  # row by row
         asked, rank = number[self._column[places]], self._rank[places]
-        wanted = [(places // max(self.width, 1), asked, rank, rank + 1)]  # each row of a triangle, but for the last
+        wanted = [(places // max(self.width, 1), asked, rank, rank + 1)]  # each row of a triangle except the last
         by_row = columns.argsort()
         wanted += [(columns[by_row], by_row, size[by_row] - 1, self._count[columns[by_row]])]
         for row, asked, rank, count in wanted:

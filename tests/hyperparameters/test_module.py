@@ -8,7 +8,9 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import SVI, Trace_ELBO
+from pyro.infer.mcmc.util import initialize_model
 from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.ops.integrator import potential_grad
 from pyro.optim import Adam
 from torch import nn
 
@@ -60,7 +62,7 @@ def test_sites_of_one_name_are_refused():
     one, two = (Matern32(1, lengthscale=PyroSample(prior)) for _ in range(2))
     with pytest.raises(RuntimeError, match=TWICE.format("")):
         trace(program(one, two))
-    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*serves twice is bound once: cov = kernel\.bind\(\)"):
+    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*Bind a shared kernel once: cov = kernel\.bind\(\)"):
         trace(program(one, one))
 
     def shared():
@@ -86,7 +88,7 @@ def test_a_prior_belongs_to_one_method():
     kernel = Matern32(1, lengthscale=PyroSample(dist.LogNormal(0.0, 1.0)))
     first = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
     second = Vecchia(X, X[:, 0], kernel, num_neighbors=3)
-    samples = {"kernel.lengthscale": torch.ones(2)}
+    samples = {"lengthscale": torch.ones(2)}
     for call in (first.model, first.guide, lambda: first(X), lambda: first.predict(X, samples=samples)):
         with pytest.raises(ValueError, match=r"expected the prior of 'lengthscale' in one method alone.*deepcopy"):
             call()
@@ -228,3 +230,43 @@ def test_a_prior_is_not_replaced_by_a_number():
         kernel.lengthscale = 0.5
     kernel.lengthscale = PyroParam(torch.tensor(0.5), torch.distributions.constraints.positive)
     assert kernel.lengthscale.item() == 0.5
+
+
+@pytest.mark.parametrize("name", ["lengthscale", "variance"])
+def test_a_kernel_built_from_a_draw_passes_its_gradient_on(name):
+    x = torch.rand(8, 2, dtype=torch.float64)
+    graph, f = NeighborGraph(x, num_neighbors=4), torch.randn(8, dtype=torch.float64)
+
+    def log_prob(log_value):
+        return NNGP(Matern32(2, **{name: log_value.exp()}), graph).log_prob(f)
+
+    log_value = torch.tensor(-0.5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(log_prob, log_value)
+    (gradient,) = torch.autograd.grad(log_prob(log_value), log_value)
+    assert gradient.abs() > 1e-3
+
+
+def test_nuts_samples_a_lengthscale_of_a_kernel_that_the_model_builds():
+    x = torch.rand(8, 2, dtype=torch.float64)
+    graph, f = NeighborGraph(x, num_neighbors=4), torch.randn(8, dtype=torch.float64)
+
+    def model(kernel=None):
+        if kernel is None:
+            lengthscale = pyro.sample("lengthscale", dist.LogNormal(torch.zeros((), dtype=x.dtype), 1.0))
+            kernel = Matern32(2, lengthscale=lengthscale)
+        pyro.sample("f", NNGP(kernel, graph), obs=f)
+
+    own = Matern32(2).double()
+    own.lengthscale = PyroSample(dist.LogNormal(torch.zeros((), dtype=x.dtype), 1.0))
+    start = {"lengthscale": torch.tensor(0.3, dtype=torch.float64)}
+    gradients = []
+    for kernel in (None, own):
+        _, potential, transforms, _ = initialize_model(model, (kernel,))
+        z = {key: transforms[key](value) for key, value in start.items()}
+        gradients.append(potential_grad(potential, z)[0]["lengthscale"])
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
+def test_a_draw_out_of_range_is_for_the_sampler_to_reject():
+    lengthscale = torch.tensor(1000.0, requires_grad=True).exp()
+    assert Matern32(2, lengthscale=lengthscale).lengthscale.isinf()

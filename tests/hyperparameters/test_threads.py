@@ -195,6 +195,15 @@ def test_streams_of_random_numbers_are_their_own():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_a_stream_seeds_no_device_that_takes_no_part(monkeypatch):
+    """Else draws on another device would repeat after each use of a stream."""
+    seeded_all = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded_all.append)
+    with RandomStream(3, []):
+        pass
+    assert not seeded_all
+
+
 def test_seeded_draws_of_two_threads_are_those_of_their_seeds():
     gp = build(Vecchia, 0.5, num_neighbors=5)
     alone = [gp.sample(X_NEW, 3, seed=seed) for seed in (1, 2)]

@@ -5,9 +5,9 @@ import io
 import os
 import pickle
 import random
-import subprocess
-import sys
+import signal
 import threading
+import time
 
 import pytest
 import torch
@@ -247,27 +247,32 @@ def test_many_writers_of_one_file_leave_a_whole_one(tmp_path):
     assert os.listdir(tmp_path) == ["a.pt"]
 
 
-HOLD = """
-import sys
-from pyro_nngp.inference.checkpoint import exclusive_checkpoint
-with exclusive_checkpoint("fit", sys.argv[1]):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+def hold(path):
+    """Fork a process that holds a checkpoint until it is killed; returns its number."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with exclusive_checkpoint("fit", path):
+            os.write(write, b"held")
+            while True:
+                time.sleep(60)
+    assert os.read(read, 4) == b"held"
+    os.close(read)
+    os.close(write)
+    return child
 
 
 def test_a_second_run_on_one_file_names_the_first_until_it_dies(tmp_path):
     path = tmp_path / "a.pt"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "cwd": tmp_path}  # not where `pyro_nngp` is a folder
-    with subprocess.Popen([sys.executable, "-c", HOLD, path], **pipes) as first:
-        assert first.stdout.readline() == b"held\n"
-        with pytest.raises(
-            CheckpointError, match=rf"written by this run alone, got process {first.pid} on .*Wait for it"
-        ):
+    first = hold(path)
+    try:
+        with pytest.raises(CheckpointError, match=rf"written by this run alone, got process {first} on .*Wait for it"):
             fit(gp(), 2, checkpoint=path, **SETTINGS)
         (tmp_path / f"a.pt.{'0' * 16}.part").write_text("unfinished")
         (tmp_path / "a.pt.mine.part").write_text("another's")
-        first.kill()
+    finally:
+        os.kill(first, signal.SIGKILL)
+        os.waitpid(first, 0)
     fit(gp(), 2, checkpoint=path, **SETTINGS)
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "a.pt.mine.part"]
     with exclusive_checkpoint("fit", path), pytest.raises(CheckpointError, match=f"got process {os.getpid()} on"):

@@ -4,20 +4,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pyro
-import pyro.distributions as dist
 import pytest
 import torch
+from oracles.likelihoods import dense_expected, dense_marginal, grid, scalar, tensor
 from pyro import poutine
-from pyro.infer import SVI, Trace_ELBO
-from pyro.nn import PyroModule, PyroParam, PyroSample
-from pyro.optim import Adam
 from torch import Tensor
-from torch.distributions import constraints
 
-from pyro_nngp.inference import IntegratedELBO, fit
-from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Binomial,
@@ -34,9 +27,10 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
-from pyro_nngp.models import SVGP, VNNGP
 
 CUTS = torch.tensor([-1.0, 0.2, 1.5])
+
+
 ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
     ("Gaussian", lambda: Gaussian(0.3), [-1.0, 0.4, 2.0]),
     ("StudentT", lambda: StudentT(3.0, 0.5), [-1.0, 0.4, 2.0]),
@@ -51,34 +45,9 @@ ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
     ("Ordinal-logit", lambda: Ordinal(CUTS), [0.0, 1.0, 3.0]),
     ("Ordinal-probit", lambda: Ordinal(CUTS, "probit"), [0.0, 1.0, 3.0]),
 ]
+
+
 over_one_latent = pytest.mark.parametrize(("make", "data"), [c[1:] for c in ONE_LATENT], ids=[c[0] for c in ONE_LATENT])
-
-
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
-
-
-def grid(loc: float, var: float, num: int = 100_001, width: float = 12.0) -> tuple[Tensor, Tensor]:
-    """A fine grid of f, and the logarithms of its trapezoidal weights under N(loc, var)."""
-    f = loc + math.sqrt(var) * torch.linspace(-width, width, num, dtype=torch.float64)
-    return f, dist.Normal(scalar(loc), math.sqrt(var)).log_prob(f) + math.log(float(f[1] - f[0]))
-
-
-def dense_expected(likelihood: Likelihood, y: float, loc: float, var: float) -> float:
-    f, log_weights = grid(loc, var)
-    return (log_weights.exp() * likelihood.forward(f).log_prob(scalar(y))).sum().item()
-
-
-def dense_marginal(likelihood: Likelihood, y: float, loc: float, var: float, width: float = 12.0) -> float:
-    f, log_weights = grid(loc, var, width=width)
-    return (log_weights + likelihood.forward(f).log_prob(scalar(y))).logsumexp(0).item()
-
-
-# ------------------------------------------------------------------------------------------------------ quadrature
 
 
 def test_gauss_hermite_is_exact_for_polynomials() -> None:
@@ -123,9 +92,6 @@ def test_log_expectation_of_gaussian_factors(slope: float, curvature: float) -> 
     assert value.item() == pytest.approx(exact, abs=1e-9)
 
 
-# ------------------------------------------------------------------------------------- expected log-densities
-
-
 @over_one_latent
 def test_expected_log_prob_against_dense_integration(make: Callable[[], Likelihood], data: list[float]) -> None:
     likelihood = make()
@@ -149,17 +115,6 @@ def test_closed_forms_equal_quadrature(likelihood: Likelihood, y: float) -> None
     torch.testing.assert_close(
         closed, Likelihood.expected_log_prob(likelihood, scalar(y), loc, var), rtol=1e-9, atol=1e-9
     )
-
-
-def test_heteroskedastic_closed_form_equals_product_quadrature() -> None:
-    likelihood = HeteroskedasticGaussian()
-    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
-    t, w = torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
-    loc, var, y = tensor(0.4, -0.8), tensor(0.6, 0.9), scalar(1.3)
-    f = torch.stack(torch.meshgrid(loc[0] + var[0].sqrt() * t, loc[1] + var[1].sqrt() * t, indexing="ij"))
-    want = w @ likelihood.forward(f).log_prob(y) @ w
-    got = likelihood.expected_log_prob(y[None], loc[:, None], var[:, None])
-    torch.testing.assert_close(got, want[None], rtol=1e-9, atol=0.0)
 
 
 @over_one_latent
@@ -191,9 +146,6 @@ def test_gradients_of_expectations(make: Callable[[], Likelihood], data: list[fl
 
 def likelihood_transform(likelihood: Likelihood, name: str) -> Any:
     return torch.distributions.transform_to(likelihood._pyro_params[name][0])
-
-
-# ------------------------------------------------------------------------------------------------------- marginals
 
 
 @over_one_latent
@@ -245,53 +197,6 @@ def test_closed_marginals_equal_the_numerical_one(likelihood: Likelihood) -> Non
     torch.testing.assert_close(likelihood.marginal(loc, var).log_prob(y), numerical.log_prob(y), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "values"),
-    [
-        (Bernoulli(), range(2)),
-        (Binomial(7), range(8)),
-        (Poisson(), range(400)),
-        (NegativeBinomial(1.7), range(2000)),
-        (Ordinal(CUTS), range(4)),
-    ],
-    ids=lambda v: type(v).__name__ if isinstance(v, Likelihood) else "",
-)
-def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likelihood, values: range) -> None:
-    y = torch.tensor(values, dtype=torch.float64)
-    marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
-    probabilities = marginal.log_prob(y).exp()
-    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
-    if not isinstance(likelihood, Ordinal):
-        mean = (probabilities * y).sum()
-        assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
-        assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
-
-
-@pytest.mark.parametrize("likelihood", [Gamma(2.5), StudentT(5.0, 0.5)], ids=lambda v: type(v).__name__)
-def test_continuous_marginals_integrate_to_one_with_the_stated_moments(likelihood: Likelihood) -> None:
-    y = torch.linspace(-80, 80, 20_001, dtype=torch.float64)
-    y = y[y > 0] if isinstance(likelihood, Gamma) else y
-    marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
-    density = marginal.log_prob(y).exp() * (y[1] - y[0])
-    assert density.sum().item() == pytest.approx(1.0, abs=1e-5)
-    mean = (density * y).sum()
-    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-4)
-    assert marginal.variance.item() == pytest.approx((density * (y - mean) ** 2).sum().item(), rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("loc", "var", "y"),
-    [((0.0, -2.0), (1.0, 0.3), 0.5), ((0.0, -6.0), (1e-4, 1.0), 0.2), ((0.0, 0.0), (0.01, 9.0), 2.0)],
-)
-def test_heteroskedastic_marginal(loc: tuple[float, float], var: tuple[float, float], y: float) -> None:
-    log_noise, log_weights = grid(loc[1], var[1])
-    want = (log_weights + dist.Normal(loc[0], (var[0] + log_noise.exp()).sqrt()).log_prob(scalar(y))).logsumexp(0)
-    marginal = HeteroskedasticGaussian().marginal(tensor(*loc)[:, None], tensor(*var)[:, None])
-    assert marginal.batch_shape == (1,)
-    assert marginal.log_prob(scalar(y)).item() == pytest.approx(want.item(), abs=1e-5)
-    assert marginal.mean.item() == pytest.approx(loc[0])
-
-
 @over_one_latent
 def test_gradients_of_marginals_against_dense_integration(make: Callable[[], Likelihood], data: list[float]) -> None:
     likelihood = make().double()
@@ -341,9 +246,6 @@ def test_draws_of_several_latents(make: Callable[[], Likelihood]) -> None:
     assert ((exact.mean(0) - other.mean(0)).abs() < 6 * error + 2e-3).all()
 
 
-# ---------------------------------------------------------------------------------------------- relations, classes
-
-
 def test_relations_between_likelihoods() -> None:
     loc, var, y = tensor(-1.0, 0.5, 3.0), tensor(0.3, 2.0, 1.0), tensor(0.0, 1.0, 1.0)
     same: list[tuple[Likelihood, Likelihood]] = [
@@ -368,37 +270,6 @@ def test_relations_between_likelihoods() -> None:
     torch.testing.assert_close(narrow, Gaussian(scalar(0.25)).marginal(loc, var).log_prob(y), rtol=1e-6, atol=1e-6)
 
 
-def test_negative_binomial_mean_and_variance() -> None:
-    conditional = NegativeBinomial(2.5)(tensor(0.7))
-    mean = 2.5 * math.exp(0.7)
-    assert conditional.mean.item() == pytest.approx(mean)
-    assert conditional.variance.item() == pytest.approx(mean * (1 + math.exp(0.7)))
-
-
-def test_two_classes_are_a_logistic_regression_on_the_difference() -> None:
-    loc, var = torch.randn(2, 6, dtype=torch.float64), torch.rand(2, 6, dtype=torch.float64)
-    y = torch.tensor([0, 1, 1, 0, 1, 0])
-    two, one = Categorical(2), Bernoulli(num_quadrature=100)
-    difference = (loc[1] - loc[0], var[0] + var[1])
-    torch.testing.assert_close(
-        two.expected_log_prob(y, loc, var), one.expected_log_prob(y, *difference), rtol=0.0, atol=1e-4
-    )
-    torch.testing.assert_close(two.marginal(loc, var).probs[:, 1], one.marginal(*difference).probs, rtol=0.0, atol=1e-4)
-    assert two(loc).log_prob(y).shape == (6,)
-
-
-def test_ordinal_probabilities_by_hand() -> None:
-    f, cuts = tensor(-0.7, 2.0), CUTS.double()
-    for link, cdf in (("logit", torch.sigmoid), ("probit", torch.special.ndtr)):
-        pyro.clear_param_store()
-        below = cdf(cuts - f[:, None])
-        want = torch.cat([below, torch.ones(2, 1)], 1) - torch.cat([torch.zeros(2, 1), below], 1)
-        torch.testing.assert_close(Ordinal(cuts, link)(f).probs, want, rtol=1e-9, atol=1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------ elementwise
-
-
 @over_one_latent
 def test_several_outputs_are_elementwise(make: Callable[[], Likelihood], data: list[float]) -> None:
     likelihood = make()
@@ -410,37 +281,6 @@ def test_several_outputs_are_elementwise(make: Callable[[], Likelihood], data: l
         torch.testing.assert_close(expected[i], likelihood.expected_log_prob(y[i], loc[i], var[i]))
         torch.testing.assert_close(marginal.log_prob(y)[i], likelihood.marginal(loc[i], var[i]).log_prob(y[i]))
     assert marginal.sample((3,)).shape == (3, *y.shape)
-
-
-def test_one_noise_variance_per_output() -> None:
-    noise = tensor(0.1, 3.0)[:, None]
-    likelihood = Gaussian(noise)
-    y, loc, var = torch.randn(3, 2, 5, dtype=torch.float64).unbind()
-    var = var.square()
-    torch.testing.assert_close(likelihood.marginal(loc, var).variance, var + noise)
-    pyro.clear_param_store()
-    alone = Gaussian(scalar(3.0)).expected_log_prob(y[1], loc[1], var[1])
-    pyro.clear_param_store()
-    torch.testing.assert_close(likelihood.expected_log_prob(y, loc, var)[1], alone)
-
-
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
-def test_labels_of_any_type(dtype: torch.dtype) -> None:
-    labels = torch.tensor([0, 1, 1]).to(dtype)
-    loc, var = torch.randn(3), torch.rand(3)
-    likelihood = Bernoulli()
-    likelihood.check(labels)
-    for value in (
-        likelihood(loc).log_prob(labels),
-        likelihood.expected_log_prob(labels, loc, var),
-        likelihood.marginal(loc, var).log_prob(labels),
-    ):
-        assert value.dtype == torch.float32
-    with pyro.plate("data", 3):
-        pyro.sample("y", likelihood(loc), obs=labels)
-
-
-# --------------------------------------------------------------------------------------------------- tails, dtypes
 
 
 @over_one_latent
@@ -462,32 +302,6 @@ def test_tails_in_float32(make: Callable[[], Likelihood], data: list[float], f: 
         assert all(g is None or g.isfinite().all() for g in gradients)
 
 
-def test_heavy_tails_in_float32() -> None:
-    """Half a degree of freedom: mixture components of noise variance beyond the range of float32."""
-    likelihood = StudentT(0.5)
-    log_prob = likelihood.marginal(torch.zeros(3), torch.ones(3)).log_prob(torch.tensor([0.0, 1e3, 1e6]))
-    assert log_prob.isfinite().all()
-    assert all(g.isfinite() for g in torch.autograd.grad(log_prob.sum(), list(likelihood.parameters())))
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "y", "f", "exact"),
-    [
-        (Bernoulli(), 1.0, -50.0, -50.0),
-        (Bernoulli("probit"), 1.0, -50.0, -1254.8313611394),
-        (Bernoulli("probit"), 0.0, 50.0, -1254.8313611394),
-        (Ordinal(torch.tensor([-1.0, 1.0])), 1.0, -50.0, -49 + math.log1p(-math.exp(-2))),
-        (Ordinal(torch.tensor([-1.0, 1.0]), "probit"), 1.0, 50.0, -1205.3111748916656),
-    ],
-)
-def test_tail_values(likelihood: Likelihood, y: float, f: float, exact: float) -> None:
-    for dtype, rel in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
-        pyro.clear_param_store()
-        assert likelihood(torch.tensor(f, dtype=dtype)).log_prob(torch.tensor(y)).item() == pytest.approx(
-            exact, rel=rel
-        )
-
-
 @over_one_latent
 def test_float32_agrees_with_float64(make: Callable[[], Likelihood], data: list[float]) -> None:
     likelihood = make()
@@ -497,161 +311,6 @@ def test_float32_agrees_with_float64(make: Callable[[], Likelihood], data: list[
         torch.testing.assert_close(
             method(y.float(), loc.float(), var.float()).double(), method(y, loc, var), rtol=2e-5, atol=2e-5
         )
-
-
-# ------------------------------------------------------------------------------------- user's own, Pyro effects
-
-
-class Laplace(Likelihood):
-    """A likelihood as a user writes it."""
-
-    def __init__(self) -> None:
-        super().__init__(num_quadrature=200)
-        self.scale = PyroParam(torch.tensor(0.5), constraints.positive)
-        self.shift = torch.nn.Parameter(torch.tensor(0.1))
-
-    def forward(self, f: Tensor) -> dist.Laplace:
-        return dist.Laplace(f + self.shift, self.scale)
-
-
-class Product(Likelihood):
-    """Two latent functions and only a conditional."""
-
-    num_latents = 2
-
-    def forward(self, f: Tensor) -> dist.Normal:
-        return dist.Normal(f[0] * f[1], 1.0)
-
-
-def test_a_conditional_is_all_that_a_user_writes() -> None:
-    likelihood = Laplace()
-    loc, var, y = tensor(0.3), tensor(0.5), tensor(1.0)
-    assert likelihood.expected_log_prob(y, loc, var).item() == pytest.approx(
-        dense_expected(likelihood, 1, 0.3, 0.5), rel=1e-2
-    )
-    marginal = likelihood.marginal(loc, var)
-    assert marginal.log_prob(y).item() == pytest.approx(dense_marginal(likelihood, 1, 0.3, 0.5), abs=1e-2)
-    assert marginal.mean.item() == pytest.approx(0.4)
-    assert marginal.variance.item() == pytest.approx(0.5 + 2 * 0.5**2)
-    likelihood.check(y)
-    with pytest.raises(ValueError, match=r"Laplace: expected y to be finite, got 1 of 2 values such as nan"):
-        likelihood.check(tensor(0.0, math.nan))
-
-
-def test_a_likelihood_of_ones_own_trains_with_the_method() -> None:
-    x = torch.linspace(0, 1, 20, dtype=torch.float64)[:, None]
-    for train in (
-        lambda gp: fit(gp, 2, progress=False),
-        lambda gp: SVI(gp.model, gp.guide, Adam({"lr": 0.1}), Trace_ELBO()).step(),
-        lambda gp: SVI(gp.model, gp.guide, Adam({"lr": 0.1}), IntegratedELBO()).step(),
-    ):
-        gp = VNNGP(x, torch.sin(6 * x[:, 0]), RBF(1), Laplace(), num_neighbors=4)
-        gp.solve()
-        before = [p.detach().clone() for p in gp.likelihood.parameters()]
-        train(gp)
-        after = list(gp.likelihood.parameters())
-        assert len(after) == 2
-        assert all((old != new).all() for old, new in zip(before, after, strict=True))
-
-
-def test_a_conditional_on_two_latents() -> None:
-    likelihood = Product(num_quadrature=4096)
-    loc, var, y = tensor(0.5, -1.0)[:, None], tensor(0.2, 0.3)[:, None], tensor(0.4)
-    second_moment = (loc.square() + var).prod().item()
-    want = -0.5 * math.log(2 * math.pi) - (0.4**2 - 2 * 0.4 * loc.prod().item() + second_moment) / 2
-    assert likelihood.expected_log_prob(y, loc, var).item() == pytest.approx(want, rel=1e-3)
-    marginal = likelihood.marginal(loc, var)
-    assert marginal.mean.item() == pytest.approx(-0.5, rel=1e-9)
-    assert marginal.variance.item() == pytest.approx(1 + second_moment - 0.25, rel=1e-2)
-    ys = torch.linspace(-12, 12, 401, dtype=torch.float64)
-    assert marginal.log_prob(ys).exp().sum().item() * 24 / 400 == pytest.approx(1.0, abs=1e-6)
-    draws = marginal.sample((20_000,))
-    assert draws.mean().item() == pytest.approx(-0.5, abs=6 * math.sqrt(marginal.variance.item() / 20_000))
-
-
-def test_hyperparameters_are_parameters_or_priors() -> None:
-    f = torch.randn(4)
-    trace = poutine.trace(StudentT()).get_trace(f)
-    assert trace.nodes["df"]["value"].item() == pytest.approx(4.0)
-    assert trace.nodes["scale"]["value"].item() == 1.0
-    for likelihood, name in ((Gaussian(), "variance"), (Gamma(), "concentration"), (NegativeBinomial(), "total_count")):
-        pyro.clear_param_store()
-        assert poutine.trace(likelihood).get_trace(f).nodes[name]["type"] == "param"
-        setattr(likelihood, name, PyroSample(dist.LogNormal(0.0, 1.0)))
-        assert poutine.trace(likelihood).get_trace(f).nodes[name]["type"] == "sample"
-    assert Gaussian(PyroSample(dist.Exponential(1.0)))(f).scale.shape == (4,)
-    ratings = Ordinal(CUTS)
-    assert torch.equal(ratings.cutpoints.argsort(), torch.arange(3))
-    ratings.cutpoints = PyroSample(
-        dist.TransformedDistribution(dist.Normal(torch.zeros(3), 1.0).to_event(1), [dist.transforms.OrderedTransform()])
-    )
-    assert "cutpoints" in poutine.trace(ratings).get_trace(f).stochastic_nodes
-
-
-@pytest.mark.parametrize("method", ["expected_log_prob", "marginal"])
-def test_every_method_reads_the_prior_once(method: str) -> None:
-    class Model(PyroModule):
-        def __init__(self, likelihood: Likelihood) -> None:
-            super().__init__()
-            self.likelihood = likelihood
-
-        def forward(self, *args: Tensor) -> Any:
-            return getattr(self.likelihood, method)(*args)
-
-    priors = {
-        "variance": [Gaussian(), LogNormal()],
-        "concentration": [Gamma()],
-        "total_count": [NegativeBinomial()],
-        "scale": [StudentT()],
-    }
-    y, loc, var = torch.ones(2), torch.zeros(2), torch.ones(2)
-    args = (y, loc, var) if method == "expected_log_prob" else (loc, var)
-    for name, likelihoods in priors.items():
-        for likelihood in likelihoods:
-            setattr(likelihood, name, PyroSample(dist.LogNormal(0.0, 1.0)))
-            trace = poutine.trace(Model(likelihood)).get_trace(*args)
-            assert trace.stochastic_nodes == [f"likelihood.{name}"]
-
-
-def test_a_bound_copy_keeps_the_values_and_has_no_effects() -> None:
-    likelihood = Laplace()
-    likelihood.scale = PyroSample(dist.LogNormal(0.0, 1.0))
-    with poutine.trace() as outer:
-        bound = likelihood.bind()
-    assert set(outer.trace.nodes) == {"scale", "shift"}
-    drawn = outer.trace.nodes["scale"]["value"]
-    loc, var, y = torch.zeros(3), torch.ones(3), torch.ones(3)
-    pyro.clear_param_store()
-    with poutine.trace() as outer:
-        conditional = bound(loc)
-        bound.expected_log_prob(y, loc, var)
-        marginal = bound.marginal(loc, var)
-        log_prob = marginal.log_prob(y)
-    assert not outer.trace.nodes
-    assert not pyro.get_param_store().keys()
-    assert torch.equal(conditional.scale, drawn.expand(3))
-    log_prob.sum().backward()
-    assert likelihood.shift.grad is not None
-    assert poutine.trace(likelihood).get_trace(loc).nodes["scale"]["value"] != drawn  # the original still draws
-
-
-def test_marginals_are_pyro_distributions() -> None:
-    likelihood = Poisson()
-    marginal = likelihood.marginal(torch.zeros(3), torch.ones(3))
-    wider = marginal.expand((2, 3))
-    assert wider.batch_shape == (2, 3)
-    assert wider.sample((4,)).shape == (4, 2, 3)
-    torch.testing.assert_close(wider.log_prob(torch.ones(3))[1], marginal.log_prob(torch.ones(3)))
-    with poutine.trace() as outer, pyro.plate("outputs", 2, dim=-2), pyro.plate("data", 3, dim=-1):
-        pyro.sample("y", marginal)
-    assert outer.trace.nodes["y"]["value"].shape == (2, 3)
-    with pytest.raises(ValueError, match="within the support"):
-        marginal.log_prob(torch.full((3,), 0.5))
-    several = Marginal(Categorical(4), torch.zeros(4, 3), torch.ones(4, 3)).expand((2, 3))
-    assert several.log_prob(several.sample((5,))).shape == (5, 2, 3)
-
-
-# ---------------------------------------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -680,26 +339,6 @@ def test_marginals_are_pyro_distributions() -> None:
 def test_construction_errors(make: Callable[[], Likelihood], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         make()
-
-
-@pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (lambda: Binomial(2.5), r"Binomial: expected total_count to be an int, got 2.5. Pass the number of trials"),
-        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Count the distinct"),
-        (lambda: StudentT(num_quadrature=9.0), r"StudentT: expected num_quadrature to be an int, got 9.0"),
-    ],
-)
-def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None:
-    with pytest.raises(TypeError, match=match):
-        make()
-
-
-def test_unknown_keywords_and_the_abstract_base() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'noise'"):
-        Gaussian(noise=1.0)  # type: ignore[call-arg]
-    with pytest.raises(NotImplementedError, match="Likelihood: expected forward to be defined by the likelihood"):
-        Likelihood()(torch.zeros(2))
 
 
 @pytest.mark.parametrize(
@@ -735,16 +374,3 @@ def test_data_outside_the_support(likelihood: Likelihood, good: list[float], bad
         likelihood.check(tensor(*good, *bad))
     with pytest.raises(TypeError, match=rf"{type(likelihood).__name__}: expected y to be a torch.Tensor, got list"):
         likelihood.check(good)  # type: ignore[arg-type]
-
-
-def test_integer_data_pass() -> None:
-    for likelihood in (Bernoulli(), Binomial(2), Poisson(), NegativeBinomial(), Categorical(2), Ordinal(CUTS)):
-        likelihood.check(torch.tensor([[0, 1], [1, 0]]))
-
-
-def test_integer_targets_are_numbers_to_a_gaussian() -> None:
-    x, y = torch.rand(30, 2), torch.arange(30)
-    fits = [SVGP(x, targets, RBF(2), Gaussian(0.3), inducing=5) for targets in (y, y.float())]
-    for gp in fits:
-        gp.solve()
-    torch.testing.assert_close(fits[0](x[:4]), fits[1](x[:4]))

@@ -74,3 +74,25 @@ def test_halving_gives_up_where_the_residual_stands_still(system):
     _, left = conjugate_gradients(product, right, None, None, 1e-12, 1000, every=3, halving=True)
     assert left > 1e-12
     assert len(products) < 20
+
+
+def test_a_tolerance_on_the_energy_bounds_the_energy_that_is_missing(system):
+    """The estimate after 8 more iterations is from below, but no worse than by a factor here."""
+    system, right = system[0], torch.randn(2, N, dtype=torch.float64)
+    solution = torch.linalg.solve(system, right.mT).mT
+    diagonal, products = system.diagonal(), []
+
+    def product(z):
+        products.append(z)
+        return z @ system
+
+    found = {}
+    for tolerance in (1e-2, 1e-6):
+        products.clear()
+        z, left = conjugate_gradients(product, right, None, diagonal, tolerance, energy=True)
+        error = z - solution
+        missing = ((error @ system) * error).sum(-1) / ((solution @ system) * solution).sum(-1)
+        assert left <= tolerance
+        assert missing.max() < left
+        found[tolerance] = len(products)
+    assert 8 <= found[1e-2] < found[1e-6] < N

@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.autoguide.initialization import InitMessenger
-from pyro.nn import PyroModule, PyroSample
+from pyro.nn import PyroModule
 from pyro.ops.stats import effective_sample_size
 from pyro.optim import Adam
 
@@ -35,6 +35,8 @@ from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.models import BSGP
 
 F64 = torch.float64
+
+
 N, M = 24, 6
 
 
@@ -294,9 +296,6 @@ def test_vfe_is_below_fitc():
     assert bool((vfe < fitc).all())
 
 
-# Several layers
-
-
 def two_layers(**settings):
     x, y = data()
     return BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, num_layers=2, **settings)
@@ -412,9 +411,6 @@ def test_deep_joint_draws_agree_with_the_moments():
     assert bool(((draws.mean(0) - loc).abs() < 6 * (2 * var / 200).sqrt()).all())
     kurtosis = 6.0  # of a mixture of normals, at most so for these
     assert bool(((draws.var(0) / var - 1).abs() < 6 * (2 * kurtosis / 200) ** 0.5).all())
-
-
-# The family, and inference
 
 
 @pytest.mark.parametrize("objective", ["fitc", "vfe"])
@@ -590,9 +586,6 @@ def test_sghmc_agrees_with_nuts():
     torch.testing.assert_close(approximate[1], exact[1], rtol=0.25, atol=0)
 
 
-# Modules, types, wrong input
-
-
 def test_saved_and_copied_models_predict_the_same():
     gp = two_layers(inducing_prior="determinantal", num_draws=2)
     samples = several_draws(two_layers(num_draws=2))
@@ -642,22 +635,6 @@ def test_single_precision():
     value = log_likelihood(single, {name: v.float() for name, v in draw.items()})
     assert value.dtype == torch.float32
     assert float(value) == pytest.approx(float(log_likelihood(wide, draw)), rel=1e-3)
-
-
-def test_lognormal_priors():
-    k = lognormal_priors(RBF(2, lengthscale=torch.ones(2)) * Matern32(2), like=torch.empty(0, dtype=F64))
-    priors = [part._pyro_samples for part in (k.kern0, k.kern1)]
-    for prior, shape in zip(priors, ((2,), ()), strict=True):
-        assert prior["lengthscale"].event_shape == shape
-        assert prior["lengthscale"].sample().dtype == F64
-        draws = prior["variance"].sample((2000,)).log()
-        assert abs(float(draws.mean()) - math.log(0.05)) < 6 / 2000**0.5
-        assert abs(float(draws.std()) - 1) < 6 / (2 * 2000) ** 0.5
-    given = RBF(2)
-    given.variance = PyroSample(dist.Gamma(2.0, 2.0))
-    assert isinstance(lognormal_priors(given)._pyro_samples["variance"], dist.Gamma)
-    with pytest.raises(ValueError, match=r"lognormal_priors: expected medians of hyperparameters of Bernoulli"):
-        lognormal_priors(Bernoulli())
 
 
 @pytest.mark.parametrize(

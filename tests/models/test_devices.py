@@ -12,6 +12,7 @@ from pyro.infer import MCMC, Predictive
 
 from pyro_nngp.distributions import NNGP, PolyaGamma
 from pyro_nngp.inference import SGHMC, Minibatch, PolyaGammaGibbs, fit, to_arviz
+from pyro_nngp.inference.svi import parameters
 from pyro_nngp.inference.svi.run import Run
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
@@ -23,7 +24,7 @@ from pyro_nngp.neighbors.graph import NeighborGraph
 def there(monkeypatch):
     """The pretended device; it has no sparse tensors, so that gradients of single rows are dense."""
     monkeypatch.setattr(Run, "sparse_gradients", lambda self: nullcontext())
-    monkeypatch.setattr("pyro_nngp.inference.svi.parameters.RowAdam", torch.optim.Adam)
+    monkeypatch.setattr(parameters, "RowAdam", torch.optim.Adam)
     with pretended_device():
         yield DEVICE
 

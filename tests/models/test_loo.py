@@ -13,18 +13,20 @@ from scipy import integrate
 from torch.distributions import kl_divergence
 
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional
-from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
-from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
+from pyro_nngp.likelihoods.augmentation import auxiliary_prior, gaussian_observations, predictive
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import LOO
-from pyro_nngp.neighbors.leave_one_out import NearestOthers
 
 F64 = torch.float64
+
+
 N = 40
+
+
 AUGMENTED = [
     (Bernoulli, lambda f: (f > 0).to(f.dtype)),
     (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
@@ -32,6 +34,8 @@ AUGMENTED = [
     (lambda: StudentT(4.0, 0.3), lambda f: f),
     (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
 ]
+
+
 augmented = pytest.mark.parametrize(("likelihood", "make"), AUGMENTED)
 
 
@@ -93,20 +97,6 @@ def test_objective_at_fixed_omega_is_the_dense_one(likelihood, make):
     torch.testing.assert_close(site["fn"].log_prob(y).detach(), want, rtol=1e-6, atol=1e-7)
 
 
-def test_polya_gamma_observations_are_the_likelihood():
-    """Averaged over the prior of omega, the Gaussian observation times what the square leaves over is p(y | f)."""
-    f = torch.tensor([-1.5, 0.3, 2.0], dtype=F64)
-    for likelihood, y in [(Bernoulli(), 1.0), (Binomial(4), 3.0), (NegativeBinomial(2.5), 2.0)]:
-        bound, targets = likelihood.double().bind(), torch.full_like(f, y)
-        prior = auxiliary_prior(bound, targets, F64)
-        nodes = torch.linspace(-9, 5, 3001, dtype=F64)[:, None].exp()
-        weight = prior.log_prob(nodes).exp() * nodes * (14 / 3000)
-        obs, noise = gaussian_observations(bound, targets, nodes.expand(-1, 3), F64)
-        kernel_of_f = (dist.Normal(f, noise.sqrt()).log_prob(obs) + noise.log() / 2 + obs.square() / noise / 2).exp()
-        ratio = (weight * kernel_of_f).sum(0) / bound(f).log_prob(targets).exp()
-        torch.testing.assert_close(ratio, ratio[:1].expand(3), rtol=1e-8, atol=0)
-
-
 @pytest.mark.parametrize(
     ("likelihood", "make", "guide"),
     [(*case, "lognormal") for case in AUGMENTED]
@@ -129,35 +119,6 @@ def test_disjoint_batches_of_a_regression_average_exactly():
     gp = LOO(x, y, kernel(), Gaussian(0.1), num_neighbors=5)
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
-
-
-@pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
-def test_own_auxiliary_variables_integrate_out(likelihood, make):
-    """p(y, omega) over omega is p(y), so the objective is the leave-one-out density less a divergence."""
-    _, f = data(5)
-    y, bound = make(f), likelihood().double().bind()
-    loc, var = f * 0.7 + 0.3, torch.rand(5, dtype=F64) + 0.5
-    t = torch.linspace(-14, 6, 4001, dtype=F64)[:, None]
-    omega = t.exp().expand(-1, 5)
-    log_prior = auxiliary_prior(bound, y, F64).log_prob(omega) + t + math.log(20 / 4000)
-    density = AugmentedMarginal(bound, loc.expand(4001, 5), var.expand(4001, 5), omega).log_prob(y)
-    found = torch.logsumexp(log_prior + density, 0)
-    torch.testing.assert_close(found, predictive(bound, loc, var).log_prob(y), rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("coupling", ["odds", "probabilities"])
-def test_own_auxiliary_variables_of_classes(coupling):
-    """The label's density, and for each class what its binary set gains over having omega integrated out."""
-    loc, var, omega = torch.randn(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64), torch.rand(3, 5, dtype=F64)
-    y = torch.tensor([0, 2, 1, 1, 0])
-    want = predictive(Categorical(3), loc, var, coupling).log_prob(y)
-    for c in range(3):
-        is_c = (y == c).to(F64)
-        want = want + AugmentedMarginal(Bernoulli(), loc[c], var[c], omega[c]).log_prob(is_c)
-        want = want - Bernoulli().marginal(loc[c], var[c]).log_prob(is_c)
-    density = AugmentedMarginal(Categorical(3), loc, var, omega, coupling)
-    torch.testing.assert_close(density.log_prob(y), want, rtol=1e-9, atol=1e-12)
-    assert density.sample((7,)).shape == (7, 5)
 
 
 @pytest.mark.parametrize("divergence", ["posterior", "prior"])
@@ -302,30 +263,6 @@ def test_the_point_itself_is_left_out_among_exact_duplicates():
     loc, var = dense_leave_one_out(dense_covariance(full.kernel, x).detach(), y - level, torch.full_like(y, 0.1))
     want = torch.distributions.Normal(loc + level, (var + 0.1).sqrt()).log_prob(y).sum()
     assert loss(full) == pytest.approx(-float(want), rel=1e-9)
-
-
-def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
-    x, _ = data()
-    table = NearestOthers(x, 4)
-    assert (table.neighbors == -1).all()
-    table.batch(torch.tensor([5, 2]))
-    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
-    lengthscale = torch.tensor([0.1, 2.0], dtype=F64)
-    table.refresh(lengthscale)
-    assert (table.neighbors == -1).all()
-    table.batch()
-    distance = torch.cdist(x / lengthscale, x / lengthscale).fill_diagonal_(torch.inf)
-    assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
-    with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
-        NNGP(kernel(), table)
-
-
-def test_ties_do_not_follow_the_order_of_the_file():
-    """Of many rows at one place, sorted by label, the neighbors hold both labels."""
-    y = torch.arange(200) >= 100
-    gp = LOO(torch.zeros(200, 1, dtype=F64), y, Matern52(1), Bernoulli(), num_neighbors=20)
-    gp.model()
-    assert 3 < gp.y[gp.graph.neighbors[0]].sum() < 17
 
 
 def test_refresh_uses_the_learned_lengthscales():

@@ -1,44 +1,35 @@
-import copy
-import math
-import pickle
-
-import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from oracles.dense import dense_cholesky, dense_covariance, dense_precision
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
-from pyro.nn import PyroSample
-from pyro.optim import Adagrad, Adam
+from pyro.optim import Adagrad
 
-from pyro_nngp._memory import block_limit
-from pyro_nngp.distributions import NNGP
-from pyro_nngp.inference import IntegratedELBO, fit
+from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
-    Binomial,
     Categorical,
     Gaussian,
     HeteroskedasticGaussian,
     LogNormal,
-    NegativeBinomial,
     Poisson,
 )
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI, VNNGP
-from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
 from pyro_nngp.variational.encoders import (
     ConditionalEncoder,
     GraphConvolutionEncoder,
     SiteEncoder,
-    observed,
-    rough_latent,
 )
 
 F64 = torch.float64
+
+
 N = 48
+
+
 ENCODERS = [
     GraphConvolutionEncoder,
     lambda: SiteEncoder(2, num_context=6),
@@ -70,68 +61,6 @@ def loss(gp, *args, elbo=None):
 def dense(gp):
     """R of q(u), as a matrix."""
     return dense_cholesky(gp.local.distribution()).detach()
-
-
-# The graph
-
-
-def parents_by_hand(x, order, k):
-    """The rule of the paper, point by point, in rows of x."""
-    rank = {row: place for place, row in enumerate(order)}
-
-    def distance(i, j):
-        return float((x[i] - x[j]).square().sum())
-
-    def nearest(i, rows):
-        return sorted(rows, key=lambda j: (distance(i, j), rank[j]))
-
-    edges = {frozenset((i, j)) for i in order for j in nearest(i, set(order) - {i})[:k]}
-    table = []
-    for i in range(len(x)):
-        before = [j for j in order if rank[j] < rank[i]]
-        parents = [j for j in before if frozenset((i, j)) in edges][:k]  # the latest go first
-        further = nearest(i, set(before) - set(parents))
-        parents += further[: min(k, rank[i]) - len(parents)]
-        table.append(nearest(i, parents) + [-1] * (k - len(parents)))
-    return torch.tensor(table)
-
-
-@pytest.mark.parametrize("ordering", ["random", "maximin", "coordinate", "given"])
-@pytest.mark.parametrize("k", [1, 4, 39])
-def test_graph_follows_the_rule_of_the_paper(ordering, k):
-    x = torch.rand(40, 2, dtype=F64)
-    graph = SymmetricGraph(x, k, ordering)
-    assert torch.equal(graph.neighbors, parents_by_hand(x, graph.order.tolist(), k))
-    place = torch.argsort(graph.order)
-    assert torch.equal((graph.neighbors >= 0).sum(-1), place.clamp(max=k))
-
-
-def test_graph_of_a_grid_with_ties_and_duplicates():
-    grid = torch.cartesian_prod(torch.arange(5.0), torch.arange(5.0)).double()
-    x = torch.cat([grid, grid[:6]])
-    graph = SymmetricGraph(x, 3)
-    assert torch.equal(graph.neighbors, parents_by_hand(x, graph.order.tolist(), 3))
-
-
-def test_graph_is_refreshed_by_the_same_rule():
-    x = torch.rand(40, 2, dtype=F64)
-    graph, lengthscale = SymmetricGraph(x, 4), torch.tensor([0.1, 2.0], dtype=F64)
-    graph.refresh(lengthscale)
-    assert torch.equal(graph.neighbors, parents_by_hand(x / lengthscale, graph.order.tolist(), 4))
-
-
-def test_more_pairs_of_near_points_are_joined_than_by_predecessors_alone():
-    x = torch.rand(400, 2, dtype=F64)
-    graph, order = SymmetricGraph(x, 6), SymmetricGraph(x, 6).order
-    wanted = {frozenset((i, int(j))) for i, row in enumerate(graph.others()) for j in row}
-    joined = [
-        len(wanted & {frozenset((i, int(j))) for i, row in enumerate(table) for j in row if j >= 0})
-        for table in (graph.neighbors, NeighborGraph(x, 6, order).neighbors)
-    ]
-    assert joined[0] > joined[1]
-
-
-# NPVI
 
 
 def test_full_pattern_and_gaussian_noise_give_the_exact_posterior():
@@ -248,9 +177,6 @@ def test_recipe_of_the_paper():
     assert found - loss(gp) < 0.25 * (start - loss(gp))
 
 
-# The encoders
-
-
 @pytest.mark.parametrize("make", [lambda: None, *ENCODERS])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_disjoint_batches_average_exactly(make, outputs):
@@ -270,220 +196,6 @@ def test_disjoint_batches_average_exactly(make, outputs):
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
 
 
-def test_graph_convolution_is_that_of_the_paper():
-    """Equation 13 written out for single points."""
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=GraphConvolutionEncoder((4, 3)))
-    q, encoder = gp.local.distribution(), gp.local.encoder
-    for i in (int(gp.graph.order[2]), 7, 20):
-        near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
-        nodes = torch.cat([torch.tensor([i]), near])
-        adjacency = gp.kernel(x[nodes]).detach().clone()
-        adjacency[0, 1:] = 0
-        root = torch.diag(adjacency.sum(-1).rsqrt())
-        outputs = []
-        for layers in (encoder.loc, encoder.row):
-            hidden = y[nodes, None]
-            for number, layer in enumerate(layers):
-                hidden = root @ adjacency @ root @ hidden @ layer.weight.mT
-                hidden = hidden if number == 2 else hidden.relu()
-            outputs.append(hidden[:, 0])
-        torch.testing.assert_close(q.loc[i], outputs[0].mean())
-        torch.testing.assert_close(q.scale[i], torch.nn.functional.softplus(outputs[1][0]))
-        torch.testing.assert_close(q.weights[i, : len(near)], outputs[1][1:])
-
-
-@pytest.mark.parametrize("num_neighbors", [4, N - 1])
-def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
-    """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
-    x, y = data()
-    encoder = SiteEncoder(2, num_context=N - 1)
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=ConstantMean(0.0))
-    variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
-    encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
-    q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
-    tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
-    half = torch.linalg.solve_triangular(tril, cov, upper=False)
-    want, root = cov - half.mT @ half, dense(gp)
-    torch.testing.assert_close(q.loc, cov @ torch.cholesky_solve(y[:, None], tril)[:, 0], rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(q.variance.detach(), want.diagonal(), rtol=1e-7, atol=0)
-    for i in range(N):
-        near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
-        near = near[torch.argsort(torch.argsort(gp.graph.order)[near])]
-        nodes = torch.cat([near, torch.tensor([i])])
-        row = torch.linalg.cholesky(want[nodes][:, nodes])[-1]
-        torch.testing.assert_close(root[i, nodes], row, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("num_neighbors", [4, N - 1])
-def test_conditional_encoder_starts_at_the_exact_mean_for_gaussian_noise(num_neighbors):
-    """With every point among the nodes; and the deviation is that given the parents and the own observation."""
-    x, y = data()
-    encoder = ConditionalEncoder(num_context=N - 1)
-    mean = torch.nn.Linear(2, 1).double()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=mean)
-    noise, q = gp.likelihood.variance.detach(), gp.local.distribution()
-    cov = dense_covariance(gp.kernel, x).detach()
-    tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
-    want = cov @ torch.cholesky_solve(y[:, None] - mean(x).detach(), tril)[:, 0]
-    torch.testing.assert_close(q.loc, want, rtol=1e-7, atol=1e-8)
-    _, var = NNGP(gp.kernel, gp.graph).conditionals
-    torch.testing.assert_close(q.scale, (1 / var + 1 / noise).rsqrt())
-    assert not q.weights.any()
-
-
-def test_rows_of_the_conditional_encoder_follow_the_weights_of_the_prior():
-    x, y = data()
-    encoder = ConditionalEncoder(num_context=6)
-    encoder.network[-1].bias.data[2] = 8 * torch.tensor(0.5 / 8, dtype=F64).atanh()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=encoder)
-    q, (w, var) = gp.local.distribution(), NNGP(gp.kernel, gp.graph).conditionals
-    base = (1 / var + 10).rsqrt()
-    torch.testing.assert_close(q.scale, base * torch.tensor(0.5, dtype=F64).exp())
-    torch.testing.assert_close(q.weights, 0.5 * w * (q.scale / (1 + 10 * var))[:, None])
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_order_of_neighbors_does_not_matter(make):
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
-    before, loc = dense(gp), gp.local.distribution().loc
-    gp.graph.neighbors.copy_(gp.graph.neighbors[:, torch.randperm(6)])
-    torch.testing.assert_close(dense(gp), before, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(gp.local.distribution().loc, loc, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_neither_row_order_nor_translation_matters(make):
-    x, y = data()
-    encoder, shuffle, order = shaken(make()), torch.randperm(N), torch.randperm(N)
-    settings = {"kernel": kernel(), "likelihood": Gaussian(0.1), "num_neighbors": 6}
-    one = NPVI(x, y, ordering=order, encoder=encoder, **settings)
-    two = NPVI(
-        x[shuffle] + 3, y[shuffle], ordering=torch.argsort(shuffle)[order], encoder=copy.deepcopy(encoder), **settings
-    )
-    torch.testing.assert_close(dense(two), dense(one)[shuffle][:, shuffle], rtol=1e-6, atol=1e-9)
-    assert loss(two) == pytest.approx(loss(one), rel=1e-6)
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_some_rows_in_chunks_are_those_of_all(make):
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
-    whole, rows = gp.local.distribution(), torch.tensor([4, 9, 17, 30, 31])
-    with block_limit(2 * 13**2):
-        part = gp.local.distribution(rows)
-    for got, want in ((part.loc, whole.loc), (part.scale, whole.scale), (part.weights, whole.weights)):
-        torch.testing.assert_close(got, want[rows])
-    assert torch.equal(part.pattern, whole.pattern[rows])
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_predictions_use_the_covariance_between_neighbors(make):
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), mean=ConstantMean(0.0))
-    new, _ = data(5)
-    loc, var = gp(new, num_neighbors=N)
-    q, root, cov = gp.local.distribution(), dense(gp), dense_covariance(gp.kernel, x).detach()
-    cross = gp.kernel(x, new).detach()
-    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(cov))
-    own = gp.kernel(new, diag=True).detach() * (1 + 1e-6)
-    want = own - (weights * cross).sum(0) + (weights.mT @ root).square().sum(-1)
-    torch.testing.assert_close(loc.detach(), q.loc.detach() @ weights, rtol=1e-7, atol=1e-8)
-    torch.testing.assert_close(var.detach(), want, rtol=1e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_gradients_flow_through_the_kernel_values_that_the_guide_reads(make):
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=shaken(make(), 0.1))
-    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    (parameter,) = [p for name, p in gp.kernel.named_parameters() if "lengthscale" in name]
-    values = []
-    for step in (1e-5, -1e-5):
-        parameter.data[0] += step
-        values.append(loss(gp))
-        parameter.data[0] -= step
-    assert float(parameter.grad[0]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_training_amortizing_and_what_is_shared(make):
-    x, y = data(200)
-    k = Matern32(2, lengthscale=torch.tensor(0.1, dtype=F64))
-    k.requires_grad_(False)
-    gp = NPVI(x, y, k, Gaussian(0.05), num_neighbors=6, encoder=make())
-    before = loss(gp)
-    assert not gp.can_solve
-    fit(gp, 30, batch_size=50, lr=0.03, refresh_every=20, progress=False)
-    assert loss(gp) < before
-
-    other_x, other_y = data(90)
-    other = gp.amortize(other_x, other_y)
-    untrained = NPVI(other_x, other_y, copy.deepcopy(k), Gaussian(0.05), num_neighbors=6, encoder=make())
-    assert loss(other) < loss(untrained)
-    sizes = [sum(p.numel() for p in model.local.parameters()) for model in (gp, other)]
-    assert sizes[0] == sizes[1] < 2 * 1000
-
-    kept = loss(gp)
-    svi = SVI(other.model, other.guide, Adam({"lr": 0.1}), IntegratedELBO())
-    svi.step()
-    assert loss(gp) == kept
-
-
-@pytest.mark.parametrize(("make", "left"), [(lambda: SiteEncoder(2), 0.15), (ConditionalEncoder, 0.25)])
-def test_a_trained_encoder_is_near_the_optimum(make, left):
-    x, y = data(200)
-    k = Matern32(2, variance=torch.tensor(0.5), lengthscale=torch.tensor(0.05)).requires_grad_(False)
-    likelihood = Gaussian(0.05).requires_grad_(False)
-    start, best = (NPVI(x, y, k, likelihood, num_neighbors=8, encoder=e) for e in (make(), None))
-    begun = loss(start)
-    best.solve()
-    fit(start, 40, batch_size=50, lr=0.05, progress=False)
-    assert loss(start) - loss(best) < left * (begun - loss(best))
-
-
-def test_hyperparameters_with_priors_reach_encoder_and_amortized_model():
-    x, y = data()
-    k = kernel()
-    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
-    metric = torch.ones(2, dtype=F64)  # one graph, whatever the lengthscale
-    gp = NPVI(x, y, k, Gaussian(0.1), num_neighbors=5, encoder=shaken(SiteEncoder(2)), metric=metric)
-    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
-    for _ in range(5):
-        svi.step()
-    trace = pyro.poutine.trace(gp.guide).get_trace()
-    drawn, value = trace.nodes["kernel.lengthscale"]["value"].detach(), trace.nodes["u"]["fn"].mean.detach()
-    fixed = copy.deepcopy(gp.kernel)
-    fixed.lengthscale = drawn
-    same = NPVI(
-        x,
-        y,
-        fixed,
-        Gaussian(0.1),
-        num_neighbors=5,
-        encoder=copy.deepcopy(gp.local.encoder),
-        mean=copy.deepcopy(gp.mean),
-        metric=metric,
-    )
-    torch.testing.assert_close(same.local.distribution().loc.detach(), value)
-    other = gp.amortize(x, y)
-    torch.testing.assert_close(other(x[:4]), gp(x[:4]))
-
-
-@pytest.mark.parametrize("make", ENCODERS)
-def test_saving_copying_and_pickling_keep_predictions(make):
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=shaken(make()))
-    gp.refresh_neighbors()
-    fresh = NPVI(x, y, kernel(), Gaussian(), num_neighbors=5, encoder=make(), seed=3)
-    fresh.load_state_dict(gp.state_dict())
-    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
-        torch.testing.assert_close(other(x[:5]), gp(x[:5]), rtol=0, atol=0)
-        other.kernel.lengthscale = torch.tensor([0.1, 0.1], dtype=F64)
-        assert not torch.equal(other.local.distribution().loc, gp.local.distribution().loc)  # it reads its own kernel
-
-
 @pytest.mark.parametrize("columns", [0, 3])
 def test_vnngp_with_an_encoder(columns):
     x, y = data()
@@ -494,41 +206,6 @@ def test_vnngp_with_an_encoder(columns):
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
     values = torch.tensor([loss(gp, elbo=TraceMeanField_ELBO()) for _ in range(30)])
     assert abs(values.mean() - loss(gp)) < 6 * values.std() / 30**0.5
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "y", "f"),
-    [
-        (Gaussian(), [-1.5], [-1.5]),
-        (LogNormal(), [math.exp(0.7)], [0.7]),
-        (Poisson(), [0, 7], [math.log(0.5), math.log(7.5)]),
-        (Poisson("softplus"), [0, 50], [math.log(math.expm1(0.5)), 50.5]),
-        (NegativeBinomial(), [3], [math.log(3.5)]),
-        (Bernoulli(), [0, 1], [-1, 1]),
-        (Binomial(4), [0, 4], [math.log(0.1 / 0.9), math.log(0.9 / 0.1)]),
-        (Categorical(3), [2], [[-1], [-1], [1]]),
-    ],
-)
-@pytest.mark.parametrize("dtype", [F64, torch.int64])
-def test_rough_latent_values(likelihood, y, f, dtype):
-    if dtype is F64 or all(float(v).is_integer() for v in y):
-        got = rough_latent(likelihood, torch.tensor(y, dtype=dtype))
-        torch.testing.assert_close(got.double(), torch.tensor(f, dtype=F64), rtol=1e-6, atol=1e-6)
-
-
-def test_several_latent_functions_are_encoded_side_by_side():
-    x, f = data()
-    y = torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=F64))
-    gp = NPVI(x, y, kernel(), Categorical(3), num_neighbors=5, encoder=shaken(SiteEncoder(2)))
-    assert len(set(gp.mean.value.tolist())) > 1
-    encoder, mean = copy.deepcopy(gp.local.encoder), ConstantMean(gp.mean.value[1].item())
-    single = NPVI(x, (y == 1).double(), kernel(), Bernoulli(), num_neighbors=5, encoder=encoder, mean=mean)
-    both, one = gp.local.distribution(), single.local.distribution()
-    assert both.batch_shape == (3,)
-    torch.testing.assert_close(both.loc[1], one.loc)
-    torch.testing.assert_close(both.weights[1], one.weights)
-    assert observed(gp.likelihood, y).shape == (3, N)
-    assert gp.predict(x[:3]).log_prob(y[:3]).shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -578,12 +255,3 @@ def test_several_latent_functions_are_encoded_side_by_side():
 def test_wrong_input(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call(*data())
-
-
-def test_an_amortized_model_has_the_nugget_that_its_encoder_was_trained_with():
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=SiteEncoder(2).double(), jitter=0.02)
-    other = gp.amortize(x, y)
-    assert other.jitter == gp.jitter == 0.02
-    torch.testing.assert_close(other.local.distribution().scale, gp.local.distribution().scale)
-    torch.testing.assert_close(other(x[:5] + 0.01), gp(x[:5] + 0.01))

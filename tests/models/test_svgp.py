@@ -14,13 +14,10 @@ from torch import nn
 from torch.distributions import kl_divergence
 
 from pyro_nngp._memory import block_limit
-from pyro_nngp.distributions.polya_gamma import PolyaGamma
-from pyro_nngp.inducing.points import kmeans
 from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
-    Binomial,
     Categorical,
     Gaussian,
     HeteroskedasticGaussian,
@@ -29,15 +26,15 @@ from pyro_nngp.likelihoods import (
     Poisson,
     PolyaGammaBound,
     StudentT,
-    convolved,
 )
-from pyro_nngp.likelihoods.convolved import Convolved
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import SVGP, VNNGP
 from pyro_nngp.variational.gaussian import DenseGaussian, combined_variance, factor, neighbor_variance
 
 F64 = torch.float64
+
+
 N, M = 48, 11
 
 
@@ -276,33 +273,6 @@ def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
     assert noise[1] < noise[0] / 2
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "make", "trials"),
-    [
-        (Bernoulli(), labels, lambda y: torch.ones_like(y)),
-        (Binomial(5), lambda f: (2 + 2 * f).round().clamp(0, 5), lambda y: torch.full_like(y, 5.0)),
-        (NegativeBinomial(2.5), lambda f: f.exp().round(), lambda y: y + 2.5),
-    ],
-)
-def test_polya_gamma_bound_is_the_augmented_one_at_its_best(likelihood, make, trials):
-    """E log p(y | f, omega) minus the divergence of omega, at several tilts; the bound is the largest of them."""
-    loc, var = torch.randn(20, dtype=F64), torch.rand(20, dtype=F64) + 0.1
-    y = make(loc)
-    b = trials(y)
-    found = PolyaGammaBound(likelihood).expected_log_prob(y, loc, var).detach()
-    constant = likelihood(torch.zeros_like(loc)).log_prob(y).detach()
-    values = []
-    for factor_of_c in (1.0, 0.8, 1.25):
-        q = PolyaGamma(b, factor_of_c * (loc.square() + var).sqrt())
-        quadratic = (y - b / 2) * loc - q.mean * (loc.square() + var) / 2
-        values.append(constant + quadratic - kl_divergence(q, PolyaGamma(b, 0.0)))
-    torch.testing.assert_close(found, values[0], rtol=1e-9, atol=1e-9)
-    assert (found > torch.stack(values[1:]).amax(0)).all()
-    exact = likelihood.expected_log_prob(y, loc, var).detach()
-    assert (found < exact).all()
-    assert (found > exact - 0.3 * b).all()
-
-
 @pytest.mark.filterwarnings("ignore:SVGP.solve. means still moved")  # single steps
 def test_coordinate_ascent_of_pg_vi_never_goes_down():
     x, y = data()
@@ -324,36 +294,6 @@ def test_polya_gamma_bound_trains_hyperparameters_of_its_likelihood():
     assert abs(float(gp.likelihood.base.total_count.detach()) - 3.0) > 0.01
     with pytest.raises(ValueError, match=r"PolyaGammaBound: expected likelihood Bernoulli\('logit'\), Binomial or"):
         PolyaGammaBound(Bernoulli("probit"))
-
-
-@pytest.mark.parametrize(
-    ("likelihood", "y"), [(Gaussian(0.2), 0.4), (LogNormal(0.2), 0.4), (StudentT(4.0, 0.3), 0.4), (Bernoulli(), 1.0)]
-)
-def test_convolved_likelihood_is_the_integral(likelihood, y):
-    y, g = torch.tensor([y], dtype=F64), torch.linspace(-1, 1, 5, dtype=F64)
-    f = torch.linspace(-12, 12, 4_001, dtype=F64)[:, None]
-
-    def integral(loc, var, values):
-        return torch.trapezoid(dist.Normal(loc, var.sqrt()).log_prob(f).exp() * values, f, dim=0)
-
-    v, spread = torch.full_like(g, 0.7), torch.full_like(g, 0.3)
-    both = convolved(likelihood.bind(), v)
-    want = torch.stack([integral(a, v[:1], likelihood(f).log_prob(y).exp()) for a in g])[:, 0].log()
-    torch.testing.assert_close(both(g).log_prob(y).detach(), want.detach(), rtol=1e-6, atol=1e-7)
-    log_density = convolved(likelihood.bind(), v[:1])(f).log_prob(y).detach()
-    want = torch.stack([integral(a, spread[:1], log_density) for a in g])[:, 0]
-    tolerance = 1e-9 if isinstance(likelihood, Gaussian | LogNormal) else 1e-4
-    torch.testing.assert_close(both.expected_log_prob(y, g, spread).detach(), want, rtol=tolerance, atol=tolerance)
-    torch.testing.assert_close(
-        both.marginal(g, spread).log_prob(y), likelihood.marginal(g, v + spread).log_prob(y), rtol=1e-9, atol=0
-    )
-
-
-def test_closed_forms_of_the_convolution_agree_with_quadrature():
-    likelihood, g = Gaussian(0.2).bind(), torch.linspace(-1, 1, 5, dtype=F64)
-    closed, numeric = convolved(likelihood, g.square()), Convolved(likelihood, g.square())
-    one, two = (which.expected_log_prob(g, g + 0.1, g.square() + 0.1) for which in (closed, numeric))
-    torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
 def test_dense_guide_agrees_with_torch():
@@ -479,25 +419,6 @@ def test_several_outputs_equal_separate_models():
     idx = torch.arange(0, N, 3)
     assert loss(gp, idx) == pytest.approx(sum(loss(s, idx) for s in singles), rel=1e-12)
     assert gp.predict(x[:4]).mean.shape == (2, 4)
-
-
-def test_kmeans_finds_clusters_that_are_there():
-    centers = 10 * torch.cartesian_prod(torch.arange(6.0), torch.arange(5.0)).double()
-    x = centers.repeat(40, 1) + 0.1 * torch.randn(1200, 2, dtype=F64)
-    before = x.clone()
-    found = kmeans(x, 30, seed=3)
-    assert torch.equal(x, before)
-    nearest = torch.cdist(centers, found).min(1)
-    assert nearest.values.max() < 0.1
-    assert len(nearest.indices.unique()) == 30
-    assert torch.equal(found, kmeans(x, 30, seed=3))
-
-
-def test_kmeans_of_fewer_places_than_centers():
-    x = torch.tensor([[0.0], [1.0]]).repeat(10, 1)
-    with pytest.warns(UserWarning, match="clusters is empty"):
-        found = kmeans(x, 5)
-    assert set(found.flatten().tolist()) <= {0.0, 1.0}
 
 
 def test_inducing_points_are_learned_or_not():

@@ -49,3 +49,26 @@ POINTS = {
     "two places": shuffled(torch.tensor([[0.0], [-0.0], [1.0]], dtype=F64).repeat(300, 1)),
     "one place": torch.ones(N, 2, dtype=F64),
 }
+
+
+def distances(a, b):
+    """Squared distances in float64, summed over the dimensions in order."""
+    return sum((p[:, None] - q).square() for p, q in zip(a.double().unbind(-1), b.double().unbind(-1), strict=True))
+
+
+def nearest_rows(far, order, k):
+    """The k rows of smallest finite distance, ties by place in the ordering, -1 padded."""
+    places = far[:, order].argsort(dim=-1, stable=True)[:, :k]
+    rows = order[places]
+    return rows.masked_fill(far.gather(-1, rows).isinf(), -1)
+
+
+def predecessors(x, order, k):
+    """Brute force for the neighbors of a graph."""
+    rank = order.argsort()
+    later = rank[None] >= rank[:, None]
+    return nearest_rows(distances(x, x).masked_fill(later, torch.inf), order, k)
+
+
+def manhattan(a, b):
+    return (a[:, None] - b).abs().sum(-1)

@@ -1,8 +1,8 @@
-"""Where nearest points come from: k-d trees, compiled and SciPy's, brute force, flat FAISS, inverted-file FAISS.
+"""Backends of the neighbor search: k-d trees (compiled and SciPy's), brute force, flat FAISS, inverted-file FAISS.
 
-The compiled tree (`pyro_nngp.native.search`) gives exact answers. All others give candidates: for queries and a number
-`fetch` they return for each query about that many of its nearest points with their exact distances, and a *floor*: no
-point left out has a distance below it. An answer is taken only where the floor proves it
+The compiled tree (`pyro_nngp.native.search`) gives exact answers. All others give candidates: for each query
+they return about `fetch` of its nearest points with their exact distances, and a *floor*: no point left out has a
+distance below it. An answer is accepted only if the floor proves it
 (`pyro_nngp.neighbors.search.certification`), so backends that round differently find identical neighbors.
 
 "Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order (or the value
@@ -53,8 +53,8 @@ class Backend(ABC):
     """A growing prefix of fixed points that can be searched.
 
     Attributes:
-        growth: by which fraction the prefix may grow before it is worth building anew.
-        filters: whether it leaves out excluded points and points at or beyond `limit` itself.
+        growth: fraction by which the prefix may grow before the backend is built again.
+        filters: whether the backend itself leaves out excluded points and points at or beyond `limit`.
     """
 
     growth: float
@@ -65,7 +65,7 @@ class Backend(ABC):
         """Search among points 0..stop-1 from now on."""
 
     def threads(self) -> int:
-        """How many threads may search at a time; 1 for what is parallel inside."""
+        """Number of threads that may search at a time; 1 for backends that are parallel themselves."""
         return 1
 
     def visiting_order(self, queries: Floats) -> Ints:
@@ -74,7 +74,7 @@ class Backend(ABC):
 
 
 class CandidateBackend(Backend):
-    """A backend that proposes candidates, of which the nearest have yet to be found and proven."""
+    """A backend that proposes candidates; the nearest of them are selected and proven elsewhere."""
 
     @abstractmethod
     def max_fetch(self, k: int) -> int:
@@ -86,7 +86,7 @@ class CandidateBackend(Backend):
 
 
 def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
-    """Squared Euclidean distances of each query to its candidates, (Q, F), by which all backends are judged."""
+    """Squared Euclidean distances of each query to its candidates, (Q, F), the same for all backends."""
     total = np.zeros(index.shape)
     for query, point in zip(queries.T, points.T, strict=True):
         difference = point[index]
@@ -97,7 +97,7 @@ def squared_distances(queries: Floats, points: Floats, index: Ints) -> Floats:
 
 
 class KDTree(CandidateBackend):
-    """SciPy's k-d tree, on as many threads as torch uses: the choice in low dimension where nothing is compiled."""
+    """SciPy's k-d tree, on as many threads as torch uses: the choice in low dimension without compiled code."""
 
     growth = 0.25
 
@@ -126,7 +126,7 @@ class KDTree(CandidateBackend):
 
 
 class CompiledTree(Backend):
-    """The compiled k-d tree, on as many threads as torch uses: exact answers, and the choice on CPUs that have it."""
+    """The compiled k-d tree, on as many threads as torch uses: exact answers; the choice on CPUs if it is available."""
 
     growth = 1.0
     filters = True
@@ -149,7 +149,7 @@ class CompiledTree(Backend):
 
 
 class BruteForce(CandidateBackend):
-    """All distances, block by block, on the device of the points; takes any metric and never fails."""
+    """All distances, block by block, on the device of the points; works with any metric."""
 
     growth = 1 / 16
     filters = True
@@ -208,7 +208,7 @@ class BruteForce(CandidateBackend):
         return torch.as_tensor(array, dtype=self._dtype, device=self._device)
 
     def _values(self, query: Tensor, points: Tensor) -> Tensor:
-        """Values that rank as distances do: those of the metric, or |p|^2 - 2 p.q for the Euclidean one."""
+        """Values in the order of the distances: those of the metric, or |p|^2 - 2 p.q for the Euclidean one."""
         if self._metric is None:
             return torch.addmm(self._norms[: len(points)], query, points.T, alpha=-2)
         with torch.no_grad():
@@ -252,12 +252,12 @@ class FlatFaiss(CandidateBackend):
         value = squared_distances(queries, self._points, index)
         norms = (single.astype(np.float64) ** 2).sum(-1)
         bound = _rounding(norms, self._norm, queries.shape[1], float(np.finfo(np.float32).eps))
-        as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # finds out a build that rounds more coarsely
+        as_bounded = (np.abs(distance - value) <= bound[:, None]).all(-1)  # detects a build that rounds more coarsely
         return Candidates(index, value, np.where(as_bounded, distance[:, -1] - bound, -np.inf))
 
 
 class InvertedFile(CandidateBackend):
-    """FAISS's inverted file: approximate, for sizes where exact search is out of reach; `recall` measures it."""
+    """FAISS's inverted file: approximate, for sizes at which exact search is too slow; see `recall`."""
 
     growth = 0.25
 
@@ -290,7 +290,7 @@ class InvertedFile(CandidateBackend):
 def find_faiss() -> Any:
     """The faiss module, or None where it is absent or does not import (a GPU build without NVIDIA's libraries).
 
-    Imported late, so that it stays optional and torch's OpenMP is loaded first.
+    It is imported late, so that it stays optional and torch's OpenMP is loaded first.
     """
     try:
         import faiss
@@ -306,7 +306,7 @@ def has_gpu_faiss() -> bool:
 
 
 def _single(places: Floats, center: Floats) -> NDArray[np.float32]:
-    """As FAISS takes them; centered first, so that single precision suffices far from the origin."""
+    """Points in float32, as FAISS takes them; centered first, so that single precision suffices far from the origin."""
     return np.ascontiguousarray(places - center, dtype=np.float32)
 
 

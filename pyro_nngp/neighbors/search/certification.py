@@ -1,11 +1,11 @@
-"""From candidates to proven answers: ask a backend, keep what its floor proves, ask for more where it does not.
+"""Certified nearest neighbors: query a backend, keep answers that its floor proves, and ask for more otherwise.
 
 The k nearest candidates of a query are its k nearest points, ties included, once the k-th distance lies strictly below
 the floor under which the backend left nothing out. Queries for which it does not (many ties at the k-th place, too few
-predecessors among the candidates) are repeated with twice the candidates, finally by brute force, which knows all.
+predecessors among the candidates) are repeated with twice the candidates, and finally by brute force.
 
-Surplus duplicates: of points that coincide only the first k + 1 can be anybody's neighbor, so the others need not be
-searched; a million rows at a thousand places are no harder than distinct ones.
+Surplus duplicates: of coinciding points, only the first k + 1 can be neighbors, so the others are not searched. A
+million rows at a thousand places are no harder than distinct ones.
 
 Symbols: Q queries, P points, D dimensions, k neighbors, F candidates.
 """
@@ -30,8 +30,8 @@ class Queries:
 
     Attributes:
         places: where to search from, (Q, D).
-        limit: only points with a smaller number are wanted, (Q,).
-        exclude: the number of one point that is not wanted, (Q,), -1 for none.
+        limit: only points with smaller numbers count, (Q,).
+        exclude: the number of one point to leave out, (Q,), -1 for none.
         index, value: numbers and exact distances of the neighbors, (Q, k), to be written; -1 and infinity where there
             is none.
         proven: whether they are known to be right, (Q,).
@@ -53,7 +53,7 @@ class Queries:
         return self.index.shape[1]
 
     def settle(self, tree: CompiledTree, rows: Ints) -> int:
-        """Have some queries answered by what needs no proof; returns for how many the answer is known."""
+        """Answer some queries by a backend that needs no proof; returns how many answers are known."""
         tree.answer(rows, self.places, self.limit, self.exclude, self.index, self.value)
         self.proven[rows] = True
         return len(rows)
@@ -68,7 +68,7 @@ class Queries:
 
 
 class Source:
-    """A backend, brute force behind it, and the numbers of the points that both hold (all but surplus duplicates)."""
+    """A backend with brute force as fallback, and the numbers of their points (all but surplus duplicates)."""
 
     def __init__(self, backend: CandidateBackend | CompiledTree, brute: BruteForce, kept: Ints) -> None:
         self.backend, self._brute, self._kept = backend, brute, kept
@@ -83,7 +83,7 @@ class Source:
             self.backend.prefix(inside)
 
     def answer(self, queries: Queries, fetch: int, bar: tqdm) -> float:
-        """Answer all queries; returns the share of them that `fetch` candidates were not enough for."""
+        """Answer all queries; returns the share of them for which `fetch` candidates were too few."""
         all_kept = self._kept[-1] == len(self._kept) - 1
         if not all_kept:
             place = np.minimum(np.searchsorted(self._kept, queries.exclude), len(self._kept) - 1)
@@ -112,9 +112,9 @@ class Source:
 
 
 def earlier_copies(points: Floats) -> Ints:
-    """For each point the number of earlier points that it coincides with, (P,).
+    """The number of earlier points that each point coincides with, (P,).
 
-    Rows are brought together by a hash. Different rows that share one may cut a group in two, which counts too few.
+    Rows are grouped by a hash. A collision may split a group, which makes counts too small but no answer wrong.
     """
     code = np.zeros(len(points), np.uint64)
     for column in points.T:
@@ -151,7 +151,7 @@ def _nearest_candidates(
 
 
 def _map(work: Callable[[Ints], int], chunks: list[Ints], threads: int) -> Iterator[int]:
-    """The built-in `map`, by threads if that is of use: NumPy and SciPy release the interpreter in what is heavy."""
+    """The built-in `map`, in threads if several are allowed: NumPy and SciPy release the GIL in heavy operations."""
     if min(threads, len(chunks)) == 1:
         yield from map(work, chunks)
     else:

@@ -21,7 +21,7 @@ _MORE = 2  # candidates per neighbor and feature space
 
 @runtime_checkable
 class FeatureMetric(Protocol):
-    """What a metric has to offer, such as :class:`~pyro_nngp.kernels.KernelMetric`."""
+    """The interface of a metric, such as :class:`~pyro_nngp.kernels.KernelMetric`."""
 
     def features(self, x: Tensor) -> list[Tensor]:
         """Feature spaces whose near points are candidates."""
@@ -36,7 +36,7 @@ class CorrelationIndex:
     Args:
         points: (P, D).
         metric: features and distances.
-        options: of the searches for candidates, such as `backend`.
+        options: options of the searches for candidates, such as `backend`.
     """
 
     def __init__(self, points: Float[Tensor, "P D"], metric: FeatureMetric, **options: Any) -> None:
@@ -46,14 +46,14 @@ class CorrelationIndex:
     def nearest(
         self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
-        """As :meth:`SearchIndex.nearest`; distances are those of the metric."""
+        """Like :meth:`SearchIndex.nearest`, with distances in the metric."""
         wanted = min(_MORE * k, len(self._points) - (exclude is not None))
         spaces = self._metric.features(queries)
         found = [index.nearest(space, wanted, exclude)[0] for index, space in zip(self._indices, spaces, strict=True)]
         return self._ranked(queries, torch.cat(found, -1), k)
 
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
-        """As :meth:`SearchIndex.predecessors`; distances are those of the metric."""
+        """Like :meth:`SearchIndex.predecessors`, with distances in the metric."""
         found = [index.predecessors(_MORE * k, start)[0] for index in self._indices]
         return self._ranked(self._points[start:], torch.cat(found, -1), k)
 

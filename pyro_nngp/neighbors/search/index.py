@@ -7,9 +7,9 @@ tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.certifi
 
 Predecessors are searched block by block, among the prefix of the points that reaches one quarter beyond the first row
 of the block. At least four fifths of it are predecessors, so under a random ordering a quarter more candidates nearly
-always suffice. Under other orderings a row whose surroundings come later needs many candidates, but few rows can be
-like that (the first to enter a neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
-leaves out later points itself, so its prefixes double and no ordering is hard.
+always suffice. Under other orderings a row whose surroundings come later needs many candidates, but such rows are
+few (the first in each neighborhood), so that doubling keeps the total near O(N k log N). The compiled tree
+leaves out later points itself, so its prefixes double and every ordering is quick.
 
 Cost: O(N k log N) by k-d tree in low dimension, O(N^2 D / 2) by brute force and flat FAISS; memory O(N (k + D)).
 
@@ -122,7 +122,7 @@ def nearest_predecessors(
 
 
 def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
-    """Share of the exact neighbors (-1 entries apart) that an approximate search found."""
+    """Share of the exact neighbors (without -1 entries) that an approximate search found."""
     if approximate.shape != exact.shape:
         expectation = f"of the shape of exact {tuple(exact.shape)}"
         fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
@@ -132,7 +132,7 @@ def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
 
 
 class SearchIndex:
-    """Search over fixed points, kept for repeated calls.
+    """A search index over fixed points, kept for repeated calls.
 
     Args:
         points: finite points, (P, D). Distances are taken in float64 whatever their dtype.
@@ -140,8 +140,8 @@ class SearchIndex:
             of the points), "faiss" (flat, float32 candidates), all exact and identical; "ivf" (FAISS inverted file,
             approximate); "auto" picks an exact one by dimension, size, device and what is installed: on a CPU the
             compiled tree up to 40 dimensions, then FAISS, or without compiled code SciPy's up to 8.
-        metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity is
-            for pairs that shall never be neighbors. By brute force only.
+        metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity marks
+            pairs that must not be neighbors. Brute force only.
         nprobe: inverted lists searched per query by "ivf".
         progress: whether a search that takes more than three seconds shows a progress bar.
 
@@ -249,7 +249,7 @@ def _empty(num_queries: int, k: int) -> tuple[Ints, Floats]:
 
 
 def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
-    """Resolve "auto", and refuse what cannot be done."""
+    """Resolve "auto", and raise for combinations that do not work."""
     where = "SearchIndex"
     check_choice(where, "backend", backend, BACKENDS, "Use 'auto' if in doubt.")
     if metric is not None:

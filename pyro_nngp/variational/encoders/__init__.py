@@ -1,24 +1,25 @@
-r"""Networks that read a point's neighborhood and say its row of q(u): the recognition models of NPVI-NN.
+r"""Networks that map a point's neighborhood to its row of q(u): the recognition models of NPVI-NN.
 
-Each point i is seen with n nodes: itself, its K parents in the graph and, for some encoders, further near points. All
-layers are equivariant under permutations of the nodes beside i, so the outputs do not depend on how neighbors are
-listed. Nothing has the size of the data: one trained encoder serves any number of points and any data set.
+The neighborhood of point i has n nodes: i, its K parents in the graph and, for some encoders, further near points. All
+layers are equivariant under permutations of the nodes other than i, so the outputs do not depend on the order of the
+neighbors. No parameter has the size of the data: a trained encoder applies to any number of points and any data set.
 
-- :class:`GraphConvolutionEncoder` is that of Liu and Liu (2019, section 3.3, eq. 13).
-- :class:`SiteEncoder` is ours. The network replaces each node's observation by a Gaussian one (a site); mean and row of
-  R then follow from the exact posterior on the nodes given the sites. For a Gaussian likelihood the right sites are
-  known (y and its noise variance) and the network has only to find them.
-- :class:`ConditionalEncoder`, ours too, starts with the likelihood's own sites and makes the mean and the row by the
-  compiled conditional of the prior. It takes about an eighth of the time of the other, and learns in fewer steps.
+- :class:`GraphConvolutionEncoder`: Liu and Liu (2019, section 3.3, eq. 13).
+- :class:`SiteEncoder`: new here. The network replaces each node's observation by a Gaussian one (a site); mean and row
+  of R then follow from the exact posterior on the nodes given the sites. For a Gaussian likelihood the right sites are
+  known (y and its noise variance), and the network only has to learn them.
+- :class:`ConditionalEncoder`: new here. It starts with the likelihood's own sites and computes the mean and the row by
+  the compiled conditional of the prior. It is about eight times as fast as :class:`SiteEncoder` and learns in fewer
+  steps.
 
-A step computes the rows of a batch and of its parents, up to (K + 1) times as many as a batch has points, where points
-lie in many dimensions nearly that. Small batches, such as the 50 of the paper, therefore cost no more per epoch than
-large ones and take many more steps.
+A step computes the rows of a batch and of its parents: up to K + 1 rows per point of the batch, and nearly that many
+where points lie in many dimensions. Small batches, such as the 50 of the paper, therefore cost about as much per epoch
+as large ones and take many more steps.
 
 All suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
-prior allows a point to differ from its parents' forecast by very little, and means that were found one neighborhood at
-a time differ by more: the divergence is then large. A nugget (`jitter` of a percent or so) or a table of parameters (no
-encoder) helps.
+prior allows a point to deviate very little from the prediction of its parents. Means that are computed one neighborhood
+at a time deviate by more, and the divergence is large. A nugget (`jitter` of a percent or so) or a table of parameters
+(no encoder) helps.
 
 Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites.
 Symbols: as in :mod:`pyro_nngp.variational.encoders.base`.

@@ -1,4 +1,4 @@
-"""What an encoder is given, what it gives, and what the encoders share.
+"""The input and output of encoders, and their shared functions.
 
 Symbols: U points, n nodes each, K parents, D inputs, L latent functions.
 """
@@ -26,17 +26,17 @@ class Neighborhood:
     """Some points and the nodes around them; node 0 is the point itself, nodes 1..K are its parents.
 
     Attributes:
-        response: what ``encoder.response`` made of y, (L, U, n) or (U, n).
+        response: values of ``encoder.response`` for y, (L, U, n) or (U, n).
         mean: mean function, (U, n), or (*L, U, n) with one for each latent function.
         x: inputs, (U, n, D).
         mask: which nodes exist.
         covariance: the kernel.
-        rank: places of the nodes in the ordering, (U, n).
+        rank: positions of the nodes in the ordering, (U, n).
         w: weights of the prior's conditional of the point given its parents, (U, K).
         var: its variance, (U,).
         jitter: relative nugget of the prior.
-        target: what the likelihood says of each node on its own, as a Gaussian observation of f at `response`: its
-            value, (L, U, n) or (U, n).
+        target: value of the Gaussian observation of f that replaces the likelihood of each node at `response`,
+            (L, U, n) or (U, n).
         precision: its precision, positive.
     """
 
@@ -54,7 +54,7 @@ class Neighborhood:
 
 
 def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
-    """y as it is, (N,) or (L, N); labels of C classes as C indicators."""
+    """y unchanged, (N,) or (L, N); labels of C classes as C indicators."""
     if isinstance(likelihood, Categorical) and likelihood.num_latents is not None:
         return F.one_hot(y.long(), likelihood.num_latents).movedim(-1, 0)
     if likelihood.num_latents is not None:
@@ -64,7 +64,7 @@ def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
 
 
 def rough_latent(likelihood: Likelihood, y: Tensor) -> Tensor:
-    """What y alone says of f: the inverse of the link, with half a count added to counts; labels become -1 and 1."""
+    """A rough f from y alone: the inverse of the link, with half a count added to counts; labels become -1 and 1."""
     values = observed(likelihood, y).to(torch.get_default_dtype() if not y.is_floating_point() else y.dtype)
     if isinstance(likelihood, (Bernoulli, Categorical)):
         return 2 * values - 1

@@ -19,10 +19,10 @@ _FEATURES = 7  # of a node
 
 
 class ConditionalEncoder(nn.Module):
-    r"""One nearest-neighbor regression on sites, corrected by a network: as quick as the prior's own conditional.
+    r"""One nearest-neighbor regression on sites, corrected by a network; as quick as the prior's conditional.
 
-    Node j comes with the Gaussian observation :math:`N(t_j, 1 / \tau_j)` of :math:`f_j` that its likelihood is at a
-    rough value of f; for Gaussian noise y and its precision, which are right at once. A network of the node alone
+    Node j has a Gaussian observation :math:`N(t_j, 1 / \tau_j)` of :math:`f_j`: the site of its likelihood at a rough
+    value of f; for Gaussian noise, y and its precision, which are exact. A network of the node alone
     shifts :math:`t_j` by some standard deviations :math:`\tau_j^{-1/2}` and scales :math:`\tau_j`. With weights
     :math:`a` and variance c of :math:`u_i` given the noisy :math:`u_j`, :math:`j \ne i`, and w, v those of the prior
     given its parents,
@@ -39,7 +39,7 @@ class ConditionalEncoder(nn.Module):
 
     Args:
         widths: of the hidden layers.
-        num_context: nearest other points that a point sees beside its parents.
+        num_context: number of nearest other points in the neighborhood, in addition to the parents.
         response: rough values of f, ``(likelihood, y) -> (N,)`` or (L, N); None is :func:`rough_latent`.
     """
 

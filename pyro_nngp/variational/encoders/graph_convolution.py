@@ -24,10 +24,10 @@ class GraphConvolutionEncoder(nn.Module):
 
     Args:
         widths: of the hidden layers.
-        response: what the nodes start with, ``(likelihood, y) -> (N,)`` or (L, N); None is y itself, as in the paper.
+        response: initial values of the nodes, ``(likelihood, y) -> (N,)`` or (L, N); None is y itself, as in the paper.
 
     Raises:
-        TypeError: if `widths` are no positive ints.
+        TypeError: if `widths` are not positive ints.
 
     Reference: Liu, Liu (2019), "Amortized variational inference with graph convolutional networks for Gaussian
     processes", AISTATS.

@@ -1,4 +1,4 @@
-"""An encoder whose network replaces observations by Gaussian ones, the sites, and conditions on them exactly.
+"""An encoder whose network replaces observations by Gaussian sites and conditions on them exactly.
 
 Cost: :math:`O(U n^3)`. Symbols: as in :mod:`pyro_nngp.variational.encoders.base`.
 """
@@ -39,8 +39,8 @@ class SiteEncoder(nn.Module):
     Args:
         input_dim: D.
         widths: of the hidden layers.
-        num_context: nearest other points that a point sees beside its parents. Points early in the ordering have no
-            parent near them.
+        num_context: number of nearest other points in the neighborhood, in addition to the parents: points early in the
+            ordering have no near parents.
         response: rough values of f, ``(likelihood, y) -> (N,)`` or (L, N); None is :func:`rough_latent`.
     """
 
@@ -98,13 +98,13 @@ class SiteEncoder(nn.Module):
         adjacency = normalized(correlation)
         for own, passed in zip(self.own, self.passed, strict=True):
             hidden = F.relu(own(hidden) + adjacency @ passed(hidden))
-        return 8 * (self.head(hidden) / 8).tanh()  # exponents that no precision overflows at
+        return 8 * (self.head(hidden) / 8).tanh()  # bounded, so that no exponential overflows
 
 
 def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
     """Mean at node 0 and its row of the posterior's factor, (..., U, K + 1), parents as listed, then the diagonal.
 
-    In double precision, where the nugget keeps the kernel matrices of near duplicates positive definite.
+    Computed in double precision, in which the nugget keeps the kernel matrices of near duplicates positive definite.
     """
     n, k = near.mask.shape[1], near.w.shape[1]
     node = torch.arange(n, device=cov.device)

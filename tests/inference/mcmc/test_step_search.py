@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.infer import MCMC
+from pyro.infer.autoguide.initialization import init_to_generated, init_to_value
 
 from pyro_nngp.inference import SGHMC, SGLD, SGMCMC, SGNHT, Minibatch
 from pyro_nngp.inference.mcmc.step_search import updates_per_draw
@@ -69,3 +70,19 @@ def test_updates_per_draw_are_the_autocorrelation_time():
     assert updates_per_draw(x, 4_000) == pytest.approx(4 * 1.8 / 0.2, rel=0.3)
     assert updates_per_draw(x.cumsum(0), 1_000) == 100
     assert updates_per_draw(x[:10], 20) == 10
+
+
+def test_starts_in_log_linear_tails_of_correlated_regressions():
+    """Far out a logistic likelihood has no curvature, and steps as long as the prior's would lead from tail to tail."""
+    torch.manual_seed(0)
+    x = 0.9**0.5 * torch.randn(500, 1, dtype=F64) + 0.1**0.5 * torch.randn(500, 5, dtype=F64)
+    y = dist.Bernoulli(logits=x @ torch.randn(5, dtype=F64)).sample()
+
+    def model():
+        w = pyro.sample("w", dist.Normal(torch.zeros(5, dtype=F64), 10.0).to_event(1))
+        pyro.sample("y", dist.Bernoulli(logits=w @ x.mT).to_event(1), obs=y)
+
+    starts = init_to_generated(generate=lambda: init_to_value(values={"w": 3 * torch.randn(5, dtype=F64)}))
+    mcmc = SGMCMC(SGHMC(model, init_strategy=starts, num_steps=20), 50, 120, 4, disable_progbar=True)
+    mcmc.run()  # warnings are errors
+    assert mcmc.get_samples()["w"].std(0).max() < 0.45  # of the Laplace approximation: .30

@@ -1,5 +1,6 @@
 """How many neighbors are enough: in training where K was not given, and in predictions."""
 
+import copy
 import itertools
 
 import pytest
@@ -12,6 +13,7 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, Vecchia
+from pyro_nngp.neighbors.numbers import NeighborTrial
 
 methods = pytest.mark.parametrize("method", [Vecchia, LOO])
 
@@ -76,6 +78,41 @@ def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, wa
     enough = next((k for k, gain in zip(sizes, gains, strict=False) if gain < 0.01), 512)
     assert gp.prediction_neighbors() == enough
     assert enough == want if want else enough > 8
+
+
+@pytest.mark.parametrize("method", [Vecchia, nngp.VNNGP])
+def test_a_number_that_was_chosen_is_kept_until_it_may_be_another(method, monkeypatch):
+    x, y = smooth(600, 4)
+    tried = []
+    old = NeighborTrial.enough
+
+    def counted(trial, scores, *rest):
+        return old(trial, lambda near: tried.append(near.shape[1]) or scores(near), *rest)
+
+    def number(gp):
+        tried.clear()
+        return gp.plan(x[:2], None).shape[1]
+
+    monkeypatch.setattr(NeighborTrial, "enough", counted)
+    gp = method(x, y, Matern52(4, variance=1.0, lengthscale=3.0), Gaussian(1e-4), num_neighbors=8)
+    gp.solve()
+    first = number(gp)
+    again = number(gp)
+    assert (again, len(tried)) == (first, 1)
+    gp.kernel.lengthscale = 0.3
+    gp.solve()
+    fewer = number(gp)
+    assert len(tried) > 1 or method is nngp.VNNGP
+    assert fewer < first
+    gp.kernel.lengthscale = 3.0
+    gp.solve()
+    assert number(gp) == first
+    gp.refresh_neighbors()
+    assert number(gp) == number(copy.deepcopy(gp))
+    fit(gp, 3, progress=False)
+    known = number(gp)
+    gp.graph.refresh()  # forgets
+    assert number(gp) == known
 
 
 def test_a_last_doubling_that_does_not_fit_is_no_reason_for_fewer():

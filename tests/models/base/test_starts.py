@@ -25,6 +25,7 @@ from pyro_nngp.likelihoods import (
 )
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+from pyro_nngp.models.base.start_scales import frozen_copy, place_scales
 
 F64 = torch.float64
 N = 300
@@ -275,6 +276,35 @@ def test_shape_parameters_start_at_moments():
     assert 2 < gamma.concentration.item() < 8
 
 
+COMPOSITES = {
+    "product": lambda: Matern52(1, active_dims=[0]) * Matern12(1, active_dims=[1]),
+    "sum": lambda: Matern52(1, active_dims=[0]) + Matern12(1, active_dims=[1]),
+    "product with a sum": lambda: Matern52(1, active_dims=[0]) * (Matern12(1, active_dims=[1]) + Constant(2)),
+}
+
+
+@pytest.mark.parametrize("kernel", COMPOSITES.values(), ids=COMPOSITES)
+def test_parts_of_a_kernel_share_the_variance_of_the_data(field, kernel):
+    """Their product or sum has it, not each of them."""
+    x, _, y = field
+    whole = kernel()
+    work, slots = frozen_copy(whole, unset_hyperparameters(whole), x.device)
+    place_scales(work, slots, x, y[None], 7.0)
+    torch.testing.assert_close(work.bind().diag(x).mean(), torch.tensor(7.0, dtype=F64), rtol=1e-9, atol=0)
+    variances = [slot.part.variance for slot in slots if slot.name == "variance"]
+    want = {"product": [7**0.5] * 2, "sum": [3.5] * 2, "product with a sum": [7**0.5, 7**0.5 / 2, 7**0.5 / 2]}
+    expected = next(want[name] for name, make in COMPOSITES.items() if make is kernel)
+    torch.testing.assert_close(torch.stack(variances), torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kernel", [COMPOSITES["product"], COMPOSITES["sum"]], ids=["product", "sum"])
+def test_composite_kernels_start_the_same_in_all_units(field, kernel):
+    x, y = field[0][:120], field[2][:120]
+    plain, scaled = Vecchia(x, y, kernel(), num_neighbors=8), Vecchia(x, 1e5 * y, kernel(), num_neighbors=8)
+    ratio = scaled.kernel.bind().diag(x) / plain.kernel.bind().diag(x)
+    torch.testing.assert_close(ratio.detach(), torch.full_like(ratio, 1e10), rtol=1e-4, atol=0)
+
+
 def test_outputs_have_levels_of_their_own(field):
     x, _, y = field
     both = torch.stack([y, 50 + y.flip(0)], -1)
@@ -347,3 +377,27 @@ def test_linear_mean_is_solved_for(field):
     with torch.no_grad():
         want = torch.stack([gp.mean(UTM + 1e5 * x[:1])[0]])
     torch.testing.assert_close(want, trend[:1], rtol=0, atol=5e3)
+
+
+@pytest.mark.parametrize("method", [LOO, pytest.param(Vecchia, marks=pytest.mark.slow)])
+def test_neighbors_in_space_and_time_follow_a_product_kernel(method):
+    """Places in km and times in days: distances in raw units say nothing of which points matter."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1000 * torch.rand(900, 2, generator=generator, dtype=F64)
+    x = torch.cat([x, torch.randint(0, 14, (900, 1), generator=generator)], -1)
+
+    def kernel(*values):
+        variance, place, time = values or (None, None, None)
+        return Matern32(2, variance, place, [0, 1]) * Matern12(1, None if variance is None else 1.0, time, [2])
+
+    true = kernel(1.0, torch.full((2,), 400.0, dtype=F64), 0.5)
+    f = draw(true.bind()(x, x))
+    y = f + 0.1 * torch.randn(900, generator=generator, dtype=F64)
+    gp = method(x[:700], y[:700], kernel(), num_neighbors=8)
+    fit(gp, progress=False)
+    near = gp.graph.others(8)
+    assert (x[near, 2] == x[:700, None, 2]).double().mean() > 0.8
+    best = method(x[:700], y[:700], true, Gaussian(0.01), num_neighbors=8, mean=lambda z: torch.zeros_like(z[:, 0]))
+    errors = [(one(x[700:])[0].detach() - f[700:]).square().mean().sqrt() for one in (gp, best)]
+    assert errors[0] < 1.05 * errors[1]
+    assert errors[1] < 0.35

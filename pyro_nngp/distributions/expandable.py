@@ -1,0 +1,27 @@
+"""A base for distributions whose parameters are tensors with leading batch dimensions."""
+
+from typing import Any, ClassVar, Self
+
+import torch
+from pyro.distributions import TorchDistribution
+
+
+class Expandable(TorchDistribution):
+    """A distribution that expands the tensors named in `batched` and shares all other attributes.
+
+    Attributes:
+        batched: names of the attributes that are tensors of shape batch_shape + (...).
+    """
+
+    batched: ClassVar[tuple[str, ...]]
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
+        """The same distribution with a broadcast batch shape; no tensor is copied."""
+        new = self._get_checked_instance(type(self), _instance)
+        new.__dict__.update(self.__dict__)
+        for name in self.batched:
+            tensor = getattr(self, name)
+            inner = tensor.shape[len(self.batch_shape) :]
+            setattr(new, name, tensor.expand(torch.Size(batch_shape) + inner))
+        new._batch_shape = torch.Size(batch_shape)
+        return new

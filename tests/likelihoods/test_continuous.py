@@ -1,0 +1,82 @@
+"""Likelihoods of real and positive data: closed forms, tails, noise per output."""
+
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.likelihoods import grid, scalar, tensor
+
+from pyro_nngp.kernels import RBF
+from pyro_nngp.likelihoods import (
+    Gamma,
+    Gaussian,
+    HeteroskedasticGaussian,
+    Likelihood,
+    StudentT,
+)
+from pyro_nngp.models import SVGP
+
+
+def test_heteroskedastic_closed_form_equals_product_quadrature() -> None:
+    likelihood = HeteroskedasticGaussian()
+    nodes, weights = np.polynomial.hermite_e.hermegauss(100)
+    t, w = torch.as_tensor(nodes), torch.as_tensor(weights / weights.sum())
+    loc, var, y = tensor(0.4, -0.8), tensor(0.6, 0.9), scalar(1.3)
+    f = torch.stack(torch.meshgrid(loc[0] + var[0].sqrt() * t, loc[1] + var[1].sqrt() * t, indexing="ij"))
+    want = w @ likelihood.forward(f).log_prob(y) @ w
+    got = likelihood.expected_log_prob(y[None], loc[:, None], var[:, None])
+    torch.testing.assert_close(got, want[None], rtol=1e-9, atol=0.0)
+
+
+@pytest.mark.parametrize("likelihood", [Gamma(2.5), StudentT(5.0, 0.5)], ids=lambda v: type(v).__name__)
+def test_continuous_marginals_integrate_to_one_with_the_stated_moments(likelihood: Likelihood) -> None:
+    y = torch.linspace(-80, 80, 20_001, dtype=torch.float64)
+    y = y[y > 0] if isinstance(likelihood, Gamma) else y
+    marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
+    density = marginal.log_prob(y).exp() * (y[1] - y[0])
+    assert density.sum().item() == pytest.approx(1.0, abs=1e-5)
+    mean = (density * y).sum()
+    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-4)
+    assert marginal.variance.item() == pytest.approx((density * (y - mean) ** 2).sum().item(), rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("loc", "var", "y"),
+    [((0.0, -2.0), (1.0, 0.3), 0.5), ((0.0, -6.0), (1e-4, 1.0), 0.2), ((0.0, 0.0), (0.01, 9.0), 2.0)],
+)
+def test_heteroskedastic_marginal(loc: tuple[float, float], var: tuple[float, float], y: float) -> None:
+    log_noise, log_weights = grid(loc[1], var[1])
+    want = (log_weights + dist.Normal(loc[0], (var[0] + log_noise.exp()).sqrt()).log_prob(scalar(y))).logsumexp(0)
+    marginal = HeteroskedasticGaussian().marginal(tensor(*loc)[:, None], tensor(*var)[:, None])
+    assert marginal.batch_shape == (1,)
+    assert marginal.log_prob(scalar(y)).item() == pytest.approx(want.item(), abs=1e-5)
+    assert marginal.mean.item() == pytest.approx(loc[0])
+
+
+def test_one_noise_variance_per_output() -> None:
+    noise = tensor(0.1, 3.0)[:, None]
+    likelihood = Gaussian(noise)
+    y, loc, var = torch.randn(3, 2, 5, dtype=torch.float64).unbind()
+    var = var.square()
+    torch.testing.assert_close(likelihood.marginal(loc, var).variance, var + noise)
+    pyro.clear_param_store()
+    alone = Gaussian(scalar(3.0)).expected_log_prob(y[1], loc[1], var[1])
+    pyro.clear_param_store()
+    torch.testing.assert_close(likelihood.expected_log_prob(y, loc, var)[1], alone)
+
+
+def test_heavy_tails_in_float32() -> None:
+    """Half a degree of freedom: mixture components of noise variance beyond the range of float32."""
+    likelihood = StudentT(0.5)
+    log_prob = likelihood.marginal(torch.zeros(3), torch.ones(3)).log_prob(torch.tensor([0.0, 1e3, 1e6]))
+    assert log_prob.isfinite().all()
+    assert all(g.isfinite() for g in torch.autograd.grad(log_prob.sum(), list(likelihood.parameters())))
+
+
+def test_integer_targets_are_numbers_to_a_gaussian() -> None:
+    x, y = torch.rand(30, 2), torch.arange(30)
+    fits = [SVGP(x, targets, RBF(2), Gaussian(0.3), inducing=5) for targets in (y, y.float())]
+    for gp in fits:
+        gp.solve()
+    torch.testing.assert_close(fits[0](x[:4]), fits[1](x[:4]))

@@ -1,0 +1,124 @@
+"""Likelihoods of labels, classes, ratings and counts: relations, values by hand, tails, data off the support."""
+
+import math
+from collections.abc import Callable
+
+import pyro
+import pytest
+import torch
+from oracles.likelihoods import tensor
+
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Binomial,
+    Categorical,
+    Likelihood,
+    NegativeBinomial,
+    Ordinal,
+    Poisson,
+    StudentT,
+)
+
+CUTS = torch.tensor([-1.0, 0.2, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "values"),
+    [
+        (Bernoulli(), range(2)),
+        (Binomial(7), range(8)),
+        (Poisson(), range(400)),
+        (NegativeBinomial(1.7), range(2000)),
+        (Ordinal(CUTS), range(4)),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Likelihood) else "",
+)
+def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likelihood, values: range) -> None:
+    y = torch.tensor(values, dtype=torch.float64)
+    marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
+    probabilities = marginal.log_prob(y).exp()
+    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
+    if not isinstance(likelihood, Ordinal):
+        mean = (probabilities * y).sum()
+        assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
+        assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
+
+
+def test_negative_binomial_mean_and_variance() -> None:
+    conditional = NegativeBinomial(2.5)(tensor(0.7))
+    mean = 2.5 * math.exp(0.7)
+    assert conditional.mean.item() == pytest.approx(mean)
+    assert conditional.variance.item() == pytest.approx(mean * (1 + math.exp(0.7)))
+
+
+def test_two_classes_are_a_logistic_regression_on_the_difference() -> None:
+    loc, var = torch.randn(2, 6, dtype=torch.float64), torch.rand(2, 6, dtype=torch.float64)
+    y = torch.tensor([0, 1, 1, 0, 1, 0])
+    two, one = Categorical(2), Bernoulli(num_quadrature=100)
+    difference = (loc[1] - loc[0], var[0] + var[1])
+    torch.testing.assert_close(
+        two.expected_log_prob(y, loc, var), one.expected_log_prob(y, *difference), rtol=0.0, atol=1e-4
+    )
+    torch.testing.assert_close(two.marginal(loc, var).probs[:, 1], one.marginal(*difference).probs, rtol=0.0, atol=1e-4)
+    assert two(loc).log_prob(y).shape == (6,)
+
+
+def test_ordinal_probabilities_by_hand() -> None:
+    f, cuts = tensor(-0.7, 2.0), CUTS.double()
+    for link, cdf in (("logit", torch.sigmoid), ("probit", torch.special.ndtr)):
+        pyro.clear_param_store()
+        below = cdf(cuts - f[:, None])
+        want = torch.cat([below, torch.ones(2, 1)], 1) - torch.cat([torch.zeros(2, 1), below], 1)
+        torch.testing.assert_close(Ordinal(cuts, link)(f).probs, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32], ids=str)
+def test_labels_of_any_type(dtype: torch.dtype) -> None:
+    labels = torch.tensor([0, 1, 1]).to(dtype)
+    loc, var = torch.randn(3), torch.rand(3)
+    likelihood = Bernoulli()
+    likelihood.check(labels)
+    for value in (
+        likelihood(loc).log_prob(labels),
+        likelihood.expected_log_prob(labels, loc, var),
+        likelihood.marginal(loc, var).log_prob(labels),
+    ):
+        assert value.dtype == torch.float32
+    with pyro.plate("data", 3):
+        pyro.sample("y", likelihood(loc), obs=labels)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y", "f", "exact"),
+    [
+        (Bernoulli(), 1.0, -50.0, -50.0),
+        (Bernoulli("probit"), 1.0, -50.0, -1254.8313611394),
+        (Bernoulli("probit"), 0.0, 50.0, -1254.8313611394),
+        (Ordinal(torch.tensor([-1.0, 1.0])), 1.0, -50.0, -49 + math.log1p(-math.exp(-2))),
+        (Ordinal(torch.tensor([-1.0, 1.0]), "probit"), 1.0, 50.0, -1205.3111748916656),
+    ],
+)
+def test_tail_values(likelihood: Likelihood, y: float, f: float, exact: float) -> None:
+    for dtype, rel in ((torch.float32, 1e-5), (torch.float64, 1e-9)):
+        pyro.clear_param_store()
+        assert likelihood(torch.tensor(f, dtype=dtype)).log_prob(torch.tensor(y)).item() == pytest.approx(
+            exact, rel=rel
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Binomial(2.5), r"Binomial: expected total_count to be an int, got 2.5. Pass the number of trials"),
+        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Count the distinct"),
+        (lambda: StudentT(num_quadrature=9.0), r"StudentT: expected num_quadrature to be an int, got 9.0"),
+    ],
+)
+def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        make()
+
+
+def test_integer_data_pass() -> None:
+    for likelihood in (Bernoulli(), Binomial(2), Poisson(), NegativeBinomial(), Categorical(2), Ordinal(CUTS)):
+        likelihood.check(torch.tensor([[0, 1], [1, 0]]))

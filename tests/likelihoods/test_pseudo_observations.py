@@ -1,0 +1,87 @@
+"""Gaussian observations that replace data, by bisection, and the shapes that counts start with, against the truth."""
+
+import math
+
+import pytest
+import torch
+from oracles.likelihoods import tensor
+from torch.distributions import Beta
+
+from pyro_nngp.likelihoods import (
+    Categorical,
+    Gaussian,
+    HeteroskedasticGaussian,
+    LogNormal,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
+from pyro_nngp.likelihoods.pseudo_observations import predictive_log_density, pseudo_observations, start_shape
+
+F64 = torch.float64
+Y = tensor(0.5, 3.0, 1.0, 8.0)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), StudentT()])
+def test_targets_with_an_identity_link_observe_themselves(likelihood):
+    found = pseudo_observations(likelihood.bind(), Y)
+    assert found.noise is None
+    assert torch.equal(found.obs, Y)
+    assert found.level == Y.median()
+
+
+def test_logarithms_of_log_normal_targets_are_observations():
+    found = pseudo_observations(LogNormal().bind(), Y)
+    torch.testing.assert_close(found.obs, Y.log())
+    assert found.level == Y.log().median()
+
+
+def test_noise_of_the_heteroskedastic_normal_starts_at_its_robust_level():
+    y = 3 + 0.2 * torch.randn(20_000, dtype=torch.float64)
+    level = pseudo_observations(HeteroskedasticGaussian().bind(), y).level
+    torch.testing.assert_close((level[1] / 2).exp(), torch.tensor(0.2, dtype=torch.float64), rtol=0.03, atol=0)
+
+
+def test_counts_are_observed_by_their_laplace_approximation():
+    y = tensor(0, 1, 1, 4, 30)
+    found = pseudo_observations(Poisson().bind(), y)
+    torch.testing.assert_close(found.level, y.mean().log(), rtol=0, atol=1e-3)  # the best constant
+    low, high = torch.full_like(y, -20.0), torch.full_like(y, 20.0)
+    for _ in range(80):  # y - exp(f) = (f - level) / 4 falls in f
+        middle = (low + high) / 2
+        above = y - middle.exp() > (middle - found.level) / 4
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    precision = torch.maximum(low.exp(), (y - low.exp()).abs() / 6)
+    torch.testing.assert_close(found.noise, 1 / precision, rtol=1e-3, atol=0)
+    torch.testing.assert_close(found.obs, low + (y - low.exp()) / precision, rtol=1e-3, atol=1e-3)
+
+
+def test_classes_start_at_their_log_frequencies():
+    y = torch.tensor([0, 0, 0, 1, 2, 2])
+    found = pseudo_observations(Categorical(3).bind(), y)
+    want = (y.bincount().double() + 0.5).log()
+    torch.testing.assert_close(found.level, want - want.mean())
+    assert found.obs.shape == found.noise.shape == (3, 6)
+    assert (found.obs.argmax(0) == y).all()
+
+
+@pytest.mark.parametrize("size", [0.5, 4.0])
+def test_the_size_of_counts_whose_rates_span_orders_of_magnitude(size):
+    """Moments, which see the few largest counts alone, are off by factors of 5 and 10 here."""
+    torch.manual_seed(0)
+    f = 3 + 3 * torch.randn(512, 1, dtype=F64)
+    counts = NegativeBinomial(size).bind()(f.expand(512, 9)).sample()
+    found = start_shape(NegativeBinomial(), "total_count", counts[:, 0], counts[:, 1:])
+    assert abs(math.log(found / size)) < 0.25
+
+
+def test_the_predictive_density_is_the_compound_one():
+    """The density of a count given two neighbors, against integration over p."""
+    size, counts = 1.7, torch.tensor([3.0, 1.0, 6.0], dtype=F64)
+    p = (torch.arange(200_000, dtype=F64) + 0.5) / 200_000
+    densities = NegativeBinomial(size).bind()(torch.logit(p)).log_prob(counts[:, None])
+    prior = Beta(0.5, 1.0).log_prob(p)  # of the weight of a further count
+    joint = (densities.sum(0) + prior).exp().mean().log()
+    want = joint - (densities[1:].sum(0) + prior).exp().mean().log()
+    got = predictive_log_density(counts[:1], counts[None, 1:], torch.tensor([[size]], dtype=F64))
+    torch.testing.assert_close(got, want[None, None], rtol=1e-4, atol=0)

@@ -1,0 +1,48 @@
+"""The nearest other points: searched when a batch asks for them, ties in random order."""
+
+import pytest
+import torch
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Bernoulli
+from pyro_nngp.models import LOO
+from pyro_nngp.neighbors.leave_one_out import NearestOthers
+
+F64 = torch.float64
+
+
+N = 40
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
+    x, _ = data()
+    table = NearestOthers(x, 4)
+    assert (table.neighbors == -1).all()
+    table.batch(torch.tensor([5, 2]))
+    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
+    lengthscale = torch.tensor([0.1, 2.0], dtype=F64)
+    table.refresh(lengthscale)
+    assert (table.neighbors == -1).all()
+    table.batch()
+    distance = torch.cdist(x / lengthscale, x / lengthscale).fill_diagonal_(torch.inf)
+    assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
+    with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
+        NNGP(kernel(), table)
+
+
+def test_ties_do_not_follow_the_order_of_the_file():
+    """Of many rows at one place, sorted by label, the neighbors hold both labels."""
+    y = torch.arange(200) >= 100
+    gp = LOO(torch.zeros(200, 1, dtype=F64), y, Matern52(1), Bernoulli(), num_neighbors=20)
+    gp.model()
+    assert 3 < gp.y[gp.graph.neighbors[0]].sum() < 17

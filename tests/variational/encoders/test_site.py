@@ -1,0 +1,56 @@
+"""The encoder by sites against the exact posterior."""
+
+import pytest
+import torch
+from oracles.dense import dense_cholesky, dense_covariance
+
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import (
+    Gaussian,
+)
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models import NPVI
+from pyro_nngp.variational.encoders import (
+    SiteEncoder,
+)
+
+F64 = torch.float64
+
+
+N = 48
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def dense(gp):
+    """R of q(u), as a matrix."""
+    return dense_cholesky(gp.local.distribution()).detach()
+
+
+@pytest.mark.parametrize("num_neighbors", [4, N - 1])
+def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
+    """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
+    x, y = data()
+    encoder = SiteEncoder(2, num_context=N - 1)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=ConstantMean(0.0))
+    variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
+    encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
+    q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
+    tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
+    half = torch.linalg.solve_triangular(tril, cov, upper=False)
+    want, root = cov - half.mT @ half, dense(gp)
+    torch.testing.assert_close(q.loc, cov @ torch.cholesky_solve(y[:, None], tril)[:, 0], rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(q.variance.detach(), want.diagonal(), rtol=1e-7, atol=0)
+    for i in range(N):
+        near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
+        near = near[torch.argsort(torch.argsort(gp.graph.order)[near])]
+        nodes = torch.cat([near, torch.tensor([i])])
+        row = torch.linalg.cholesky(want[nodes][:, nodes])[-1]
+        torch.testing.assert_close(root[i, nodes], row, rtol=1e-6, atol=1e-9)

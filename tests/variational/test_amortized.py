@@ -1,0 +1,233 @@
+"""Guides computed by an encoder: invariances, gradients, training, transfer to other data, state."""
+
+import copy
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from oracles.dense import dense_cholesky, dense_covariance
+from pyro.infer import SVI
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+
+from pyro_nngp._memory import block_limit
+from pyro_nngp.inference import IntegratedELBO, fit
+from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+)
+from pyro_nngp.means import ConstantMean
+from pyro_nngp.models import NPVI
+from pyro_nngp.variational.encoders import (
+    ConditionalEncoder,
+    GraphConvolutionEncoder,
+    SiteEncoder,
+    observed,
+)
+
+F64 = torch.float64
+
+
+N = 48
+
+
+ENCODERS = [
+    GraphConvolutionEncoder,
+    lambda: SiteEncoder(2, num_context=6),
+    lambda: ConditionalEncoder(num_context=6),
+]
+
+
+def data(n=N, dtype=F64):
+    x = torch.rand(n, 2, dtype=dtype)
+    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
+
+
+def kernel():
+    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
+
+
+def shaken(encoder, amount=0.3):
+    """The encoder with every parameter moved, so that no output is zero or constant by its start."""
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.add_(amount * torch.randn_like(parameter))
+    return encoder
+
+
+def loss(gp, *args, elbo=None):
+    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
+
+
+def dense(gp):
+    """R of q(u), as a matrix."""
+    return dense_cholesky(gp.local.distribution()).detach()
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_order_of_neighbors_does_not_matter(make):
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
+    before, loc = dense(gp), gp.local.distribution().loc
+    gp.graph.neighbors.copy_(gp.graph.neighbors[:, torch.randperm(6)])
+    torch.testing.assert_close(dense(gp), before, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(gp.local.distribution().loc, loc, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_neither_row_order_nor_translation_matters(make):
+    x, y = data()
+    encoder, shuffle, order = shaken(make()), torch.randperm(N), torch.randperm(N)
+    settings = {"kernel": kernel(), "likelihood": Gaussian(0.1), "num_neighbors": 6}
+    one = NPVI(x, y, ordering=order, encoder=encoder, **settings)
+    two = NPVI(
+        x[shuffle] + 3, y[shuffle], ordering=torch.argsort(shuffle)[order], encoder=copy.deepcopy(encoder), **settings
+    )
+    torch.testing.assert_close(dense(two), dense(one)[shuffle][:, shuffle], rtol=1e-6, atol=1e-9)
+    assert loss(two) == pytest.approx(loss(one), rel=1e-6)
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_some_rows_in_chunks_are_those_of_all(make):
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
+    whole, rows = gp.local.distribution(), torch.tensor([4, 9, 17, 30, 31])
+    with block_limit(2 * 13**2):
+        part = gp.local.distribution(rows)
+    for got, want in ((part.loc, whole.loc), (part.scale, whole.scale), (part.weights, whole.weights)):
+        torch.testing.assert_close(got, want[rows])
+    assert torch.equal(part.pattern, whole.pattern[rows])
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_predictions_use_the_covariance_between_neighbors(make):
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), mean=ConstantMean(0.0))
+    new, _ = data(5)
+    loc, var = gp(new, num_neighbors=N)
+    q, root, cov = gp.local.distribution(), dense(gp), dense_covariance(gp.kernel, x).detach()
+    cross = gp.kernel(x, new).detach()
+    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(cov))
+    own = gp.kernel(new, diag=True).detach() * (1 + 1e-6)
+    want = own - (weights * cross).sum(0) + (weights.mT @ root).square().sum(-1)
+    torch.testing.assert_close(loc.detach(), q.loc.detach() @ weights, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(var.detach(), want, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_gradients_flow_through_the_kernel_values_that_the_guide_reads(make):
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=shaken(make(), 0.1))
+    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
+    (parameter,) = [p for name, p in gp.kernel.named_parameters() if "lengthscale" in name]
+    values = []
+    for step in (1e-5, -1e-5):
+        parameter.data[0] += step
+        values.append(loss(gp))
+        parameter.data[0] -= step
+    assert float(parameter.grad[0]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_training_amortizing_and_what_is_shared(make):
+    x, y = data(200)
+    k = Matern32(2, lengthscale=torch.tensor(0.1, dtype=F64))
+    k.requires_grad_(False)
+    gp = NPVI(x, y, k, Gaussian(0.05), num_neighbors=6, encoder=make())
+    before = loss(gp)
+    assert not gp.can_solve
+    fit(gp, 30, batch_size=50, lr=0.03, refresh_every=20, progress=False)
+    assert loss(gp) < before
+
+    other_x, other_y = data(90)
+    other = gp.amortize(other_x, other_y)
+    untrained = NPVI(other_x, other_y, copy.deepcopy(k), Gaussian(0.05), num_neighbors=6, encoder=make())
+    assert loss(other) < loss(untrained)
+    sizes = [sum(p.numel() for p in model.local.parameters()) for model in (gp, other)]
+    assert sizes[0] == sizes[1] < 2 * 1000
+
+    kept = loss(gp)
+    svi = SVI(other.model, other.guide, Adam({"lr": 0.1}), IntegratedELBO())
+    svi.step()
+    assert loss(gp) == kept
+
+
+@pytest.mark.parametrize(("make", "left"), [(lambda: SiteEncoder(2), 0.15), (ConditionalEncoder, 0.25)])
+def test_a_trained_encoder_is_near_the_optimum(make, left):
+    x, y = data(200)
+    k = Matern32(2, variance=torch.tensor(0.5), lengthscale=torch.tensor(0.05)).requires_grad_(False)
+    likelihood = Gaussian(0.05).requires_grad_(False)
+    start, best = (NPVI(x, y, k, likelihood, num_neighbors=8, encoder=e) for e in (make(), None))
+    begun = loss(start)
+    best.solve()
+    fit(start, 40, batch_size=50, lr=0.05, progress=False)
+    assert loss(start) - loss(best) < left * (begun - loss(best))
+
+
+def test_hyperparameters_with_priors_reach_encoder_and_amortized_model():
+    x, y = data()
+    k = kernel()
+    k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2, dtype=F64), 1.0).to_event(1))
+    metric = torch.ones(2, dtype=F64)  # one graph, whatever the lengthscale
+    gp = NPVI(x, y, k, Gaussian(0.1), num_neighbors=5, encoder=shaken(SiteEncoder(2)), metric=metric)
+    svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
+    for _ in range(5):
+        svi.step()
+    trace = pyro.poutine.trace(gp.guide).get_trace()
+    drawn, value = trace.nodes["kernel.lengthscale"]["value"].detach(), trace.nodes["u"]["fn"].mean.detach()
+    fixed = copy.deepcopy(gp.kernel)
+    fixed.lengthscale = drawn
+    same = NPVI(
+        x,
+        y,
+        fixed,
+        Gaussian(0.1),
+        num_neighbors=5,
+        encoder=copy.deepcopy(gp.local.encoder),
+        mean=copy.deepcopy(gp.mean),
+        metric=metric,
+    )
+    torch.testing.assert_close(same.local.distribution().loc.detach(), value)
+    other = gp.amortize(x, y)
+    torch.testing.assert_close(other(x[:4]), gp(x[:4]))
+
+
+@pytest.mark.parametrize("make", ENCODERS)
+def test_saving_copying_and_pickling_keep_predictions(make):
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=shaken(make()))
+    gp.refresh_neighbors()
+    fresh = NPVI(x, y, kernel(), Gaussian(), num_neighbors=5, encoder=make(), seed=3)
+    fresh.load_state_dict(gp.state_dict())
+    for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
+        torch.testing.assert_close(other(x[:5]), gp(x[:5]), rtol=0, atol=0)
+        other.kernel.lengthscale = torch.tensor([0.1, 0.1], dtype=F64)
+        assert not torch.equal(other.local.distribution().loc, gp.local.distribution().loc)  # it reads its own kernel
+
+
+def test_several_latent_functions_are_encoded_side_by_side():
+    x, f = data()
+    y = torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=F64))
+    gp = NPVI(x, y, kernel(), Categorical(3), num_neighbors=5, encoder=shaken(SiteEncoder(2)))
+    assert len(set(gp.mean.value.tolist())) > 1
+    encoder, mean = copy.deepcopy(gp.local.encoder), ConstantMean(gp.mean.value[1].item())
+    single = NPVI(x, (y == 1).double(), kernel(), Bernoulli(), num_neighbors=5, encoder=encoder, mean=mean)
+    both, one = gp.local.distribution(), single.local.distribution()
+    assert both.batch_shape == (3,)
+    torch.testing.assert_close(both.loc[1], one.loc)
+    torch.testing.assert_close(both.weights[1], one.weights)
+    assert observed(gp.likelihood, y).shape == (3, N)
+    assert gp.predict(x[:3]).log_prob(y[:3]).shape == (3,)
+
+
+def test_an_amortized_model_has_the_nugget_that_its_encoder_was_trained_with():
+    x, y = data()
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=SiteEncoder(2).double(), jitter=0.02)
+    other = gp.amortize(x, y)
+    assert other.jitter == gp.jitter == 0.02
+    torch.testing.assert_close(other.local.distribution().scale, gp.local.distribution().scale)
+    torch.testing.assert_close(other(x[:5] + 0.01), gp(x[:5] + 0.01))
