@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
@@ -104,6 +105,22 @@ def check_path(where: str, arg: str, value: Any) -> None:
     """Raise ``TypeError`` unless `value` names a file."""
     if not isinstance(value, str | os.PathLike):
         fail(where, arg, "to be a path", type(value).__name__, "Name a file.", TypeError)
+
+
+def import_extra(where: str, name: str, extra: str) -> Any:
+    """A module that an extra of the package installs, or one that it has.
+
+    Raises:
+        ImportError: if it is not installed.
+    """
+    package = name.partition(".")[0]
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise
+        cure = f"Run pip install 'pyro-nngp[{extra}]'."
+        fail(where, package, "to be installed", "no such package", cure, ImportError, error)
 
 
 def check_device(where: str, device: Any) -> None:

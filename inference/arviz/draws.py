@@ -69,8 +69,8 @@ class MCMCDraws:
                 found["diverging"] = (("chain", "draw"), diverging[:, self._kept])
             elif all(isinstance(value, (int, float)) for value in values):
                 found[name.replace(" ", "_")] = (("chain",), np.asarray(values))
-        for name, values in self._recorded("draws").items():
-            found[name] = (("chain", "draw"), values[:, self._kept])
+        for name, recorded in self._recorded("draws").items():
+            found[name] = (("chain", "draw"), recorded[:, self._kept])
         return found
 
     def warmup(self) -> tuple[dict[str, Tensor], Statistics]:
@@ -79,7 +79,8 @@ class MCMCDraws:
         transforms = getattr(self._mcmc, "transforms", None) or {}
         values = {name: torch.as_tensor(value) for name, value in kept.items()}
         values = {name: transforms[name].inv(z) if name in transforms else z for name, z in values.items()}
-        statistics = {n: (("chain", "draw"), value) for n, value in self._recorded("warmup").items()} if kept else {}
+        recorded = self._recorded("warmup") if kept else {}
+        statistics: Statistics = {name: (("chain", "draw"), value) for name, value in recorded.items()}
         return values, statistics
 
     def _recorded(self, part: str) -> dict[str, np.ndarray]:

@@ -1,11 +1,10 @@
 """ArviZ and xarray, which are optional: imported where they are needed, or missed by the name of their extra."""
 
 from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import import_extra
 
 
 def library(where: str, name: str) -> Any:
@@ -14,14 +13,7 @@ def library(where: str, name: str) -> Any:
     Raises:
         ImportError: if it is not installed.
     """
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        package = name.partition(".")[0]
-        if error.name is None or error.name.partition(".")[0] != package:
-            raise
-        cure = "Run pip install 'pyro-nngp[arviz]'."
-        fail(where, package, "to be installed", "no such package", cure, ImportError, error)
+    return import_extra(where, name, "arviz")
 
 
 def is_old() -> bool:

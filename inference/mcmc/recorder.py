@@ -59,7 +59,7 @@ class _Record:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._energy, self._leaves = np.nan, np.nan
+        self._energy, self._leaves, self._mean = np.nan, np.nan, 0.0
         self._start()
         kernel._sample_r, kernel.diagnostics = self._sample_momentum, self._diagnostics
         if isinstance(kernel, NUTS):
@@ -108,7 +108,9 @@ class _Record:
         return type(self.kernel)._build_basetree(self.kernel, *args)
 
     def _diagnostics(self) -> dict[str, Any]:
-        parts = {"draws": self._stages[False], "warmup": self._stages[True], "warmup draws": self._warmup}
+        stages = self._stages
+        parts: dict[str, dict[str, list[Any]]] = {"draws": {**stages[False]}, "warmup": {**stages[True]}}
+        parts["warmup draws"] = {**self._warmup}
         arrays = {part: {name: _column(name, values) for name, values in kept.items()} for part, kept in parts.items()}
         return type(self.kernel).diagnostics(self.kernel) | {RECORD: arrays}
 

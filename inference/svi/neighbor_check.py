@@ -67,7 +67,9 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     Returns:
         The correlation; None for other methods.
     """
-    kernel, graph, z = (getattr(method, name, None) for name in ("kernel", "graph", "z"))
+    kernel: Any = getattr(method, "kernel", None)
+    graph: Any = getattr(method, "graph", None)
+    z: Any = getattr(method, "z", None)
     if kernel is None or not (hasattr(graph, "others") or isinstance(z, torch.Tensor)):
         return None
     method.hyper_guide.median()

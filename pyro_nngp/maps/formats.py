@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyro_nngp._checks import check_path, fail
+from pyro_nngp._checks import check_path, fail, import_extra
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
 
-_ENDINGS = {".nc": None, ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
+_ENDINGS = {".nc": "h5netcdf", ".zarr": "zarr", ".tif": "rioxarray", ".tiff": "rioxarray"}
 
 
 def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
@@ -22,14 +22,7 @@ def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
     if path.suffix not in _ENDINGS:
         fail(where, "path", f"to end in {', '.join(_ENDINGS)}", repr(path.name), "Choose one of these formats.")
     package = _ENDINGS[path.suffix]
-    if package is not None:
-        try:
-            __import__(package)
-        except ImportError as error:
-            cure = f"pip install {package}, or write a .nc file."
-            fail(
-                where, package, f"to be installed for {path.suffix} files", "no such package", cure, ImportError, error
-            )
+    import_extra(where, package, "maps")
     if package == "rioxarray" and len(dims) != 2:
         fail(where, "path", "to end in .nc or .zarr for a grid that is no raster", path.name, "Rasters are 2-D.")
     return path

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_choice, check_int, check_seed, fail
+from pyro_nngp._checks import check_choice, check_int, check_seed, fail, import_extra
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.identity import identity
@@ -75,11 +75,10 @@ def predict_grid(
 
     Raises:
         ValueError, TypeError: for inputs that `template` does not have, malformed arguments, or parts of another map.
-        ImportError: if the format needs a package that is not installed.
+        ImportError: if xarray, or what the format needs, is not installed.
     """
-    import xarray
-
     where = "predict_grid"
+    xarray = import_extra(where, "xarray", "maps")
     check_choice(where, "of", of, ("y", "f"))
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)

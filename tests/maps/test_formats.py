@@ -47,8 +47,11 @@ def test_other_files_are_refused(gp, axes, path, error, message):
 
 def test_formats_that_need_a_package_say_so(gp, axes, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rioxarray", None)
-    with pytest.raises(ImportError, match="expected rioxarray to be installed for .tif files, .* pip install"):
+    with pytest.raises(ImportError, match=r"expected rioxarray to be installed, .*\[maps\]"):
         predict_grid(gp, axes, path=tmp_path / "map.tif")
+    monkeypatch.setitem(sys.modules, "xarray", None)
+    with pytest.raises(ImportError, match=r"predict_grid: expected xarray to be installed, .*\[maps\]"):
+        predict_grid(gp, axes)
 
 
 def test_a_grid_that_is_no_raster_has_no_geotiff(gp, axes, tmp_path):

@@ -29,9 +29,8 @@ def without(monkeypatch):
             return version(name)
 
         found, version = importlib.import_module, importlib.metadata.version
-        for module in ("libraries",):
-            monkeypatch.setattr(f"pyro_nngp.inference.arviz.{module}.import_module", missing)
-            monkeypatch.setattr(f"pyro_nngp.inference.arviz.{module}.version", no_version)
+        monkeypatch.setattr("pyro_nngp._checks.import_module", missing)
+        monkeypatch.setattr("pyro_nngp.inference.arviz.libraries.version", no_version)
 
     return hide
 
@@ -60,7 +59,7 @@ def test_other_missing_modules_are_not_taken_for_arviz(monkeypatch):
     def broken(name):
         raise ModuleNotFoundError("No module named 'numba'", name="numba")
 
-    monkeypatch.setattr("pyro_nngp.inference.arviz.libraries.import_module", broken)
+    monkeypatch.setattr("pyro_nngp._checks.import_module", broken)
     with pytest.raises(ModuleNotFoundError, match="numba"):
         library("to_arviz", "arviz")
 

@@ -463,6 +463,8 @@ def test_labels_off_the_support_are_refused():
     message = r"expected data of site 'y' on the support of Bernoulli, got 1 entries off it, such as \[7.0\]"
     with pytest.raises(ValueError, match=message):
         chains(SGLD(binary, 1e-3)).run(Minibatch(300, 20))
+    with pytest.raises(ValueError, match=message):  # of all rows at once
+        chains(SGLD(lambda: binary(None), 1e-3)).run()
     seen = torch.arange(300) != 290
     chains(SGLD(masked(labels, seen), 1e-3)).run(Minibatch(300, 20))
 

@@ -230,6 +230,14 @@ def test_a_score_that_is_not_finite_is_never_the_best():
     assert_same(values(gp), states[3])
 
 
+def test_patience_counts_from_the_best_score_that_is_finite():
+    for scores in ([math.nan, 5.0, 4.0, 3.0, 3.5, 3.6, 1.0], [-math.inf, 5.0, 4.0, 3.0, 3.5, 3.6, 1.0]):
+        given = iter(scores)
+        validation = Validation(lambda given=given: next(given), every=1, patience=2)
+        result = fit(vecchia(), 7, validation=validation, batch_size=50, refresh_every=0, progress=False)
+        assert [s for _, s in result.scores][1:] == scores[1:6]
+
+
 def test_validation_comes_once_per_round():
     count = []
     result = fit(vecchia(), validation=Validation(lambda: count.append(1) or float(len(count))), progress=False)
