@@ -79,6 +79,7 @@ def given_frame():
     return {
         "df": pandas.DataFrame({"east": east, "north": north, "height": height}),
         "places": pandas.DataFrame({"east": torch.rand(5), "north": torch.arange(5)}),
+        "raster": {"east": [0.2, 0.4], "north": [3.0, 8.0, 9.0]},
     }
 
 
@@ -196,4 +197,4 @@ def test_sizes_that_are_replaced_are_on_their_pages():
 
 def test_there_are_examples():
     assert len(pages()) >= 12
-    assert (len(blocks("README.md")), len(blocks("docs/methods.md"))) == (3, 7)
+    assert (len(blocks("README.md")), len(blocks("docs/methods.md"))) == (3, 8)
