@@ -259,6 +259,7 @@ def test_negative_regularization_is_refused():
         PredictiveLogLikelihood(-1)
 
 
+@pytest.mark.slow
 def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
     """Few inducing points for a quick function: SVGP calls what they cannot follow noise, PPGPR calls it variance."""
     x = torch.rand(150, 1, dtype=F64)

@@ -324,7 +324,7 @@ def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows
         chains(other(), 3, 2, 1, checkpoint=path).run(Minibatch(*rows))
 
 
-@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
+@pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
 def test_a_run_that_finds_its_step_size_resumes_bit_for_bit(sampler, tmp_path):
     def draws(path, seed, stop=10_000):
         mcmc = chains(sampler(interrupted(stop)), 3, 80, 2, seed=seed, checkpoint=tmp_path / path)

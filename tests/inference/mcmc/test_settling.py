@@ -16,7 +16,7 @@ F64 = torch.float64
 
 
 @pytest.mark.parametrize("chains", [1, 4])
-@pytest.mark.parametrize("size", [50, 400])
+@pytest.mark.parametrize("size", [50, pytest.param(400, marks=pytest.mark.slow)])
 def test_no_false_alarms_of_independent_and_of_correlated_draws(chains, size):
     draws = torch.randn(chains, size, 2_000, dtype=F64)
     assert unsettled(draws).sum() == 0

@@ -69,8 +69,10 @@ def assert_covariance(draws, expected):
 
 @pytest.mark.parametrize(
     ("inverse_mass", "temperature", "batch_size"),
-    [([1.0, 1.0], 1.0, 20), ([0.5, 1.5], 0.5, 10)],
-    ids=["plain", "adapted-minibatch"],
+    [
+        pytest.param([1.0, 1.0], 1.0, 20, id="plain"),
+        pytest.param([0.5, 1.5], 0.5, 10, id="adapted-minibatch", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("sampler", [SGLD, SGHMC])
 def test_covariance_is_the_lyapunov_solution_of_the_update(sampler, inverse_mass, temperature, batch_size):
@@ -129,6 +131,7 @@ def test_gradient_noise_of_full_batches_is_exactly_zero():
     assert (kernel.state_dict()["state"]["gradient_variance"] == 0).all()
 
 
+@pytest.mark.slow
 def test_estimated_gradient_noise_is_taken_off_what_is_injected():
     covariances = {}
     for given in (None, 0.0):

@@ -187,7 +187,9 @@ KERNELS = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param("sum", marks=pytest.mark.slow), *[name for name in KERNELS if name != "sum"]]
+)
 def test_composed_kernels_start_too(name, field):
     x, _, y = field
     gp = Vecchia(UTM + 1e5 * x[:N], 1e4 * y[:N], KERNELS[name]())
