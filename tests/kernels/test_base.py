@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.kernels import fresh, name_of, points, tensor
+from oracles.kernels import PLAIN, fresh, name_of, points, tensor
 from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor
@@ -12,10 +12,8 @@ from torch.distributions import constraints
 
 from pyro_nngp.kernels import (
     RBF,
-    Constant,
     Kernel,
     Linear,
-    Matern12,
     Matern32,
     Matern52,
     Periodic,
@@ -24,11 +22,6 @@ from pyro_nngp.kernels import (
     Sum,
     bind,
 )
-
-STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
-
-
-PLAIN = [*STATIONARY, Constant, Linear]
 
 
 @pytest.mark.parametrize("cls", PLAIN, ids=name_of)

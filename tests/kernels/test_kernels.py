@@ -10,7 +10,7 @@ import pyro.contrib.gp.kernels as reference
 import pytest
 import sklearn.gaussian_process.kernels as sk
 import torch
-from oracles.kernels import fresh, name_of, points, tensor
+from oracles.kernels import PLAIN, STATIONARY, fresh, name_of, points, tensor
 from torch import Tensor
 
 from pyro_nngp.kernels import (
@@ -27,11 +27,6 @@ from pyro_nngp.kernels import (
     VerticalScaling,
     bind,
 )
-
-STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
-
-
-PLAIN = [*STATIONARY, Constant, Linear]
 
 
 def every_kernel(input_dim: int) -> list[Kernel]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from oracles.kernels import fresh, name_of, points, tensor
+from oracles.kernels import STATIONARY, fresh, name_of, points, tensor
 
 from pyro_nngp.kernels import (
     RBF,
@@ -19,8 +19,6 @@ from pyro_nngp.kernels import (
     RationalQuadratic,
     neighbor_lengthscale,
 )
-
-STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
 
 
 def test_one_lengthscale_per_dimension_is_a_rescaling() -> None:

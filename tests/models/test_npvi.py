@@ -1,12 +1,13 @@
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.dense import dense_cholesky, dense_covariance, dense_precision
+from oracles.dense import dense_covariance, dense_precision
+from oracles.waves import ENCODERS, N, data, factor, kernel, loss, shaken
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.optim import Adagrad
 
 from pyro_nngp.inference import IntegratedELBO
-from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Categorical,
@@ -20,47 +21,10 @@ from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors.symmetric import SymmetricGraph
 from pyro_nngp.variational.encoders import (
     ConditionalEncoder,
-    GraphConvolutionEncoder,
     SiteEncoder,
 )
 
 F64 = torch.float64
-
-
-N = 48
-
-
-ENCODERS = [
-    GraphConvolutionEncoder,
-    lambda: SiteEncoder(2, num_context=6),
-    lambda: ConditionalEncoder(num_context=6),
-]
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
-
-
-def shaken(encoder, amount=0.3):
-    """The encoder with every parameter moved, so that no output is zero or constant by its start."""
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(amount * torch.randn_like(parameter))
-    return encoder
-
-
-def loss(gp, *args, elbo=None):
-    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
-
-
-def dense(gp):
-    """R of q(u), as a matrix."""
-    return dense_cholesky(gp.local.distribution()).detach()
 
 
 def test_full_pattern_and_gaussian_noise_give_the_exact_posterior():
@@ -71,7 +35,7 @@ def test_full_pattern_and_gaussian_noise_give_the_exact_posterior():
     tril = torch.linalg.cholesky(cov + gp.likelihood.variance.detach() * torch.eye(N, dtype=F64))
     half = torch.linalg.solve_triangular(tril, cov, upper=False)
     want_mean, want = half.mT @ torch.linalg.solve_triangular(tril, y[:, None], upper=False)[:, 0], cov - half.mT @ half
-    root = dense(gp)
+    root = factor(gp)
     torch.testing.assert_close(gp.local.distribution().loc.detach(), want_mean, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(root @ root.mT, want, rtol=1e-7, atol=1e-10)
     evidence = dist.MultivariateNormal(torch.zeros(N, dtype=F64), scale_tril=tril).log_prob(y)

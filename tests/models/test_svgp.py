@@ -7,6 +7,7 @@ import pytest
 import torch
 from oracles.dense import dense_covariance, gaussian_kl
 from oracles.problems import losses_inside_a_larger_program
+from oracles.waves import data, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
@@ -38,11 +39,6 @@ F64 = torch.float64
 N, M = 48, 11
 
 
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
 def kernel():
     return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
 
@@ -64,10 +60,6 @@ def build(x, y, likelihood=None, inducing=M, **settings):
 
 def noise_of(gp):
     return gp.likelihood.variance.detach()
-
-
-def loss(gp, *args, elbo=None):
-    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
 
 
 def labels(f):

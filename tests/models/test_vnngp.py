@@ -8,6 +8,7 @@ import pytest
 import torch
 from oracles.dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 from oracles.problems import losses_inside_a_larger_program
+from oracles.waves import N, data, kernel, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -25,16 +26,6 @@ from pyro_nngp.models import VNNGP
 from pyro_nngp.variational import GaussianSites, LocalGaussian
 
 F64 = torch.float64
-N = 48
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
 
 
 def trained(x, y, likelihood=None, steps=30, **settings):
@@ -47,10 +38,6 @@ def trained(x, y, likelihood=None, steps=30, **settings):
     for _ in range(steps):
         svi.step()
     return gp
-
-
-def loss(gp, *args, elbo=None):
-    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
 
 
 def bound(gp, mean, cov, precision):

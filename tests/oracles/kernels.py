@@ -1,4 +1,4 @@
-"""Inputs of kernels, their names in tests, and kernels bound on their own."""
+"""Kernels without parts, inputs of kernels, their names in tests, and kernels bound on their own."""
 
 from typing import Any
 
@@ -6,7 +6,21 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyro_nngp.kernels import Covariance, Kernel
+from pyro_nngp.kernels import (
+    RBF,
+    Constant,
+    Covariance,
+    Kernel,
+    Linear,
+    Matern12,
+    Matern32,
+    Matern52,
+    Periodic,
+    RationalQuadratic,
+)
+
+STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
+PLAIN = [*STATIONARY, Constant, Linear]
 
 
 def tensor(*values: float) -> Tensor:

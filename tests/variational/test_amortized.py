@@ -7,14 +7,15 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.dense import dense_cholesky, dense_covariance
+from oracles.dense import dense_covariance
+from oracles.waves import ENCODERS, N, data, factor, kernel, loss, shaken
 from pyro.infer import SVI
 from pyro.nn import PyroSample
 from pyro.optim import Adam
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.inference import IntegratedELBO, fit
-from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Categorical,
@@ -24,7 +25,6 @@ from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI
 from pyro_nngp.variational.encoders import (
     ConditionalEncoder,
-    GraphConvolutionEncoder,
     SiteEncoder,
     observed,
 )
@@ -32,49 +32,13 @@ from pyro_nngp.variational.encoders import (
 F64 = torch.float64
 
 
-N = 48
-
-
-ENCODERS = [
-    GraphConvolutionEncoder,
-    lambda: SiteEncoder(2, num_context=6),
-    lambda: ConditionalEncoder(num_context=6),
-]
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
-
-
-def shaken(encoder, amount=0.3):
-    """The encoder with every parameter moved, so that no output is zero or constant by its start."""
-    with torch.no_grad():
-        for parameter in encoder.parameters():
-            parameter.add_(amount * torch.randn_like(parameter))
-    return encoder
-
-
-def loss(gp, *args, elbo=None):
-    return (IntegratedELBO() if elbo is None else elbo).loss(gp.model, gp.guide, *args)
-
-
-def dense(gp):
-    """R of q(u), as a matrix."""
-    return dense_cholesky(gp.local.distribution()).detach()
-
-
 @pytest.mark.parametrize("make", ENCODERS)
 def test_order_of_neighbors_does_not_matter(make):
     x, y = data()
     gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=6, encoder=shaken(make()))
-    before, loc = dense(gp), gp.local.distribution().loc
+    before, loc = factor(gp), gp.local.distribution().loc
     gp.graph.neighbors.copy_(gp.graph.neighbors[:, torch.randperm(6)])
-    torch.testing.assert_close(dense(gp), before, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(factor(gp), before, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(gp.local.distribution().loc, loc, rtol=1e-9, atol=1e-12)
 
 
@@ -87,7 +51,7 @@ def test_neither_row_order_nor_translation_matters(make):
     two = NPVI(
         x[shuffle] + 3, y[shuffle], ordering=torch.argsort(shuffle)[order], encoder=copy.deepcopy(encoder), **settings
     )
-    torch.testing.assert_close(dense(two), dense(one)[shuffle][:, shuffle], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(factor(two), factor(one)[shuffle][:, shuffle], rtol=1e-6, atol=1e-9)
     assert loss(two) == pytest.approx(loss(one), rel=1e-6)
 
 
@@ -109,7 +73,7 @@ def test_predictions_use_the_covariance_between_neighbors(make):
     gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), mean=ConstantMean(0.0))
     new, _ = data(5)
     loc, var = gp(new, num_neighbors=N)
-    q, root, cov = gp.local.distribution(), dense(gp), dense_covariance(gp.kernel, x).detach()
+    q, root, cov = gp.local.distribution(), factor(gp), dense_covariance(gp.kernel, x).detach()
     cross = gp.kernel(x, new).detach()
     weights = torch.cholesky_solve(cross, torch.linalg.cholesky(cov))
     own = gp.kernel(new, diag=True).detach() * (1 + 1e-6)

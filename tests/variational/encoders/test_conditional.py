@@ -3,9 +3,9 @@
 import pytest
 import torch
 from oracles.dense import dense_covariance
+from oracles.waves import N, data, kernel
 
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import (
     Gaussian,
 )
@@ -15,18 +15,6 @@ from pyro_nngp.variational.encoders import (
 )
 
 F64 = torch.float64
-
-
-N = 48
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
 
 
 @pytest.mark.parametrize("num_neighbors", [4, N - 1])

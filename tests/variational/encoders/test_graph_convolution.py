@@ -1,8 +1,8 @@
 """The graph convolutional encoder against the paper's formulas."""
 
 import torch
+from oracles.waves import data, kernel
 
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import (
     Gaussian,
 )
@@ -12,18 +12,6 @@ from pyro_nngp.variational.encoders import (
 )
 
 F64 = torch.float64
-
-
-N = 48
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
 
 
 def test_graph_convolution_is_that_of_the_paper():

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from oracles.dense import dense_cholesky, dense_covariance
+from oracles.dense import dense_covariance
+from oracles.waves import N, data, factor, kernel
 
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import (
     Gaussian,
 )
@@ -15,23 +15,6 @@ from pyro_nngp.variational.encoders import (
 )
 
 F64 = torch.float64
-
-
-N = 48
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
-
-
-def dense(gp):
-    """R of q(u), as a matrix."""
-    return dense_cholesky(gp.local.distribution()).detach()
 
 
 @pytest.mark.parametrize("num_neighbors", [4, N - 1])
@@ -45,7 +28,7 @@ def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
     q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
     tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
     half = torch.linalg.solve_triangular(tril, cov, upper=False)
-    want, root = cov - half.mT @ half, dense(gp)
+    want, root = cov - half.mT @ half, factor(gp)
     torch.testing.assert_close(q.loc, cov @ torch.cholesky_solve(y[:, None], tril)[:, 0], rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(q.variance.detach(), want.diagonal(), rtol=1e-7, atol=0)
     for i in range(N):
