@@ -8,14 +8,13 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import rioxarray
 import torch
-import xarray
 
 from pyro_nngp import fit, likelihoods, models
+from pyro_nngp._checks import import_extra
 from pyro_nngp.data import lon_lat
 from pyro_nngp.maps import predict_grid
 from pyro_nngp.plots import plot_map
@@ -145,16 +144,17 @@ def _krige(given: argparse.Namespace) -> None:
         print(f"wrote {given.plot}")
 
 
+def _extra(name: str) -> Any:
+    return import_extra("krige", name, "maps")
+
+
 def _read(path: Path) -> "DataFrame":
     """Read a table in any of the formats."""
     if path.suffix not in _READERS:
         raise _Wrong(f"{path}: expected a name that ends in {', '.join(_READERS)}.")
     if not path.is_file():
         raise _Wrong(f"{path}: no such file.")
-    if path.suffix in (".gpkg", ".geojson"):
-        import geopandas as library
-    else:
-        import pandas as library
+    library = _extra("geopandas") if path.suffix in (".gpkg", ".geojson") else _extra("pandas")
     return getattr(library, _READERS[path.suffix])(path)
 
 
@@ -175,8 +175,7 @@ def _inputs(table: "DataFrame", given: argparse.Namespace, path: Path) -> tuple[
 
 def _numbers(table: "DataFrame", name: str, path: Path, option: str) -> np.ndarray:
     """A column of the table as floats."""
-    import pandas
-
+    pandas = _extra("pandas")
     if name not in table.columns:
         have = ", ".join(map(str, table.columns))
         raise _Wrong(f"{path} has no column {name!r}, which {option} names; it has {have}.")
@@ -201,7 +200,7 @@ def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on
     """The grid to predict on."""
     axes = ["x", "y"] if on_globe else list(names)
     if given.like is not None:
-        raster = cast(xarray.DataArray, rioxarray.open_rasterio(given.like, masked=True))
+        raster = _extra("rioxarray").open_rasterio(given.like, masked=True)
         return raster if on_globe else raster.rename({"x": names[0], "y": names[1]} if len(names) == 2 else {})
     steps = given.grid * (len(axes) if len(given.grid) == 1 else 1)
     if len(steps) != len(axes) or min(steps) <= 0:
@@ -220,8 +219,11 @@ def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on
     if len(axes) != 2:
         return centers
     across, up = centers
-    grid = xarray.Dataset(coords={up: centers[up][::-1], across: centers[across]})  # north is the first row
-    return grid.rio.write_crs("EPSG:4326") if on_globe else grid
+    grid = _extra("xarray").Dataset(coords={up: centers[up][::-1], across: centers[across]})  # north is the first row
+    if on_globe:
+        _extra("rioxarray")  # gives grids their reference system
+        return grid.rio.write_crs("EPSG:4326")
+    return grid
 
 
 def _predict_table(gp: Any, given: argparse.Namespace, on_globe: bool) -> None:

@@ -1,5 +1,7 @@
 """The command line: from a table of measurements to maps, pictures and tables."""
 
+import sys
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -118,3 +120,11 @@ def test_rows_without_a_place_are_an_error(stations, krige, capsys):
     stations.assign(rain=np.nan).to_csv("holes.csv", index=False)
     assert krige("holes.csv --x lon day --y rain --grid 1 --out map.nc") == 2
     assert "no row of holes.csv has a value in the column 'rain'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("package", ["pandas", "xarray", "rioxarray"])
+def test_a_package_that_is_missing_is_named(stations, krige, capsys, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    assert krige("stations.csv --x lon lat --y rain --grid 0.5 --out map.nc") == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert f"expected {package} to be installed, got no such package. Run pip install 'pyro-nngp[maps]'" in said
