@@ -325,7 +325,7 @@ class VNNGP(PredictiveMethod):
         return self._through(self.local.distribution(rows), w, var, positions, mean)
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """Densities from the Gaussian sites at these hyperparameters, whatever q(u) is."""
+        """Densities from the Gaussian sites at these hyperparameters; q(u) serves at most as their start."""
         self._check_neighbors(num_neighbors, self.num_data - 1)
         moments = self._loo_at_data(num_neighbors) if self.at_data else self._loo_at_inducing(sampled)
         return self.scores(rows, moments)
@@ -334,7 +334,10 @@ class VNNGP(PredictiveMethod):
         """O(N K^3) per natural-gradient step, and conjugate gradients for the mean."""
         most = max(self.graph.num_neighbors, _LOO_NEIGHBORS) if num_neighbors is None else num_neighbors
         near = self.graph.others(min(most, self.num_data - 1))
-        leave_one_out = LatentLeaveOneOut(self.x, near, self.jitter)
+        start = None
+        if isinstance(self.local, GaussianSites) and self.local.solved:
+            start = self.local.loc, self.local.variance
+        leave_one_out = LatentLeaveOneOut(self.x, near, self.jitter, start)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             kernel = bind(self.kernel)

@@ -69,11 +69,15 @@ class LatentLeaveOneOut:
         x: inputs (N, D).
         others: rows of the K nearest other points of each (N, K).
         jitter: relative nugget.
+        start: means of f less the mean function, and variances, (*L, N), that the first call starts at, such as those
+            of a guide; None is the mean function, where a likelihood may be nearly flat.
     """
 
-    def __init__(self, x: Float[Tensor, "N D"], others: Int[Tensor, "N K"], jitter: float) -> None:
+    def __init__(
+        self, x: Float[Tensor, "N D"], others: Int[Tensor, "N K"], jitter: float, start: Moments | None = None
+    ) -> None:
         self._x, self._others, self._jitter = x, others, jitter
-        self._start: Moments | None = None
+        self._start = start
 
     def __call__(
         self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], kernel: Any, prior: VecchiaFactor
@@ -89,8 +93,8 @@ class LatentLeaveOneOut:
 
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
-        loc, var = (mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
-        u, easy, steps = loc - mean, True, MAX_STEPS
+        u, var = (0 * mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
+        easy, steps = True, MAX_STEPS
         natural: tuple[Tensor, Tensor] | None = None
 
         def state() -> tuple[Tensor, Tensor, float]:
@@ -115,8 +119,8 @@ class LatentLeaveOneOut:
             if isinstance(likelihood, Gaussian) or settled or steps <= 0 or not improved:
                 break
             var, used = left / (1 + left * precision), precision
-        _warn(steps, moved)
-        self._start = mean + u, left / (1 + left * precision)
+        _warn(steps > 0 and improved, moved)
+        self._start = u, left / (1 + left * precision)
         return mean + u + left * precision * (mean + u - target), left
 
 
@@ -172,7 +176,7 @@ class InducingLeaveOneOut:
 
         natural = sites[0] * sites[1], sites[1]
         steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural)
-        _warn(MAX_STEPS - steps, moved)
+        _warn(steps < MAX_STEPS and improved, moved)
         loc, var, _ = last if improved else start
         target, precision = self._start = gaussian_sites(seen, y, loc, var)
         loc, var, _ = state(target, precision)
@@ -221,10 +225,12 @@ def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tenso
     return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), float(divergence)
 
 
-def _warn(steps_left: int, moved: float) -> None:
-    if steps_left <= 0 and moved > _FAR:
+def _warn(ended: bool, moved: float) -> None:
+    """Warn unless the iteration ended by itself, or close to where it would have."""
+    if not ended and moved > _FAR:
         warnings.warn(
-            f"loo: means still moved by {moved:.1e} after {MAX_STEPS} natural-gradient steps, in units of the "
-            "likelihood's resolution: the result is rough. Check the hyperparameters.",
+            f"loo: means still moved by {moved:.1e}, in units of the likelihood's resolution, when natural-gradient "
+            f"steps ended, after {MAX_STEPS} of them or because no step improved the bound: the result is rough. Check "
+            "the hyperparameters.",
             stacklevel=2,
         )

@@ -8,11 +8,13 @@ import pytest
 import torch
 from oracles.dense import dense_covariance, dense_precision
 from pyro.nn import PyroSample
+from sklearn.datasets import make_moons
 
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.inference import to_arviz
 from pyro_nngp.kernels import RBF, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia, swsgp
 from pyro_nngp.models.base import PredictiveMethod
 from pyro_nngp.variational import leave_one_out
@@ -366,3 +368,17 @@ def test_slow_convergence_is_reported(problem, monkeypatch):
     gp = VNNGP(problem[0], problem[1][Poisson], kernel(), Poisson(), num_neighbors=5, mean=zero)
     with pytest.warns(UserWarning, match="loo: means still moved"):
         gp.loo()
+
+
+def test_labels_far_from_the_mean_function_start_at_the_sites():
+    """At logits of -13 a label says next to nothing, and steps from there lead nowhere."""
+    inputs, labels = make_moons(1500, noise=0.3, random_state=0)
+    x, y = torch.from_numpy(inputs), torch.from_numpy(labels).double()
+    kernel, mean = Matern32(2, 822.0, 3.3), ConstantMean(-13.0)
+    gp = VNNGP(x, y, kernel, Bernoulli(), mean=mean, num_neighbors=20)
+    gp.solve(60)
+    gp.mean.value = -13.0
+    assert -gp.loo().mean() < 0.3
+    unsolved = VNNGP(x, y, kernel, Bernoulli(), mean=mean, num_neighbors=20, posterior="mean-field")
+    with pytest.warns(UserWarning, match="loo: means still moved by .* no step improved the bound"):
+        unsolved.loo()
