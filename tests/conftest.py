@@ -71,7 +71,7 @@ def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
 
 
 CHECKS: Counter[Callable] = Counter()  # number of checked calls of each function in the present test
-MAX_CHECKS = 10
+MAX_CHECKS = 5
 jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped_where_shapes_are
 jaxtyping.install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
 

@@ -17,8 +17,8 @@ from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64
 N = 25
-X = torch.rand(N, 2, dtype=F64)
-Y = torch.poisson(torch.ones(N, dtype=F64))
+X = torch.rand(N, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
+Y = torch.poisson(torch.ones(N, dtype=F64), generator=torch.Generator().manual_seed(0))
 GRAPH = NeighborGraph(X, 4)
 SCALES, VARIANCES = (
     torch.tensor([[0.2, 0.5], [0.4, 0.3], [0.7, 0.9]], dtype=F64),
@@ -51,7 +51,7 @@ def test_a_batch_is_a_loop(make, rows, native, monkeypatch):
         values = together.log_prob(value), torch.stack(looped, -1)
         torch.testing.assert_close(*values, rtol=1e-12, atol=1e-12)
         slopes = [torch.autograd.grad(found.square().sum(), leaves, retain_graph=True) for found in values]
-        torch.testing.assert_close(*slopes, rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(*slopes, rtol=1e-9, atol=1e-9)  # of densities up to 1e13
     white = torch.randn(2, 3, N, dtype=F64)
     colored = together.color(white), torch.stack([one.color(white[:, i]) for i, one in enumerate(each)], 1)
     torch.testing.assert_close(*colored, rtol=1e-12, atol=1e-12)

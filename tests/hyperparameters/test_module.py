@@ -23,7 +23,7 @@ from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.variational.encoders import SiteEncoder
 from pyro_nngp.variational.gaussian import LocalGaussian
 
-X = torch.rand(12, 1)
+X = torch.rand(12, 1, generator=torch.Generator().manual_seed(0))
 GRAPH = NeighborGraph(X, 3)
 TWICE = r"Matern32: expected .* names that the program has not used, got \['lengthscale'{}\] twice"
 

@@ -23,7 +23,8 @@ from pyro_nngp.kernels import (
 )
 
 F64 = torch.float64
-X, Z = torch.randn(4, 3, 2, dtype=F64), torch.randn(4, 5, 2, dtype=F64)
+GENERATOR = torch.Generator().manual_seed(0)
+X, Z = (torch.randn(4, n, 2, dtype=F64, generator=GENERATOR) for n in (3, 5))
 
 
 class Cosine(Kernel):

@@ -367,6 +367,7 @@ def stiff():
     pyro.sample("z", dist.Normal(torch.zeros(2, dtype=F64), torch.tensor([0.3, 0.1], dtype=F64)).to_event(1))
 
 
+@pytest.mark.slow
 def test_refinement_sees_the_bias_of_coarse_steps_where_it_is():
     # Langevin steps make the variance 1 / (1 - epsilon h / 2): 2.5 and 1.43 times too large for epsilon h = 1.2, 0.6.
     pyro.set_rng_seed(0)

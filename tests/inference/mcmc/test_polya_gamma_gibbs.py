@@ -59,6 +59,7 @@ def moments(draws):
 COUNTS = torch.tensor([3.0, 4.0, 1.0, 0.0, 0.0, 2.0], dtype=F64)
 
 
+@pytest.mark.slow
 def test_latent_values_have_the_distribution_that_weighted_prior_draws_give():
     def likelihoods(f):
         return {

@@ -66,7 +66,7 @@ def mixed_scales():
     pyro.sample("z", dist.Normal(torch.zeros_like(SPREADS), SPREADS).to_event(1))
 
 
-@pytest.mark.parametrize("sampler", [SGLD, SGNHT, SGHMC])
+@pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
 def test_a_start_a_thousand_deviations_away_is_forgotten(sampler):
     pyro.set_rng_seed(0)
     kernel = sampler(mixed_scales, num_steps=5, init_strategy=init_to_value(values={"z": 1e3 * SPREADS}))

@@ -145,6 +145,7 @@ def test_estimated_gradient_noise_is_taken_off_what_is_injected():
     assert (covariances[0.0] - expected > 6 * error).all()
 
 
+@pytest.mark.slow
 def test_thermostat_finds_the_friction_that_unknown_noise_needs():
     # As the step tends to 0 the mean friction tends to A + epsilon sigma^2 / (2 T), and positions to the posterior.
     step, diffusion = 0.02, 1.0

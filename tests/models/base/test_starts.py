@@ -299,7 +299,13 @@ def test_parts_of_a_kernel_share_the_variance_of_the_data(field, kernel):
     torch.testing.assert_close(torch.stack(variances), torch.tensor(expected, dtype=F64), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("kernel", [COMPOSITES["product"], COMPOSITES["sum"]], ids=["product", "sum"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        pytest.param(COMPOSITES["product"], id="product"),
+        pytest.param(COMPOSITES["sum"], id="sum", marks=pytest.mark.slow),
+    ],
+)
 def test_composite_kernels_start_the_same_in_all_units(field, kernel):
     x, y = field[0][:120], field[2][:120]
     plain, scaled = Vecchia(x, y, kernel(), num_neighbors=8), Vecchia(x, 1e5 * y, kernel(), num_neighbors=8)
