@@ -30,6 +30,6 @@ y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(200, generator=torch.Generator().
 gp = VNNGP(x, y, kernel=Matern52(input_dim=1), likelihood=Gaussian(0.1), num_neighbors=8)
 fit(gp, num_steps=300, batch_size=100, lr=0.05, seed=0)
 loc, _ = gp(x)
-error = float((loc - torch.sin(6 * x[:, 0])).square().mean().sqrt())
+error = (loc - torch.sin(6 * x[:, 0])).square().mean().sqrt().item()
 assert error < 0.1, f"the fitted model is off by {error:.3f}"
 print(f"wheel: {len(modules)} modules imported from {site}, fitted model within {error:.3f} of the truth")
