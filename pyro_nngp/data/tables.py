@@ -140,7 +140,7 @@ def _points(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
     if geometry.crs is not None and geometry.crs.is_geographic:
         places, axes = lon_lat(torch.from_numpy(places)).numpy(), ["x", "y", "z"]
     names = tuple(f"{axis}{system}" for axis in axes)
-    if value is geometry or value.ndim == 1:
+    if value.ndim == 1:
         return places, names
     others, other_names = _columns(where, arg, value.drop(columns=geometry.name))
     return np.concatenate([places, others], 1), (*names, *(other_names or ()))

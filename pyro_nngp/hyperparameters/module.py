@@ -238,10 +238,7 @@ def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = No
     """Raise: two modules of one program use the same names, or one module has read its priors twice."""
     where, arg, expectation = type(module).__name__, "sites and parameters", "with names that the program has not used"
     cure = "Name one of the two: module.named('trend'). Bind a shared kernel once: cov = kernel.bind()."
-    try:
-        fail(where, arg, expectation, f"{names} twice", cure, RuntimeError)
-    except RuntimeError as error:
-        raise error from cause
+    fail(where, arg, expectation, f"{names} twice", cure, RuntimeError, cause)
 
 
 def _forget_names(params: list[Tensor]) -> None:

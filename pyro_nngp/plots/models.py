@@ -105,14 +105,14 @@ def _pairs(gp: Any, seed: int, max_distance: float | None) -> tuple[Tensor, Tens
     """Pairs of rows within the largest distance: random ones, and near ones, which are rare among random pairs."""
     generator = torch.Generator().manual_seed(seed)
     first, second = torch.randint(gp.num_data, (2, _PAIRS), generator=generator).to(gp.x.device)
-    distance = (gp.x[first] - gp.x[second]).norm(dim=1)
-    limit = 0.5 * distance.quantile(0.95).item() if max_distance is None else max_distance
+    if max_distance is None:
+        max_distance = 0.5 * (gp.x[first] - gp.x[second]).norm(dim=1).quantile(0.95).item()
     if hasattr(gp, "graph") and gp.graph.neighbors.shape[0] == gp.num_data:
         rows = torch.randperm(gp.num_data, generator=generator)[: _PAIRS // 10].to(gp.x.device)
         near = gp.graph.neighbors[rows]
         rows = rows[:, None].expand_as(near)[near >= 0]
         first, second = torch.cat([first, rows]), torch.cat([second, near[near >= 0]])
-    chosen = (first != second) & ((gp.x[first] - gp.x[second]).norm(dim=1) <= limit)
+    chosen = (first != second) & ((gp.x[first] - gp.x[second]).norm(dim=1) <= max_distance)
     return first[chosen], second[chosen]
 
 
