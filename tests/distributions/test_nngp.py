@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracles.dense import dense_covariance, dense_precision
+from oracles.problems import conjugate_posterior, regression
 from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
@@ -139,18 +140,6 @@ def test_new_points_are_checked():
         prior.predict(torch.rand(3, 2), torch.zeros(N, dtype=F64))
     with pytest.raises(ValueError, match=r"expected num_neighbors in 1\.\.40, got 41"):
         prior.predict(points(3), torch.zeros(N, dtype=F64), num_neighbors=41)
-
-
-def conjugate_posterior(k, graph, y, noise_var):
-    precision = dense_precision(k, graph) + torch.eye(len(y), dtype=F64) / noise_var
-    cov = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-    return cov @ y / noise_var, cov
-
-
-def regression(graph, y, noise_scale):
-    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph))
-    with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(f, noise_scale), obs=y)
 
 
 def test_hand_written_mean_field_svi_reaches_the_optimum():

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.dense import dense_precision
+from oracles.problems import conjugate_posterior, regression
 from pyro.infer import MCMC, NUTS
 
 from pyro_nngp.distributions import NNGP, NNGPReparam
@@ -19,18 +19,6 @@ N = 40
 
 def points(n=N):
     return torch.rand(n, 2, dtype=F64)
-
-
-def conjugate_posterior(k, graph, y, noise_var):
-    precision = dense_precision(k, graph) + torch.eye(len(y), dtype=F64) / noise_var
-    cov = torch.cholesky_inverse(torch.linalg.cholesky(precision))
-    return cov @ y / noise_var, cov
-
-
-def regression(graph, y, noise_scale):
-    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph))
-    with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(f, noise_scale), obs=y)
 
 
 @pytest.mark.slow

@@ -5,23 +5,15 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
+from oracles.likelihoods import AUGMENTED
 
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, NegativeBinomial, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, NegativeBinomial
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
 
 F64 = torch.float64
 
 
 N = 40
-
-
-AUGMENTED = [
-    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
-    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
-    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
-    (lambda: StudentT(4.0, 0.3), lambda f: f),
-    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-]
 
 
 def data(n=N, dtype=F64):

@@ -5,6 +5,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracles.dense import dense_covariance
+from oracles.likelihoods import AUGMENTED
 from pyro import poutine
 from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
@@ -25,15 +26,6 @@ F64 = torch.float64
 
 
 N = 40
-
-
-AUGMENTED = [
-    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
-    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
-    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
-    (lambda: StudentT(4.0, 0.3), lambda f: f),
-    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-]
 
 
 augmented = pytest.mark.parametrize(("likelihood", "make"), AUGMENTED)

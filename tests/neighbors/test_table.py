@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 import torch
-from oracles.neighbors import distances, manhattan, nearest_rows, predecessors
+from oracles.neighbors import distances, grid, manhattan, nearest_rows, points, predecessors
 
 from pyro_nngp.neighbors import table as neighbor_table
 from pyro_nngp.neighbors.graph import NeighborGraph
@@ -17,14 +17,6 @@ F64 = torch.float64
 
 
 N, K = 300, 9
-
-
-def points(n=N, dim=2, dtype=F64):
-    return torch.rand(n, dim, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)
-
-
-def grid(a=15, b=20):
-    return torch.cartesian_prod(torch.arange(a, dtype=F64), torch.arange(b, dtype=F64))
 
 
 def test_a_batch_holds_its_points_and_their_neighbors():

@@ -6,7 +6,15 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, NegativeBinomial, StudentT
+
+AUGMENTED = [  # and data of each for a latent function
+    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
+    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
+    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
+    (lambda: StudentT(4.0, 0.3), lambda f: f),
+    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
+]
 
 
 def tensor(*values: float) -> Tensor:

@@ -72,3 +72,11 @@ def predecessors(x, order, k):
 
 def manhattan(a, b):
     return (a[:, None] - b).abs().sum(-1)
+
+
+def points(n=300, dim=2, dtype=F64):
+    return torch.rand(n, dim, generator=torch.Generator().manual_seed(1), dtype=F64).to(dtype)
+
+
+def grid(a=15, b=20):
+    return torch.cartesian_prod(torch.arange(a, dtype=F64), torch.arange(b, dtype=F64))

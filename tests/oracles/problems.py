@@ -3,8 +3,12 @@
 import pyro
 import pyro.distributions as dist
 import torch
+from oracles.dense import dense_precision
 from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.optim import Adam
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.kernels import Matern32
 
 
 def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
@@ -26,3 +30,17 @@ def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
 
     svi = SVI(model, guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
     return torch.tensor([svi.step(torch.randperm(n)[:batch_size]) for _ in range(steps)])
+
+
+def conjugate_posterior(k, graph, y, noise_var):
+    """Mean and covariance of f given y = f + noise under a nearest-neighbor prior."""
+    precision = dense_precision(k, graph) + torch.eye(len(y), dtype=torch.float64) / noise_var
+    cov = torch.cholesky_inverse(torch.linalg.cholesky(precision))
+    return cov @ y / noise_var, cov
+
+
+def regression(graph, y, noise_scale):
+    """A program: f from an NNGP, y = f + noise."""
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(f, noise_scale), obs=y)
