@@ -29,6 +29,7 @@ from torch import Tensor
 from pyro_nngp import _memory as memory
 from pyro_nngp._provenance import apply
 from pyro_nngp.conditionals.general_kernel import block_conditional, chunks, each_member, solve, solve_gradient
+from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.radial import Radial, block, of_columns, of_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
@@ -59,7 +60,7 @@ def radial_conditional(
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
-    engine = NATIVE if compiled.supported(problem) else TORCH
+    engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
         return w, var
@@ -258,3 +259,4 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
 
 
 TORCH, NATIVE = Engine(_forward, _backward), Engine(compiled.forward, compiled.backward)
+GPU = Engine(on_gpu.forward, on_gpu.backward)

@@ -1,0 +1,230 @@
+"""Exact neighbor search in torch operations alone, on the device of the points, which no point or answer leaves.
+
+Up to three dimensions points are sorted into the cells of a grid. A query looks at its cell and the cells around it,
+and is answered if its k-th distance is below the distance to whatever lies outside of them; otherwise it is asked again
+on a grid of cells twice as wide. The first grid is so fine that even the fullest cells hold few points, so clusters and
+empty regions cost about the same as evenly spread points. In more dimensions distances to all points are computed in
+tiles, as products of matrices in float64, with a bound on their rounding.
+
+Either way an answer is exact: distances are those of `squared_distances`, bit for bit, and ties go to the smaller
+number, as in all backends.
+
+Cost per query over P points: O(k 3^D) on a grid, after O(P log P) per grid; O(P D) in tiles. Memory is bounded.
+
+Symbols: Q queries, P points, D dimensions, k neighbors, C candidates.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GRID_DIMS = 3
+_SPARE = 9  # candidates beyond k among which ties are resolved
+_FINEST = 20  # cells per side, as a power of two: three of them fit into one key
+_WANTED = 4, 8, 16  # candidates per neighbor: for the sphere in a cube of cells, and where half are later points
+_CROWDED = 8  # times as many are too many
+_CPU_BLOCK, _GPU_BLOCK = 2**21, 2**26  # candidates held at a time
+_ROUNDING = 1e-12  # of cell borders, relative to the extent of the points
+
+Search = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+
+
+def search(
+    points: Tensor,
+    queries: Tensor,
+    k: int,
+    limit: Tensor | None = None,
+    exclude: Tensor | None = None,
+    done: Callable[[int], object] = lambda count: None,
+) -> Search:
+    """The k nearest points of each query, nearest first, ties by number.
+
+    Args:
+        points: float64, (P, D).
+        queries: float64, (Q, D), on the device of the points.
+        k: number of neighbors.
+        limit: only points with smaller numbers count, (Q,).
+        exclude: the number of one point to leave out, (Q,), -1 for none.
+        done: called with the number of queries answered since the last call.
+    """
+    limit = torch.full((len(queries),), len(points), device=points.device) if limit is None else limit
+    exclude = torch.full_like(limit, -1) if exclude is None else exclude
+    index = torch.full((len(queries), k), -1, device=points.device)
+    value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=points.device)
+    by_grid = points.shape[1] <= GRID_DIMS
+    (_by_grid if by_grid else _by_tiles)(points, queries, k, limit, exclude, index, value, done)
+    return index, value
+
+
+def distances(points: Tensor, queries: Tensor, index: Tensor) -> Tensor:
+    """Squared distances of queries (Q, D) to points `index` (Q, C), rounded as everywhere in the search."""
+    total = torch.zeros(index.shape, dtype=torch.float64, device=points.device)
+    for column, own in zip(points.T.contiguous(), queries.T, strict=True):
+        difference = column[index] - own[:, None]
+        difference *= difference
+        total += difference
+    return total
+
+
+def earlier_copies(points: Tensor) -> Tensor:
+    """The number of earlier points that each point coincides with, (P,); see the function for arrays."""
+    code = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    for column in points.T:
+        code = (code ^ (column + 0.0).contiguous().view(torch.int64)) * -7046029254386353131  # 0x9E3779B97F4A7C15
+        code = code ^ (code >> 32)
+    code, order = code.sort(stable=True)
+    same = (code[1:] == code[:-1]) & (points[order[1:]] == points[order[:-1]]).all(-1)
+    place = torch.arange(len(points), device=points.device)
+    first = place.clone()
+    first[1:][same] = 0
+    copies = torch.empty_like(place)
+    copies[order] = place - first.cummax(0).values
+    return copies
+
+
+def _by_grid(points, queries, k, limit, exclude, index, value, done) -> None:
+    """Grids from fine to coarse, the last of one cell, until every query is answered."""
+    low = points.amin(0)
+    extent, dim = float((points.amax(0) - low).max()), points.shape[1]
+    wanted = _WANTED[dim - 1] * k
+    level = max(0, min(_FINEST, math.ceil(math.log2(max(1.0, len(points) * 3**dim / wanted)) / dim))) if extent else 0
+    while extent and level < _FINEST and _fullest(_keys(points, low, extent, level)) * 3**dim > _CROWDED * wanted:
+        level += 1
+    todo = torch.arange(len(queries), device=points.device)
+    while len(todo):
+        keys, order = _keys(points, low, extent, level).sort(stable=True)
+        first, count, floor = _around(keys, queries[todo], low, extent, level)
+        total = count.sum(-1)
+        ready = torch.nonzero((total >= wanted) | (level == 0))[:, 0]
+        ready = ready[total[ready].argsort()]  # queries of one block have about as many candidates
+        proven = torch.zeros(len(todo), dtype=torch.bool, device=points.device)
+        ends = total[ready].cpu()
+        stop = len(ready)
+        while stop:
+            width = max(1, int(ends[stop - 1]))
+            start = max(0, stop - max(1, _block(points) // width))
+            part = ready[start:stop]
+            rows = todo[part]
+            candidates = order[_members(first[part], count[part], width)]
+            real = torch.arange(width, device=points.device) < total[part, None]
+            real &= (candidates < limit[rows, None]) & (candidates != exclude[rows, None])
+            found = distances(points, queries[rows], candidates).masked_fill_(~real, math.inf)
+            numbers, least = _smallest(candidates, found, k)
+            index[rows], value[rows] = numbers, least
+            proven[part] = (least[:, -1] < floor[part]) | floor[part].isinf()
+            stop = start
+        done(int(proven.sum()))
+        todo, level = todo[~proven], level - 1
+
+
+def _keys(points: Tensor, low: Tensor, extent: float, level: int) -> Tensor:
+    """The cell of each point, numbered row by row, (P,)."""
+    key = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    for column in _cells(points, low, extent, level).T:
+        key = (key << level) + column
+    return key
+
+
+def _cells(points: Tensor, low: Tensor, extent: float, level: int) -> Tensor:
+    side = 2**level
+    return ((points - low) * (side / (extent or 1.0))).floor().clamp(0, side - 1).long()
+
+
+def _fullest(keys: Tensor) -> int:
+    return int(keys.sort().values.unique_consecutive(return_counts=True)[1].max())
+
+
+def _around(keys: Tensor, queries: Tensor, low: Tensor, extent: float, level: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of sorted points in the 3^D cells around queries: first and count (Q, 3^(D-1)); and the floor (Q,).
+
+    All points outside have squared distances of at least the floor.
+    """
+    side, width = 2**level, extent / 2**level
+    cell = _cells(queries, low, extent, level)
+    below = torch.where(cell <= 1, math.inf, queries - (low + (cell - 1) * width))
+    above = torch.where(cell >= side - 2, math.inf, low + (cell + 2) * width - queries)
+    radius = torch.minimum(below, above).amin(-1) - _ROUNDING * extent
+    offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * (cell.shape[1] - 1)) if cell.shape[1] > 1 else None
+    offsets = torch.zeros(1, 0, dtype=torch.int64) if offsets is None else offsets.reshape(-1, cell.shape[1] - 1)
+    firsts, counts = [], []
+    for offset in offsets.to(cell.device):
+        near = cell[:, :-1] + offset
+        inside = ((near >= 0) & (near < side)).all(-1)
+        base = torch.zeros_like(cell[:, 0])
+        for column in near.T:
+            base = (base << level) + column
+        base = base << level
+        start = torch.searchsorted(keys, base + (cell[:, -1] - 1).clamp(min=0))
+        stop = torch.searchsorted(keys, base + (cell[:, -1] + 1).clamp(max=side - 1), right=True)
+        firsts.append(start)
+        counts.append(torch.where(inside, stop - start, 0))
+    return torch.stack(firsts, -1), torch.stack(counts, -1), radius.clamp(min=0).square()
+
+
+def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
+    """Positions (Q, width) of the points of some runs, one run after the other; what is beyond them is anything."""
+    at = torch.arange(width, device=first.device)
+    ends = count.cumsum(-1)
+    position = first[:, :1] + at
+    for run in range(1, first.shape[1]):
+        shift = first[:, run] - ends[:, run - 1]
+        position = torch.where(at >= ends[:, run - 1, None], shift[:, None] + at, position)
+    return torch.where(at < ends[:, -1:], position, 0)
+
+
+def _by_tiles(points, queries, k, limit, exclude, index, value, done) -> None:
+    """All distances, tile by tile; queries whose answer rounding or ties leave open are repeated with more candidates."""
+    center = points.mean(0)
+    centered = points - center
+    norms = centered.square().sum(-1)
+    largest, eps, dim = norms.max(), torch.finfo(torch.float64).eps, points.shape[1]
+    size = max(256, math.isqrt(_block(points)))
+    for start in range(0, len(queries), size):
+        rows, fetch = torch.arange(start, min(len(queries), start + size), device=points.device), k + _SPARE
+        while len(rows):
+            stop = max(1, int(limit[rows].max()))
+            query = queries[rows] - center
+            best = torch.full((len(rows), 1), math.inf, dtype=torch.float64, device=points.device)
+            numbers = torch.zeros(len(rows), 1, dtype=torch.int64, device=points.device)
+            for tile in range(0, stop, size):
+                every = torch.arange(tile, min(stop, tile + size), device=points.device)
+                near = torch.addmm(norms[every], query, centered[every].T, alpha=-2)
+                near.masked_fill_((every >= limit[rows, None]) | (every == exclude[rows, None]), math.inf)
+                both, ids = torch.cat([best, near], -1), torch.cat([numbers, every.expand(len(rows), -1)], -1)
+                best, at = both.topk(min(fetch, both.shape[1]), largest=False)
+                numbers = ids.gather(-1, at)
+            exact = distances(points, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
+            index[rows], value[rows] = _smallest(numbers, exact, k)
+            square = query.square().sum(-1)
+            bound = 2 * (dim + 8) * eps * (square.sqrt() + largest.sqrt()).square()
+            last = best[:, -1] if best.shape[1] == fetch else torch.full_like(square, math.inf)
+            proven = (value[rows, -1] < last + square - bound) | last.isinf()
+            done(int(proven.sum()))
+            rows, fetch = rows[~proven], 4 * fetch
+
+
+def _smallest(index: Tensor, value: Tensor, k: int) -> Search:
+    """The k smallest values of each row with their numbers, ties by number; -1 where a value is infinite."""
+    fetch = min(value.shape[1], k + _SPARE)
+    top, at = value.topk(fetch, largest=False)
+    numbers, least = _in_order(index.gather(-1, at), top, k)
+    if fetch < value.shape[1]:
+        open_ = torch.nonzero((top[:, -1] == top[:, k - 1]) & top[:, -1].isfinite())[:, 0]
+        if len(open_):
+            numbers[open_], least[open_] = _in_order(index[open_], value[open_], k)
+    return numbers, least
+
+
+def _in_order(index: Tensor, value: Tensor, k: int) -> Search:
+    index, at = index.sort(dim=-1)
+    value, second = value.gather(-1, at).sort(stable=True, dim=-1)
+    index = index.gather(-1, second).masked_fill_(value.isinf(), -1)
+    lacking = max(0, k - value.shape[1])
+    pad = torch.nn.functional.pad
+    return pad(index[:, :k], (0, lacking), value=-1), pad(value[:, :k], (0, lacking), value=math.inf)
+
+
+def _block(points: Tensor) -> int:
+    return _CPU_BLOCK if points.device.type == "cpu" else _GPU_BLOCK
