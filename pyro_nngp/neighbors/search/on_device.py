@@ -25,32 +25,60 @@ _SPARE = 9  # candidates beyond k among which ties are resolved
 _FINEST = 20  # cells per side, as a power of two: three of them fit into one key
 _WANTED = 4, 8, 16  # candidates per neighbor: for the sphere in a cube of cells, and where half are later points
 _CROWDED = 8  # times as many are too many
-_CPU_BLOCK, _GPU_BLOCK = 2**21, 2**26  # candidates held at a time
+CPU_BLOCK, GPU_BLOCK = 2**21, 2**26  # candidates held at a time
+TILE = 2**13  # points
 _ROUNDING = 1e-12  # of cell borders, relative to the extent of the points
 
-Search = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+Found = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+Done = Callable[[int], object]  # called with the number of queries answered since the last call
 
 
-def search(
-    points: Tensor,
-    queries: Tensor,
-    k: int,
-    limit: Tensor | None = None,
-    exclude: Tensor | None = None,
-    done: Callable[[int], object] = lambda count: None,
-) -> Search:
-    """The k nearest points of each query, nearest first, ties by number.
+class DeviceIndex:
+    """Fixed points, searched where they are; of coinciding ones only the first k + 1 can be neighbors.
 
     Args:
-        points: float64, (P, D).
-        queries: float64, (Q, D), on the device of the points.
-        k: number of neighbors.
-        limit: only points with smaller numbers count, (Q,).
-        exclude: the number of one point to leave out, (Q,), -1 for none.
-        done: called with the number of queries answered since the last call.
+        points: finite points, (P, D); distances are taken in float64 whatever their dtype.
     """
-    limit = torch.full((len(queries),), len(points), device=points.device) if limit is None else limit
-    exclude = torch.full_like(limit, -1) if exclude is None else exclude
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points.detach().double()
+        self._copies = earlier_copies(self.points)
+        self._most_copies = int(self._copies.max())
+
+    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Done) -> Found:
+        """The k nearest points of each query, nearest first, ties by number; `exclude` is (Q,), -1 for none."""
+        kept = self._kept(min(k, self._most_copies) + 1)
+        if exclude is None:
+            exclude = torch.full((len(queries),), -1, device=self.points.device)
+        place = torch.searchsorted(kept, exclude).clamp(max=len(kept) - 1)
+        exclude = torch.where(kept[place] == exclude, place, -1)
+        limit = torch.full_like(exclude, len(kept))
+        return self._numbered(kept, _search(self.points[kept], queries.detach().double(), k, limit, exclude, done))
+
+    def predecessors(self, k: int, start: int, done: Done) -> Found:
+        """The k nearest predecessors of the rows from `start`, block by block among points up to twice their first."""
+        kept, size, parts = self._kept(k + 1), len(self.points), []
+        while start < size:
+            stop = min(size, max(256, 2 * start))
+            rows = torch.arange(start, stop, device=kept.device)
+            inside = self.points[kept[: int(torch.searchsorted(kept, stop))]]
+            limit, none = torch.searchsorted(kept, rows), torch.full_like(rows, -1)
+            parts.append(self._numbered(kept, _search(inside, self.points[rows], k, limit, none, done)))
+            start = stop
+        index, value = zip(*parts, strict=True)
+        return torch.cat(index), torch.cat(value)
+
+    def _kept(self, copies: int) -> Tensor:
+        """Numbers of the points that have fewer than `copies` earlier duplicates."""
+        return torch.nonzero(self._copies < copies)[:, 0]
+
+    def _numbered(self, kept: Tensor, found: Found) -> Found:
+        index, value = found
+        return torch.where(index < 0, -1, kept[index]), value
+
+
+def _search(points: Tensor, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Done) -> Found:
+    """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
     index = torch.full((len(queries), k), -1, device=points.device)
     value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=points.device)
     by_grid = points.shape[1] <= GRID_DIMS
@@ -84,7 +112,16 @@ def earlier_copies(points: Tensor) -> Tensor:
     return copies
 
 
-def _by_grid(points, queries, k, limit, exclude, index, value, done) -> None:
+def _by_grid(
+    points: Tensor,
+    queries: Tensor,
+    k: int,
+    limit: Tensor,
+    exclude: Tensor,
+    index: Tensor,
+    value: Tensor,
+    done: Done,
+) -> None:
     """Grids from fine to coarse, the last of one cell, until every query is answered."""
     low = points.amin(0)
     extent, dim = float((points.amax(0) - low).max()), points.shape[1]
@@ -174,27 +211,37 @@ def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
     return torch.where(at < ends[:, -1:], position, 0)
 
 
-def _by_tiles(points, queries, k, limit, exclude, index, value, done) -> None:
-    """All distances, tile by tile; queries whose answer rounding or ties leave open are repeated with more candidates."""
+def _by_tiles(
+    points: Tensor,
+    queries: Tensor,
+    k: int,
+    limit: Tensor,
+    exclude: Tensor,
+    index: Tensor,
+    value: Tensor,
+    done: Done,
+) -> None:
+    """All distances, tile by tile; queries that rounding or ties leave open are repeated with more candidates."""
     center = points.mean(0)
     centered = points - center
     norms = centered.square().sum(-1)
     largest, eps, dim = norms.max(), torch.finfo(torch.float64).eps, points.shape[1]
-    size = max(256, math.isqrt(_block(points)))
+    size = max(1, _block(points) // TILE)
     for start in range(0, len(queries), size):
         rows, fetch = torch.arange(start, min(len(queries), start + size), device=points.device), k + _SPARE
         while len(rows):
             stop = max(1, int(limit[rows].max()))
             query = queries[rows] - center
-            best = torch.full((len(rows), 1), math.inf, dtype=torch.float64, device=points.device)
-            numbers = torch.zeros(len(rows), 1, dtype=torch.int64, device=points.device)
-            for tile in range(0, stop, size):
-                every = torch.arange(tile, min(stop, tile + size), device=points.device)
+            best = torch.full((len(rows), 0), math.inf, dtype=torch.float64, device=points.device)
+            numbers = torch.zeros(len(rows), 0, dtype=torch.int64, device=points.device)
+            for tile in range(0, stop, TILE):
+                every = torch.arange(tile, min(stop, tile + TILE), device=points.device)
                 near = torch.addmm(norms[every], query, centered[every].T, alpha=-2)
                 near.masked_fill_((every >= limit[rows, None]) | (every == exclude[rows, None]), math.inf)
-                both, ids = torch.cat([best, near], -1), torch.cat([numbers, every.expand(len(rows), -1)], -1)
-                best, at = both.topk(min(fetch, both.shape[1]), largest=False)
-                numbers = ids.gather(-1, at)
+                top, at = near.topk(min(fetch, len(every)), largest=False)
+                best, numbers = torch.cat([best, top], -1), torch.cat([numbers, every[at]], -1)
+                best, at = best.topk(min(fetch, best.shape[1]), largest=False)
+                numbers = numbers.gather(-1, at)
             exact = distances(points, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
             index[rows], value[rows] = _smallest(numbers, exact, k)
             square = query.square().sum(-1)
@@ -205,7 +252,7 @@ def _by_tiles(points, queries, k, limit, exclude, index, value, done) -> None:
             rows, fetch = rows[~proven], 4 * fetch
 
 
-def _smallest(index: Tensor, value: Tensor, k: int) -> Search:
+def _smallest(index: Tensor, value: Tensor, k: int) -> Found:
     """The k smallest values of each row with their numbers, ties by number; -1 where a value is infinite."""
     fetch = min(value.shape[1], k + _SPARE)
     top, at = value.topk(fetch, largest=False)
@@ -217,7 +264,7 @@ def _smallest(index: Tensor, value: Tensor, k: int) -> Search:
     return numbers, least
 
 
-def _in_order(index: Tensor, value: Tensor, k: int) -> Search:
+def _in_order(index: Tensor, value: Tensor, k: int) -> Found:
     index, at = index.sort(dim=-1)
     value, second = value.gather(-1, at).sort(stable=True, dim=-1)
     index = index.gather(-1, second).masked_fill_(value.isinf(), -1)
@@ -227,4 +274,4 @@ def _in_order(index: Tensor, value: Tensor, k: int) -> Search:
 
 
 def _block(points: Tensor) -> int:
-    return _CPU_BLOCK if points.device.type == "cpu" else _GPU_BLOCK
+    return CPU_BLOCK if points.device.type == "cpu" else GPU_BLOCK
