@@ -144,10 +144,9 @@ def report_nuggets() -> None:
         NotPositiveDefiniteError: if some matrix stayed indefinite.
     """
     found = [(key, flags.tolist()) for key, flags in _FLAGS.items()]
+    for flags in _FLAGS.values():
+        flags.zero_()
     for (_, dtype, size, quiet), (level, count) in found:
-        if level:
-            for flags in _FLAGS.values():
-                flags.zero_()
         if level > len(_ESCALATION):
             raise _indefinite(f"some of {count}", size, dtype)
         if level and not quiet:

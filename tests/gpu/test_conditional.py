@@ -8,7 +8,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.gpu import installed
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
-from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError, quiet_nuggets, report_nuggets
+from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets, report_nuggets
 from pyro_nngp.native.conditional import Problem
 
 if not installed():
