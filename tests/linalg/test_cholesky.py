@@ -96,7 +96,7 @@ def test_nuggets_added_on_a_device_are_reported_once(flags):
     report_nuggets()
     flags += torch.tensor([3, 5], dtype=torch.int32)
     assert nugget_flags(torch.device("cpu"), torch.float32, 7) is flags
-    with pytest.warns(UserWarning, match=r"5 of the neighbor covariances were indefinite in torch.float32.*up to 1e-04"):
+    with pytest.warns(UserWarning, match=r"5 of the neighbor covariances were .* in torch.float32.*up to 1e-04"):
         report_nuggets()
     report_nuggets()
 
