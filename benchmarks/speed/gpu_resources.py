@@ -35,11 +35,13 @@ def compiled(kernel, num_neighbors, dims, dtype, arch, noise=True):
     problem = Problem(x, x, x[0], x[0, 0], x.new_zeros(1, k) if noise else None, rows, MATERN52, 1e-6)
     values = constants(problem) | {"KEEP": True, "PULL": True, "INPUTS": False}
     values = {name: value for name, value in values.items() if name in kernel.arg_names}
-    types = {"neighbors": "*i64", "flags": "*i32", "B": "i32", "total": "i32"}
+    types = {"neighbors": "*i64", "flags": "*i32"} | dict.fromkeys(kernels.SIZES, "i32")
     signature = {name: types.get(name, f"*{NAMES[dtype]}") for name in kernel.arg_names}
     signature |= dict.fromkeys(values, "constexpr")
     place = {name: (i,) for i, name in enumerate(kernel.arg_names)}
-    aligned = {place[name]: [["tt.divisibility", 16]] for name in signature if signature[name].startswith("*")}
+    given = {*kernels.INPUTS, "grad_w", "grad_v"}
+    made = [name for name, type_ in signature.items() if type_.startswith("*") and name not in given]
+    aligned = {place[name]: [["tt.divisibility", 16]] for name in made}
     constexprs = {place[name]: value for name, value in values.items()}
     options = {"num_warps": tiles(k).warps, "num_stages": 1, "maxnreg": tiles(k).registers}
     source = ASTSource(kernel, signature=signature, constexprs=constexprs, attrs=aligned)

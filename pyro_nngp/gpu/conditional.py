@@ -143,7 +143,6 @@ def constants(problem: Problem) -> dict[str, Any]:
     k, noise = problem.neighbors.shape[1], problem.noise
     return {
         "D": problem.x.shape[1],
-        "K": k,
         "ROWS": _padded(k),
         "KERNEL": _KERNELS[problem.profile],
         "JITTER": problem.jitter,
@@ -159,18 +158,20 @@ def _launch(kernel: Any, problem: Problem, programs: int, tensors: tuple[Tensor,
     options: dict[str, Any] = {"num_warps": tiles(k).warps, "num_stages": 1}  # no loads ahead: scratch is read back
     if tiles(k).registers is not None:
         options["maxnreg"] = tiles(k).registers
-    kernel[(programs,)](
-        x,
-        problem.points.contiguous(),
-        (problem.lengthscale * problem.profile.stretch).contiguous(),
-        problem.variance.contiguous(),
-        x if problem.noise is None else problem.noise.contiguous(),
-        problem.neighbors.contiguous(),
-        *tensors,
-        x.new_empty(programs * (2 * d + 4) * _padded(k)),
-        problem.num_sets * b,
-        b,
-        **constants(problem),
-        **flags,
-        **options,
-    )
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        kernel[(programs,)](
+            x,
+            problem.points.contiguous(),
+            (problem.lengthscale * problem.profile.stretch).contiguous(),
+            problem.variance.contiguous(),
+            x if problem.noise is None else problem.noise.contiguous(),
+            problem.neighbors.contiguous(),
+            *tensors,
+            x.new_empty(programs * (2 * d + 3) * _padded(k)),
+            problem.num_sets * b,
+            b,
+            k,
+            **constants(problem),
+            **flags,
+            **options,
+        )

@@ -3,17 +3,17 @@
 A program gathers the neighbors of a target, takes the covariance matrix of neighbors and target apart column panel by
 column panel, and solves. The matrix has K' rows of neighbors, K rounded up to whole panels of T columns, and below them
 the right-hand sides as further rows: k_n, which needs no code of its own because the target is a point at the origin,
-and in the backward pass grad_w. Factorizing the panel above solves them. A panel is a tile (T, R): its T columns are
-registers of a thread and R of its rows are the threads, so that step c of an elimination, unrolled, reads a register
-and adds a rank-one tile. Panels to the left are subtracted as products of tiles; triangles are solved by substitution,
-not by inverses, which lose positive definiteness in float32 where near neighbors are almost collinear.
+and in the backward pass grad_w. Factorizing the panels solves for them. A panel is worked on in tiles (T, R) of its T
+columns and R of its rows. Panels to the left are subtracted as products of tiles; then the T steps of an elimination,
+unrolled, select a column and subtract a tile of rank one. Triangles are solved by substitution, not by inverses, which
+lose positive definiteness in float32 where near neighbors are almost collinear.
 
 A covariance that is not positive definite is factorized again with an extra nugget, in the same program: the host is
 not asked. What remains indefinite gives NaN. Both are counted in `flags`, which the host reads when it has time.
 
-Scratch memory of a program, in units of a value: factor (K' + P, K'), of which diagonal tiles hold the transpose;
-places (D, K'), scaled neighbors relative to the target; pull (D, K'), the gradient of the places; vectors (4, K'):
-the reciprocal diagonal, w, a and the slope of k_n. Between a store and the load of another thread is a barrier.
+Scratch memory of a program, in values: factor (K' + 3, K'), whose diagonal tiles hold the transpose, then two right-hand
+sides and the reciprocal diagonal; places (D, K'), scaled neighbors relative to the target; pull (D, K'), the gradient of
+the places; vectors (3, K'): w, a and the slope of k_n. Between a store and the load of another thread is a barrier.
 
 Formulas are in :mod:`pyro_nngp.conditionals.stationary_kernel`. Symbols: B targets, K neighbors, S sets of
 hyperparameters, D dimensions, P right-hand sides, q squared scaled distances.
@@ -21,6 +21,10 @@ hyperparameters, D dimensions, P right-hand sides, q squared scaled distances.
 
 import triton
 import triton.language as tl
+
+# Nothing is compiled again for other sizes of a batch, nor for inputs that begin elsewhere in memory.
+SIZES = ["total", "B", "K"]
+INPUTS = ["x", "points", "scale", "variances", "noise", "neighbors"]
 
 
 @triton.jit
@@ -66,7 +70,7 @@ def distances(places, columns, rows, D: tl.constexpr, ROWS: tl.constexpr, T: tl.
 
 
 @triton.jit
-def gather(x, points, scale, neighbors, places, D: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, R: tl.constexpr):
+def gather(x, points, scale, neighbors, places, D: tl.constexpr, K, ROWS: tl.constexpr, R: tl.constexpr):
     """Scaled neighbors relative to the target; zero where there is none."""
     for start in range(0, ROWS, R):
         rows = start + tl.arange(0, R)
@@ -89,7 +93,7 @@ def system(
     variance,
     extra,
     D: tl.constexpr,
-    K: tl.constexpr,
+    K,
     ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
     JITTER: tl.constexpr,
@@ -135,7 +139,7 @@ def factorize(
     variance,
     extra,
     D: tl.constexpr,
-    K: tl.constexpr,
+    K,
     ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
     JITTER: tl.constexpr,
@@ -215,7 +219,7 @@ def variance_left(factor, variance, JITTER: tl.constexpr, TINY: tl.constexpr, RO
     return variance * (1 + JITTER) - tl.sum(squares, 0), tl.where(floor < TINY, TINY, floor)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INPUTS)
 def conditional(
     x,  # (B, D)
     points,  # (N, D)
@@ -231,8 +235,8 @@ def conditional(
     scratch,
     total,  # S B
     B,
+    K,
     D: tl.constexpr,
-    K: tl.constexpr,
     ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
     JITTER: tl.constexpr,
@@ -244,7 +248,7 @@ def conditional(
 ):
     """Weights and variances."""
     program = tl.program_id(0).to(tl.int64)
-    places = scratch + program * (2 * D + 4) * ROWS
+    places = scratch + program * (2 * D + 3) * ROWS
     vectors = places + 2 * D * ROWS
     unit = program
     while unit < total:
@@ -292,7 +296,7 @@ def conditional(
         unit += tl.num_programs(0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=[*INPUTS, "grad_w", "grad_v"])
 def gradient(
     x,
     points,
@@ -311,8 +315,8 @@ def gradient(
     scratch,
     total,
     B,
+    K,
     D: tl.constexpr,
-    K: tl.constexpr,
     ROWS: tl.constexpr,
     KERNEL: tl.constexpr,
     JITTER: tl.constexpr,
@@ -326,7 +330,7 @@ def gradient(
 ):
     """Gradients; arguments as in :func:`conditional`."""
     program = tl.program_id(0).to(tl.int64)
-    places = scratch + program * (2 * D + 4) * ROWS
+    places = scratch + program * (2 * D + 3) * ROWS
     pull = places + D * ROWS
     w = pull + D * ROWS
     a = w + ROWS

@@ -184,6 +184,7 @@ def test_second_derivatives(device):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"], indirect=True)
 def test_no_step_waits_for_the_device(device):
     case = moved(Case(Matern52), device)
     case.run()
