@@ -11,9 +11,10 @@ lose positive definiteness in float32 where near neighbors are almost collinear.
 A covariance that is not positive definite is factorized again with an extra nugget, in the same program: the host is
 not asked. What remains indefinite gives NaN. Both are counted in `flags`, which the host reads when it has time.
 
-Scratch memory of a program, in values: factor (K' + 3, K'), whose diagonal tiles hold the transpose, then two right-hand
-sides and the reciprocal diagonal; places (D, K'), scaled neighbors relative to the target; pull (D, K'), the gradient of
-the places; vectors (3, K'): w, a and the slope of k_n. Between a store and the load of another thread is a barrier.
+Scratch memory of a program, in values: factor (K' + 3, K'), its diagonal tiles transposed, with two right-hand sides
+and the reciprocal diagonal as last rows; places (D, K'), scaled neighbors relative to the target; pull (D, K'),
+the gradient of the places; vectors (3, K'): w, a and the slope of k_n. Between a store and the load of another thread
+is a barrier.
 
 Formulas are in :mod:`pyro_nngp.conditionals.stationary_kernel`. Symbols: B targets, K neighbors, S sets of
 hyperparameters, D dimensions, P right-hand sides, q squared scaled distances.

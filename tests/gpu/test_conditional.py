@@ -25,6 +25,8 @@ INTERPRETED = pytest.param("cpu", marks=[THERE, pytest.mark.slow])  # half a sec
 def device(request, monkeypatch):
     """A device whose conditionals the kernels compute; in the interpreter with small tiles, which take less time."""
     monkeypatch.setenv("PYRO_NNGP_NATIVE", "0")
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     if request.param == "cpu":
         monkeypatch.setattr(on_gpu, "supported", lambda problem: problem.profile in [k.profile for k in KERNELS])
         monkeypatch.setattr(on_gpu, "tiles", lambda k: on_gpu.Tiles(4, 8, 1, 1))
