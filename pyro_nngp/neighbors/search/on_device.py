@@ -44,16 +44,21 @@ class DeviceIndex:
         self.points = points.detach().double()
         self._copies = earlier_copies(self.points)
         self._most_copies = int(self._copies.max())
+        self._sources: dict[int, tuple[Tensor, _Points]] = {}
 
     def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Done) -> Found:
         """The k nearest points of each query, nearest first, ties by number; `exclude` is (Q,), -1 for none."""
-        kept = self._kept(min(k, self._most_copies) + 1)
+        copies = min(k, self._most_copies) + 1
+        if copies not in self._sources:
+            kept = self._kept(copies)
+            self._sources[copies] = kept, _Points(self.points[kept])
+        kept, points = self._sources[copies]
         if exclude is None:
             exclude = torch.full((len(queries),), -1, device=self.points.device)
         place = torch.searchsorted(kept, exclude).clamp(max=len(kept) - 1)
         exclude = torch.where(kept[place] == exclude, place, -1)
         limit = torch.full_like(exclude, len(kept))
-        return self._numbered(kept, _search(self.points[kept], queries.detach().double(), k, limit, exclude, done))
+        return self._numbered(kept, points.search(queries.detach().double(), k, limit, exclude, done))
 
     def predecessors(self, k: int, start: int, done: Done) -> Found:
         """The k nearest predecessors of the rows from `start`, block by block among points up to twice their first."""
@@ -61,9 +66,9 @@ class DeviceIndex:
         while start < size:
             stop = min(size, max(256, 2 * start))
             rows = torch.arange(start, stop, device=kept.device)
-            inside = self.points[kept[: int(torch.searchsorted(kept, stop))]]
+            inside = _Points(self.points[kept[: int(torch.searchsorted(kept, stop))]])
             limit, none = torch.searchsorted(kept, rows), torch.full_like(rows, -1)
-            parts.append(self._numbered(kept, _search(inside, self.points[rows], k, limit, none, done)))
+            parts.append(self._numbered(kept, inside.search(self.points[rows], k, limit, none, done)))
             start = stop
         index, value = zip(*parts, strict=True)
         return torch.cat(index), torch.cat(value)
@@ -77,19 +82,54 @@ class DeviceIndex:
         return torch.where(index < 0, -1, kept[index]), value
 
 
-def _search(points: Tensor, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Done) -> Found:
-    """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
-    index = torch.full((len(queries), k), -1, device=points.device)
-    value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=points.device)
-    by_grid = points.shape[1] <= GRID_DIMS
-    (_by_grid if by_grid else _by_tiles)(points, queries, k, limit, exclude, index, value, done)
-    return index, value
+class _Points:
+    """Points and the grids over them that were made so far."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points, self.columns, self.low = points, points.T.contiguous(), points.amin(0)
+        self.extent = float((points.amax(0) - self.low).max())
+        self._grids: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    def search(self, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Done) -> Found:
+        """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
+        index = torch.full((len(queries), k), -1, device=queries.device)
+        value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=queries.device)
+        if self.points.shape[1] <= GRID_DIMS:
+            _by_grid(self, queries, k, limit, exclude, index, value, done)
+        else:
+            _by_tiles(self, queries, k, limit, exclude, index, value, done)
+        return index, value
+
+    def grid(self, level: int) -> tuple[Tensor, Tensor, int]:
+        """The sorted cells of the points, the numbers of the points in this order, and the most points in a cell."""
+        if level not in self._grids:
+            key = torch.zeros(len(self.points), dtype=torch.int64, device=self.points.device)
+            for column in self.cells(self.points, level).T:
+                key = (key << level) + column
+            keys, order = key.sort(stable=True)
+            self._grids[level] = keys, order, int(keys.unique_consecutive(return_counts=True)[1].max())
+        return self._grids[level]
+
+    def cells(self, places: Tensor, level: int) -> Tensor:
+        """The cell of each place, counted along each dimension, (Q, D)."""
+        side = 2**level
+        return ((places - self.low) * (side / (self.extent or 1.0))).floor().clamp(0, side - 1).long()
+
+    def finest(self, wanted: int) -> int:
+        """The level to begin with: on average and in the fullest cells there are about as many points as wanted."""
+        dim = self.points.shape[1]
+        if not self.extent:
+            return 0
+        level = math.ceil(math.log2(max(1.0, len(self.points) * 3**dim / wanted)) / dim)
+        while level < _FINEST and self.grid(level)[2] * 3**dim > _CROWDED * wanted:
+            level += 1
+        return level
 
 
-def distances(points: Tensor, queries: Tensor, index: Tensor) -> Tensor:
-    """Squared distances of queries (Q, D) to points `index` (Q, C), rounded as everywhere in the search."""
-    total = torch.zeros(index.shape, dtype=torch.float64, device=points.device)
-    for column, own in zip(points.T.contiguous(), queries.T, strict=True):
+def distances(columns: Tensor, queries: Tensor, index: Tensor) -> Tensor:
+    """Squared distances of queries (Q, D) to points `index` (Q, C) of (D, P), rounded as everywhere in the search."""
+    total = torch.zeros(index.shape, dtype=torch.float64, device=columns.device)
+    for column, own in zip(columns, queries.T, strict=True):
         difference = column[index] - own[:, None]
         difference *= difference
         total += difference
@@ -113,7 +153,7 @@ def earlier_copies(points: Tensor) -> Tensor:
 
 
 def _by_grid(
-    points: Tensor,
+    given: _Points,
     queries: Tensor,
     k: int,
     limit: Tensor,
@@ -123,16 +163,12 @@ def _by_grid(
     done: Done,
 ) -> None:
     """Grids from fine to coarse, the last of one cell, until every query is answered."""
-    low = points.amin(0)
-    extent, dim = float((points.amax(0) - low).max()), points.shape[1]
-    wanted = _WANTED[dim - 1] * k
-    level = max(0, min(_FINEST, math.ceil(math.log2(max(1.0, len(points) * 3**dim / wanted)) / dim))) if extent else 0
-    while extent and level < _FINEST and _fullest(_keys(points, low, extent, level)) * 3**dim > _CROWDED * wanted:
-        level += 1
-    todo = torch.arange(len(queries), device=points.device)
+    wanted = _WANTED[queries.shape[1] - 1] * k
+    level = given.finest(wanted)
+    points, todo = given.points, torch.arange(len(queries), device=queries.device)
     while len(todo):
-        keys, order = _keys(points, low, extent, level).sort(stable=True)
-        first, count, floor = _around(keys, queries[todo], low, extent, level)
+        order = given.grid(level)[1]
+        first, count, floor = _around(given, queries[todo], level)
         total = count.sum(-1)
         ready = torch.nonzero((total >= wanted) | (level == 0))[:, 0]
         ready = ready[total[ready].argsort()]  # queries of one block have about as many candidates
@@ -147,7 +183,7 @@ def _by_grid(
             candidates = order[_members(first[part], count[part], width)]
             real = torch.arange(width, device=points.device) < total[part, None]
             real &= (candidates < limit[rows, None]) & (candidates != exclude[rows, None])
-            found = distances(points, queries[rows], candidates).masked_fill_(~real, math.inf)
+            found = distances(given.columns, queries[rows], candidates).masked_fill_(~real, math.inf)
             numbers, least = _smallest(candidates, found, k)
             index[rows], value[rows] = numbers, least
             proven[part] = (least[:, -1] < floor[part]) | floor[part].isinf()
@@ -156,33 +192,16 @@ def _by_grid(
         todo, level = todo[~proven], level - 1
 
 
-def _keys(points: Tensor, low: Tensor, extent: float, level: int) -> Tensor:
-    """The cell of each point, numbered row by row, (P,)."""
-    key = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    for column in _cells(points, low, extent, level).T:
-        key = (key << level) + column
-    return key
-
-
-def _cells(points: Tensor, low: Tensor, extent: float, level: int) -> Tensor:
-    side = 2**level
-    return ((points - low) * (side / (extent or 1.0))).floor().clamp(0, side - 1).long()
-
-
-def _fullest(keys: Tensor) -> int:
-    return int(keys.sort().values.unique_consecutive(return_counts=True)[1].max())
-
-
-def _around(keys: Tensor, queries: Tensor, low: Tensor, extent: float, level: int) -> tuple[Tensor, Tensor, Tensor]:
+def _around(given: _Points, queries: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
     """Runs of sorted points in the 3^D cells around queries: first and count (Q, 3^(D-1)); and the floor (Q,).
 
     All points outside have squared distances of at least the floor.
     """
-    side, width = 2**level, extent / 2**level
-    cell = _cells(queries, low, extent, level)
+    side, width, low, keys = 2**level, given.extent / 2**level, given.low, given.grid(level)[0]
+    cell = given.cells(queries, level)
     below = torch.where(cell <= 1, math.inf, queries - (low + (cell - 1) * width))
     above = torch.where(cell >= side - 2, math.inf, low + (cell + 2) * width - queries)
-    radius = torch.minimum(below, above).amin(-1) - _ROUNDING * extent
+    radius = torch.minimum(below, above).amin(-1) - _ROUNDING * given.extent
     offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * (cell.shape[1] - 1)) if cell.shape[1] > 1 else None
     offsets = torch.zeros(1, 0, dtype=torch.int64) if offsets is None else offsets.reshape(-1, cell.shape[1] - 1)
     firsts, counts = [], []
@@ -212,7 +231,7 @@ def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
 
 
 def _by_tiles(
-    points: Tensor,
+    given: _Points,
     queries: Tensor,
     k: int,
     limit: Tensor,
@@ -222,6 +241,7 @@ def _by_tiles(
     done: Done,
 ) -> None:
     """All distances, tile by tile; queries that rounding or ties leave open are repeated with more candidates."""
+    points = given.points
     center = points.mean(0)
     centered = points - center
     norms = centered.square().sum(-1)
@@ -242,7 +262,7 @@ def _by_tiles(
                 best, numbers = torch.cat([best, top], -1), torch.cat([numbers, every[at]], -1)
                 best, at = best.topk(min(fetch, best.shape[1]), largest=False)
                 numbers = numbers.gather(-1, at)
-            exact = distances(points, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
+            exact = distances(given.columns, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
             index[rows], value[rows] = _smallest(numbers, exact, k)
             square = query.square().sum(-1)
             bound = 2 * (dim + 8) * eps * (square.sqrt() + largest.sqrt()).square()

@@ -84,3 +84,24 @@ def test_no_points_or_neighbors_leave_the_device(dim):
         assert max(transfers.sizes, default=0) <= 300  # numbers of candidates, to cut blocks by
         assert torch.equal(there.neighbors.cpu(), here.neighbors)
         assert torch.equal(found.cpu(), here.neighbors)
+
+
+def test_grids_are_kept_for_the_next_queries(monkeypatch):
+    """A batch must not cost more as points grow."""
+    points = torch.rand(2000, 2, dtype=F64)
+    index = SearchIndex(points, backend="torch")
+    want = index.nearest(points[:50], 8)[0]
+    largest = []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made = result if isinstance(result, tuple) else (result,)
+            largest.extend(each.numel() for each in made if isinstance(each, torch.Tensor))
+            return result
+
+    monkeypatch.setattr(on_device, "CPU_BLOCK", 1500)
+    with Sizes():
+        found = index.nearest(points[:50], 8)[0]
+    assert torch.equal(found, want)
+    assert max(largest) < 2000
