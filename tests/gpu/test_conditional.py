@@ -1,5 +1,7 @@
 """The Triton conditional against the general code: on a GPU with ``-m gpu``, elsewhere in Triton's interpreter."""
 
+import copy
+
 import pytest
 import torch
 from oracles.conditionals import Case, general
@@ -7,8 +9,11 @@ from oracles.conditionals import Case, general
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.gpu import installed
+from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
+from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets, report_nuggets
+from pyro_nngp.models import VNNGP
 from pyro_nngp.native.conditional import Problem
 
 if not installed():
@@ -183,6 +188,35 @@ def test_second_derivatives(device):
         return w.sum() + v.sum()
 
     assert torch.autograd.gradgradcheck(run, (lengthscale, variance), fast_mode=True, nondet_tol=1e-8)
+
+
+@pytest.fixture
+def few(device, monkeypatch):
+    """Only small problems go to the interpreter: those of a step."""
+    if device == "cpu":
+        monkeypatch.setattr(on_gpu, "supported", lambda problem: problem.neighbors.shape == (4, 3))
+    return device
+
+
+def test_a_method_trains_as_with_torch(few, monkeypatch):
+    x = torch.rand(12, 1, dtype=F64, device=few)
+    y = torch.sin(6 * x[:, 0])
+    kernel = Matern52(1, lengthscale=0.2).to(x)
+    gp = VNNGP(x, y, kernel, Gaussian(0.1).to(x), num_neighbors=3, posterior="mean-field")
+    other = copy.deepcopy(gp)
+    fit(gp, 2, batch_size=4, progress=False, solve_every=0, refresh_every=0)
+    monkeypatch.setattr(on_gpu, "supported", lambda problem: False)
+    fit(other, 2, batch_size=4, progress=False, solve_every=0, refresh_every=0)
+    torch.testing.assert_close(dict(gp.named_parameters()), dict(other.named_parameters()), rtol=1e-6, atol=1e-9)
+
+
+def test_fit_reports_what_was_added_on_the_device(few):
+    x = torch.zeros(12, 1, device=few)  # one place
+    gp = VNNGP(
+        x, torch.randn(12, device=few), RBF(1), Gaussian(0.1), num_neighbors=3, jitter=0.0, posterior="mean-field"
+    )
+    with pytest.warns(UserWarning, match="of the neighbor covariances were indefinite"):
+        fit(gp, 1, batch_size=4, progress=False, solve_every=0, refresh_every=0)
 
 
 @pytest.mark.gpu
