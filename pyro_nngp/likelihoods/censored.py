@@ -89,14 +89,9 @@ class Censored(_PartlyObserved):
                 check_number("Censored", arg, limit, least, "Pass a number, in the unit of y.")
         low, high = -math.inf if lower is None else float(lower), math.inf if upper is None else float(upper)
         if (lower is None and upper is None) or low >= high or (self.is_log and 0 in (low, high)):
+            expectation = "with one of them at least, positive for log-normal values"
             cure = "Pass the limit of detection as lower, or the largest value that is recorded as upper."
-            fail(
-                "Censored",
-                "lower < upper",
-                "with one of them at least, positive for log-normal values",
-                f"{lower} and {upper}",
-                cure,
-            )
+            fail("Censored", "lower < upper", expectation, f"{lower} and {upper}", cure)
         self.lower, self.upper, self.support = low, high, _Recorded(least, low, high)
         self.expectation = f"to be from {max(low, least):g} to {high:g}"
         self.cure = "Record values beyond a limit as that limit."
@@ -146,15 +141,10 @@ class IntervalCensored(_PartlyObserved):
         super().__init__(values, num_quadrature)
         name = type(self).__name__
         check_tensor(name, "edges", edges)
-        expectation = "to be a strictly increasing vector of finite" + (
-            " positive numbers" if self.is_log else " numbers"
-        )
         is_vector = edges.dim() == 1 and len(edges) > 0 and edges.is_floating_point()
-        if (
-            not is_vector
-            or not bool(edges.isfinite().all() & (edges.diff() > 0).all())
-            or (self.is_log and edges[0] <= 0)
-        ):
+        least = 0.0 if self.is_log else -math.inf
+        if not (is_vector and bool((edges.isfinite() & (edges > least)).all() & (edges.diff() > 0).all())):
+            expectation = f"to be a strictly increasing vector of finite numbers above {least:g}"
             fail(name, "edges", expectation, edges.tolist(), "Leave the unbounded ends out.")
         self.register_buffer("edges", edges)
         self.support = constraints.integer_interval(0, len(edges))

@@ -130,14 +130,13 @@ class AsymmetricLaplace(Likelihood):
     Args:
         quantile: level :math:`\tau` in (0, 1), a constant.
         scale: s.
-        num_quadrature: unused: expectation and marginal have closed forms.
 
     Raises:
         ValueError: if ``quantile`` is not between 0 and 1.
     """
 
-    def __init__(self, quantile: float = 0.5, scale: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, quantile: float = 0.5, scale: Hyperparameter | None = None) -> None:
+        super().__init__()
         check_number("AsymmetricLaplace", "quantile", quantile, 0.0, "Pass a level such as 0.9.")
         if not 0 < quantile < 1:
             fail("AsymmetricLaplace", "quantile", "to lie between 0 and 1", quantile, "Pass a level such as 0.9.")

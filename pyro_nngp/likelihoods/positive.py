@@ -103,7 +103,7 @@ class Tweedie(Likelihood):
         if name != "dispersion":
             return None
         mean = near.mean(-1).clamp(min=1e-3 * float(y.mean()))
-        return ((y - mean).square() / mean.pow(float(self.power))).mean() / (1 + 1 / near.shape[-1])
+        return ((y - mean).square() / mean.pow(self.power.item())).mean() / (1 + 1 / near.shape[-1])
 
 
 class GeneralizedPareto(Likelihood):
