@@ -7,8 +7,8 @@ densities of held-out data, with their standard error. Folds are random, the sam
 
 * birds (bbs_pa): counts of six species on 95 routes; the mean over species.
 * rain (sic97_rain): 467 stations on one day, no zeros.
-* metals (jura): cadmium at 359 sites. Values of the rows for training are recorded as the limit where they lie below it,
-  a quarter of them; held-out values are not.
+* metals (jura): cadmium at 359 sites. Values of the rows for training are recorded as the limit where they lie below
+  it, a quarter of them; held-out values are not.
 
 Processor time, one thread. The data come from the folder that PYRO_NNGP_DATA names.
 """
@@ -134,7 +134,9 @@ def main():
     if args.out:
         command = f"python benchmarks/accuracy/likelihoods.py --folds {args.folds}"
         about = __doc__.split("\n\n", 2)[2].strip()
-        args.out.write_text(f"# Likelihoods\n\n`{command}` at commit {commit()}.\n\n{about}\n\n" + "\n".join(lines) + "\n")
+        args.out.write_text(
+            f"# Likelihoods\n\n`{command}` at commit {commit()}.\n\n{about}\n\n" + "\n".join(lines) + "\n"
+        )
 
 
 if __name__ == "__main__":
