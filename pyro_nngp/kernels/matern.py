@@ -5,7 +5,9 @@ r"""The Matérn kernel of any smoothness, learned or given.
 
 (Rasmussen and Williams 2006, eq. 4.14). The integral, whose trapezoidal rule converges geometrically, is evaluated once
 per set of hyperparameters on a grid of log z, and interpolated by cubic polynomials between the grid's values and
-slopes, to 1e-8 (2e-6 for a smoothness of 12). Gradients in the smoothness go through the grid. Cost: O(n m D) per block, and 2 ms for the grid.
+slopes, to 1e-8 (2e-6 for a smoothness of 12). Gradients in the smoothness go through the grid.
+
+Cost: O(n m D) per block, and 2 ms for the grid.
 """
 
 import math
