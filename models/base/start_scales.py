@@ -112,9 +112,9 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
         for part in open_parts:
             _place_variances(part, free, target, x)
     elif isinstance(kernel, VerticalScaling | Warped | Gibbs | Gneiting):
-        inner = kernel.mapped(x) if isinstance(kernel, Warped) else x
-        gain = _mean_variance(kernel, x) / _mean_variance(kernel.kern, inner)
-        _place_variances(kernel.kern, free, target / gain, inner)
+        at = kernel.mapped(x) if isinstance(kernel, Warped) else x
+        gain = _mean_variance(kernel, x) / _mean_variance(kernel.kern, at)
+        _place_variances(kernel.kern, free, target / gain, at)
     elif isinstance(kernel, Kernel):
         if (id(kernel), "variance") in free:
             kernel.__dict__["variance"] = x.new_ones(())

@@ -101,11 +101,11 @@ class Censored(_PartlyObserved):
 
     def focus(self, y: Tensor) -> Focus:
         """The limit, where the distribution function bends; only censored data need quadrature."""
-        limit = self.values.direct(y)
+        limit = self.direct(y)
         return limit, _BRANCH * self.values.variance.detach().to(limit.dtype).sqrt().expand_as(limit)
 
-    def direct(self, y: Tensor) -> Tensor | None:
-        return self.values.direct(y)
+    def direct(self, y: Tensor) -> Tensor:
+        return y.log() if self.is_log else y
 
     @pyro_entry
     def expected_log_prob(
