@@ -247,6 +247,13 @@ class BSGP(SampledMethod):
 
         return self.scores(rows, moments) if len(self.layers) == 1 else given_values
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.noise is not None:
+            generator = torch.Generator().manual_seed(self.num_data)
+            shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])
+            self.noise = torch.cat([self.noise, torch.randn(shape, generator=generator, dtype=x.dtype).to(x)], 2)
+
     def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""
         h = x_new

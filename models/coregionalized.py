@@ -209,6 +209,10 @@ class CoregionalizedLOO(PredictiveMethod):
             return neighbor_metric(self.kernel[0], self.x)
         return torch.stack(known).pow(-2).mean(0).rsqrt()
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        self.graph.append(x)
+
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)

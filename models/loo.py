@@ -41,7 +41,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor
-from pyro_nngp._random import seeded
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
@@ -163,11 +162,7 @@ class LOO(ResponseMethod):
         )
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
-            with seeded(seed, x):  # its hyperparameters may have priors
-                prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
-            self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
-            if isinstance(likelihood, NegativeBinomial):
-                self._start_omega()
+            self.local = self._start_omega(guide == "lognormal", self._values())
         self.vectorizes = likelihood.num_latents is None
         self.finish()
         if num_neighbors is None:
@@ -274,17 +269,30 @@ class LOO(ResponseMethod):
         return -float(densities(None).sum()) / len(rows)
 
     @pyro_entry
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.local is not None and y is not None:
+            self.local.append(self._start_omega(isinstance(self.local, LocalLogNormal), y.movedim(0, -1)))
+            self.solve()
+
+    def coded(self, y: Tensor) -> Tensor:
+        return coded_labels("LOO", cast(Likelihood, self.likelihood), y, self.x.dtype, every_class=False)
+
+    @pyro_entry
     @torch.no_grad()
-    def _start_omega(self) -> None:
-        """Start q(omega) of counts at its optimum for the most likely f.
+    def _start_omega(self, lognormal: bool, y: Tensor) -> LocalLogNormal | LocalConjugate:
+        """The start of q(omega) for some targets: the prior; for counts the optimum for the most likely f.
 
         Starting at the prior, 48 sweeps of coordinate ascent do not suffice for counts of many times r.
         """
         self._place_medians()
-        likelihood, y = self._bound(), self._values()
-        found = pseudo_observations(likelihood, y)
-        local = cast(LocalLogNormal | LocalConjugate, self.local)
-        local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
+        likelihood = self._bound()
+        prior = auxiliary_prior(likelihood, y, self.x.dtype)
+        local = LocalLogNormal(prior) if lognormal else LocalConjugate(prior.batch_shape, self.x)
+        if isinstance(likelihood, NegativeBinomial):
+            found = pseudo_observations(likelihood, y)
+            local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
+        return local
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that :meth:`solve` sets."""

@@ -221,6 +221,11 @@ class SVGP(PredictiveMethod):
         """The parameters that :meth:`solve` sets."""
         return list(self.q.parameters())
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.can_solve:
+            self.solve()
+
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) only f, with its marginal."""
         x, plates = self._inputs(idx), self.plates(idx)

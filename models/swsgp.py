@@ -39,7 +39,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Ordinal
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, warn_untrained
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
@@ -179,6 +179,12 @@ class SWSGP(PredictiveMethod):
         self._set_metric()
         if self.data_neighbors is not None:
             self.data_neighbors.copy_(self._nearest(self.x))
+
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.data_neighbors is not None:
+            self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
+        warn_untrained(type(self).__name__)
 
     def _u_and_f(
         self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None

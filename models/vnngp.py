@@ -37,6 +37,7 @@ from pyro_nngp.models.base import (
     PredictiveMethod,
     draws_given_observations,
     first_neighbors,
+    warn_untrained,
 )
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
@@ -185,10 +186,7 @@ class VNNGP(PredictiveMethod):
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
-            targets = cast(Tensor, self.y)  # the method's copy
-            self.local = AmortizedGaussian(
-                encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
-            )
+            self.local = self._amortized(encoder, guide_neighbors)
         self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.finish()
 
@@ -306,6 +304,42 @@ class VNNGP(PredictiveMethod):
         if isinstance(self.local, GaussianSites):
             return self.local.solved_parameters()
         return list(self.local.parameters())
+
+    @pyro_entry
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        loc, variance = self.forward(x)
+        super().append_rows(x, y)
+        if not self.at_data:
+            self.data_neighbors = torch.cat([self.data_neighbors, self.graph.query(x, self.data_neighbors.shape[1])])
+            warn_untrained(type(self).__name__)
+            return
+        self._place_medians()
+        self.graph.append(x)
+        if isinstance(self.local, GaussianSites):
+            self.local.append(cast(Tensor, self.y), loc, variance)
+            self.local.solve(level=False)
+        elif isinstance(self.local, LocalGaussian):
+            self._append_to(self.local, loc - self._mean_at(x), variance)
+            if self.can_solve:
+                self.solve()
+        else:
+            self.local = self._amortized(self.local.encoder, self.local.num_columns)
+
+    def _append_to(self, local: LocalGaussian, loc: Tensor, variance: Tensor) -> None:
+        """Append rows to q(u), with these moments of u."""
+        size = loc.shape[-1]
+        pattern = None if local.pattern is None else self.graph.neighbors[-size:, : local.pattern.shape[1]].clone()
+        new = LocalGaussian(size, pattern, self.num_latents, unit=self.unit, like=self.x)
+        weights = None if pattern is None else loc.new_zeros(*loc.shape, pattern.shape[1])
+        new.assign(SparseCholeskyNormal(loc, variance.sqrt(), weights, pattern))
+        local.append(new)
+
+    def _amortized(self, encoder: nn.Module, num_columns: int) -> AmortizedGaussian:
+        """q(u) by an encoder of the data around each point."""
+        y, likelihood = cast(Tensor, self.y), cast(Likelihood, self.likelihood)
+        return AmortizedGaussian(
+            encoder, y, likelihood, self.kernel, self.graph, self._mean_at, num_columns, self.jitter
+        )
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""

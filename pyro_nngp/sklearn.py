@@ -58,33 +58,44 @@ class _NearestNeighborGP(BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def _train(self, x: NDArray, y: NDArray, start: Any = None) -> None:
+    def _build(self, x: Tensor, y: Tensor, start: Any = None) -> None:
         """Build the method on the data and train it until convergence."""
         where = type(self).__name__
         check_choice(where, "method", self.method, _METHODS)
-        seed = int(check_random_state(self.random_state).randint(2**31))
         options = dict(self.method_options or {})
         if self.method == "svgp":
             options = {"inducing": min(500, len(x))} | options
         elif self.num_neighbors is not None:
             options["num_neighbors"] = self.num_neighbors
-        inputs = torch.tensor(x, dtype=torch.float64, device=self.device)
-        targets = torch.tensor(y, dtype=torch.float64, device=self.device)
         parts = (self.kernel, self._likelihood()) if start is None else (None, None)
         kernel, likelihood = copy.deepcopy(parts)
-        method = getattr(models, _METHODS[self.method])
-        self.gp_ = method(inputs, targets, kernel, likelihood, start=start, seed=seed, **options)
-        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+        method, seed = getattr(models, _METHODS[self.method]), self._seed()
+        self.gp_ = method(x, y, kernel, likelihood, start=start, seed=seed, **options)
+        self._train(seed)
 
     def _likelihood(self) -> Likelihood | None:
         """The likelihood of the method: the user's, or one that suits the targets."""
         return self.likelihood
 
     def _extend(self, x: NDArray, y: NDArray) -> None:
-        """Train on all data so far and new rows, starting from the present hyperparameters."""
-        before = self.gp_
-        x = np.concatenate([before.x.cpu().numpy(), x])
-        self._train(x, np.concatenate([before.y.cpu().numpy(), y]), before)
+        """Append rows and train further, starting from the present hyperparameters."""
+        before, new = self.gp_, self._tensors(x, y)
+        if self.method == "svgp":  # more data may have more inducing points
+            self._build(torch.cat([before.x, new[0]]), torch.cat([before.y, new[1]]), before)
+            return
+        before.extend(*new)
+        self._train(self._seed())
+
+    def _train(self, seed: int) -> None:
+        """Train until convergence."""
+        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _tensors(self, x: NDArray, y: NDArray) -> tuple[Tensor, Tensor]:
+        inputs, targets = (torch.tensor(part, dtype=torch.float64, device=self.device) for part in (x, y))
+        return inputs, targets
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -165,7 +176,7 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
     def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
         """Train on X (N, D) and y (N,) or (N, T)."""
         x, targets = self._data(X, y, reset=True)
-        self._train(x, targets)
+        self._build(*self._tensors(x, targets))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
@@ -285,7 +296,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
-        self._train(x, numbers)
+        self._build(*self._tensors(x, numbers))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":

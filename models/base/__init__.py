@@ -3,6 +3,7 @@
 from pyro_nngp.models.base.gaussian_response import GaussianResponseMethod
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod
+from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
 from pyro_nngp.models.base.sites import Plates
@@ -12,10 +13,12 @@ __all__ = [
     "Draw",
     "GPMethod",
     "GaussianResponseMethod",
+    "GrowingData",
     "LeaveOneOutMethod",
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",
     "draws_given_observations",
     "first_neighbors",
+    "warn_untrained",
 ]

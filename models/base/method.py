@@ -38,7 +38,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
 from pyro_nngp.models.base.arguments import check_data, copied_parts
-from pyro_nngp.models.base.sites import DataSites
+from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
 from pyro_nngp.storage import save
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class GPMethod(DataSites):
+class GPMethod(GrowingData):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
     A subclass builds its parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and

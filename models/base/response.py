@@ -68,6 +68,17 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        self.graph.append(x)
+
+    def repeat_targets(self, where: str, y: Tensor) -> Tensor:
+        if not isinstance(self.likelihood, Gaussian) or y.shape[0] < 1:
+            return super().repeat_targets(where, y)
+        self.latent_shape = (len(y),)
+        self.y = cast(Tensor, self.y)[:, None].expand(-1, len(y))
+        return y.mT
+
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)

@@ -71,16 +71,28 @@ def at_tables(predict: Call) -> Call:
             return predict(self, x_new, *args, **kwargs)
         where = f"{type(self).__name__}.{predict.__name__}"
         inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
-        known = self.columns
-        if names and known and names != known:
-            cure = "Give the same columns in the same order."
-            fail(where, "x_new", f"with the columns {list(known)}", list(names), cure)
+        _check_names(where, "x_new", names, self.columns)
         result = predict(self, inputs, *args, **kwargs)
         if isinstance(result, tuple):
             return tuple(_like(x_new, _array(values), self.outputs) for values in result)
         return _array(result) if isinstance(result, Tensor) else result
 
     return cast(Call, predict_at_tables)
+
+
+def read_rows(where: str, method: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    """New rows x and y of a method, which may be tables, as tensors in the method's dtype and on its device."""
+    inputs, names = _read(where, "x", x, method.x, as_column=True)
+    _check_names(where, "x", names, method.columns)
+    targets, names = _read(where, "y", y, method.x, as_column=False)
+    _check_names(where, "y", names, method.outputs)
+    return inputs, targets
+
+
+def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
+    if names and known and names != known:
+        cure = "Give the same columns in the same order."
+        fail(where, arg, f"with the columns {list(known)}", list(names), cure)
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
@@ -180,4 +192,4 @@ def _like_xarray(table: Any, values: np.ndarray) -> Any:
     return rows.copy(data=values)
 
 
-__all__ = ["Frame", "Table", "at_tables", "from_tables"]
+__all__ = ["Frame", "Table", "at_tables", "from_tables", "read_rows"]

@@ -61,7 +61,7 @@ def check_augmentable(where: str, likelihood: Likelihood) -> None:
         fail(where, "likelihood", "to have the logit link", repr(likelihood.link), "Polya-Gamma needs logits.")
 
 
-def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Tensor:
+def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype, every_class: bool = True) -> Tensor:
     """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others are unchanged.
 
     Args:
@@ -69,6 +69,7 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
         likelihood: p(y | f).
         y: targets.
         dtype: dtype of recoded labels.
+        every_class: whether every class has to occur.
 
     Raises:
         ValueError: if a class of a categorical likelihood does not occur.
@@ -77,7 +78,7 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
         return y.to(dtype)
     if isinstance(likelihood, Bernoulli) and bool((y.abs() == 1).all()):
         return (y > 0).to(dtype)
-    if isinstance(likelihood, Categorical):
+    if every_class and isinstance(likelihood, Categorical):
         classes = torch.arange(likelihood.num_latents or 0, device=y.device)
         missing = classes[~torch.isin(classes, y.long())].tolist()
         if missing:

@@ -163,12 +163,13 @@ class GaussianSites(GPModule):
 
     @pyro_entry
     @torch.no_grad()
-    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
 
         Args:
             max_steps: largest number of steps.
             tolerance: stop where means move by less, in standard deviations of the sites.
+            level: whether to find the level of a constant mean function too.
         """
         kernel, graph, mean_at, jitter, likelihood = self._prior
         kernel, likelihood, mean, y = bind(kernel), likelihood.bind(), mean_at(graph.x), self.y.movedim(0, -1)
@@ -216,7 +217,7 @@ class GaussianSites(GPModule):
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
                 response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
                 sites = response + sites[1] / now * (sites[0] - response), now
-            constant = self._constant()
+            constant = self._constant() if level else None
             if constant is not None:  # the best level for these sites: one Newton step, exact
                 gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
                 slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
@@ -292,6 +293,31 @@ class GaussianSites(GPModule):
         if self._pooled is None or not all(map(torch.equal, self._pooled[0], key)):
             self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
         return self._pooled[1]
+
+    @pyro_entry
+    @torch.no_grad()
+    def append(self, y: Tensor, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:
+        """Append the last P points of the graph, with sites for N(loc, variance) of f and the point's own datum.
+
+        Args:
+            y: all data, those of the new points last.
+            loc: means of f at the new points given the others.
+            variance: their variances.
+        """
+        _, graph, mean_at, _, likelihood = self._prior
+        mean = mean_at(graph.x[-loc.shape[-1] :])
+        target, precision = torch.zeros_like(loc), torch.full_like(loc, _NO_PRECISION)
+        if bool(self.solved):
+            likelihood, new = likelihood.bind(), y[-loc.shape[-1] :].movedim(0, -1)
+            loc, variance = _alone(likelihood, new, loc, variance)
+            target, precision = gaussian_sites(likelihood, new, loc, variance)
+            target, loc = target - mean, loc - mean
+        else:
+            loc, variance = target, torch.ones_like(variance)
+        self.y = y
+        for name, value in (("target", target), ("precision", precision), ("loc", loc), ("variance", variance)):
+            setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
+        self._forget()
 
     def follow(self, graph: NeighborGraph) -> None:
         """Drop everything that was computed from the neighbors before the graph was refreshed."""
