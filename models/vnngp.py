@@ -344,7 +344,7 @@ class VNNGP(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         self._check_neighbors(num_neighbors, self.num_inducing)
-        return self.graph.query(x_new, self._prediction_neighbors(num_neighbors))
+        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
@@ -357,6 +357,19 @@ class VNNGP(PredictiveMethod):
             return loc, var.expand(loc.shape)
         rows, positions = distinct_rows(plan)
         return self._through(self.local.distribution(rows), w, var, positions, mean)
+
+    @pyro_entry
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions: with sites their choice, else K."""
+        if isinstance(self.local, GaussianSites):
+            return self.local.prediction_neighbors()
+        return self.graph.num_neighbors
+
+    def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.local, GaussianSites):
+            return super().residuals(rows)
+        target, precision = self.local.observations(rows)
+        return target, 1 / precision
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Densities from the Gaussian sites at these hyperparameters; q(u) serves at most as their start."""
@@ -396,10 +409,8 @@ class VNNGP(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """The nearest inducing points, and the nearest among them and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
-        k = self._prediction_neighbors(num_neighbors)
-        return self.graph.query(x_new, min(k or self.graph.num_neighbors, self.num_inducing)), self.graph.extend(
-            x_new, k, seed
-        )[1]
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.query(x_new, min(k, self.num_inducing)), self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
         """O(P K^3), O(M + P K) per draw; with sites, draws given the pseudo-observations are centered on the mean."""
@@ -416,12 +427,6 @@ class VNNGP(PredictiveMethod):
             u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
         prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
-
-    def _prediction_neighbors(self, num_neighbors: int | None) -> int | None:
-        """The caller's number, or the choice of the sites; None is that of the graph."""
-        if num_neighbors is None and isinstance(self.local, GaussianSites):
-            return self.local.prediction_neighbors()
-        return num_neighbors
 
     def _most_draws(self, num_new: int) -> int:
         return max(1, _DRAW_BUDGET // (self.num_inducing + num_new))

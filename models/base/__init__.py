@@ -1,6 +1,7 @@
 """Base classes of the methods: data and sites, predictions, and conditioning on observed neighbors."""
 
 from pyro_nngp.models.base.gaussian_response import GaussianResponseMethod
+from pyro_nngp.models.base.joint import Fantasies
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
@@ -11,6 +12,7 @@ from pyro_nngp.models.base.sites import Plates
 __all__ = [
     "Densities",
     "Draw",
+    "Fantasies",
     "GPMethod",
     "GaussianResponseMethod",
     "GrowingData",

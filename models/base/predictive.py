@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
@@ -35,10 +35,12 @@ from pyro_nngp.hyperparameters.priors import (
     place_hyperparameters,
     place_together,
 )
-from pyro_nngp.kernels import Kernel
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.means import ConstantMean
+from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.neighbors import distinct_rows
 
 Result = TypeVar("Result")
 
@@ -113,6 +115,71 @@ class PredictiveMethod(LeaveOneOutMethod):
             fail(where, "a likelihood", "in the model", None, cure)
         found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at, self._predictive_of_y)
         return found[0] if samples is None else Mixture(found)
+
+    @pyro_entry
+    def joint(
+        self,
+        x_new: Float[Tensor, "... q D"],
+        *,
+        num_neighbors: int | None = None,
+        fantasies: Fantasies | None = None,
+    ) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
+        r"""Joint posterior of f at sets of a few points: means and covariance matrices, differentiable in `x_new`.
+
+        Of methods with Gaussian observations or pseudo-observations of one output, at the present hyperparameters (with
+        priors, the median of their guide). For many points at once take :meth:`sample`.
+
+        Args:
+            x_new: sets of q points; each set is predicted jointly, from the neighbors of all its points.
+            num_neighbors: as in :meth:`forward`.
+            fantasies: observations to condition on in addition, with batch dimensions that broadcast against those of
+                `x_new`.
+
+        Returns:
+            Means (\*B, q) and covariances (\*B, q, q).
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, several outputs, or a method without such observations.
+
+        Cost: O((q K)^3) for each set.
+        """
+        where = f"{type(self).__name__}.joint"
+        if self.latent_shape:
+            fail(where, "method", "with one output", self.latent_shape, "Build one model per output.")
+        if fantasies is not None and not isinstance(self.likelihood, Gaussian):
+            cure = "Condition on one set of observations: condition_on."
+            fail(where, "fantasies", "of a Gaussian likelihood", type(self.likelihood).__name__, cure, TypeError)
+        flat = x_new.reshape(-1, x_new.shape[-1])
+        self._check_new("joint", flat)
+        self._place_medians()
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        near = union_of(self.plan(flat.detach(), k).reshape(*x_new.shape[:-2], -1))
+        rows, places = distinct_rows(near.clamp(min=0))
+        residual, noise = (value.expand(len(rows))[places] for value in self.residuals(rows))
+        points, real = self.x[near.clamp(min=0)], near >= 0
+        if fantasies is not None:
+            batch = torch.broadcast_shapes(x_new.shape[:-2], fantasies.x.shape[:-2])
+            whole = torch.broadcast_shapes(batch, fantasies.y.shape[:-1])
+            x_new, points, more = (v.expand(*batch, *v.shape[-2:]) for v in (x_new, points, fantasies.x))
+            added = cast(Gaussian, self.likelihood).variance.to(x_new.dtype).expand(more.shape[:-1])
+            points, noise = torch.cat([points, more], -2), torch.cat([noise.expand(*batch, -1), added], -1)
+            real = torch.cat([real.expand(*batch, -1), torch.ones_like(added, dtype=torch.bool)], -1)
+            more_residual = fantasies.y - self._mean_at_sets(more)
+            residual = torch.cat([residual.expand(*whole, -1), more_residual.expand(*whole, -1)], -1)
+        loc, cov = joint_posterior(bind(self.kernel), x_new, points, residual, noise, real, self.jitter)
+        return self._mean_at_sets(x_new) + loc, cov
+
+    def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
+        return self._mean_at(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
+
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions."""
+        self.undefined("prediction_neighbors")
+
+    def residuals(self, rows: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
+        """Gaussian observations of f at some rows of the data, less the mean function, and their noise variances."""
+        cure = "Take a method such as Vecchia or VNNGP."
+        fail(type(self).__name__, "method", "with Gaussian observations of f at the data", "another", cure, TypeError)
 
     @at_tables
     @pyro_entry

@@ -181,6 +181,10 @@ class ResponseMethod(PredictiveMethod):
         graph = NeighborGraph(self.x[rows], k, "given", metric=self.neighbor_metric(), progress=False)
         return rows, graph.neighbors
 
+    def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        obs, noise = self.observations(self._bound(), rows, None)
+        return obs - self._mean_at(self.x[rows]), noise
+
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
