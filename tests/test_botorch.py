@@ -127,7 +127,7 @@ def test_thompson_sampling_draws_many_candidates_jointly():
     torch.testing.assert_close(posterior.variance[:, 0], variance + 0.01)
     torch.manual_seed(0)
     draws = posterior.rsample(torch.Size([40]))
-    assert draws.shape == posterior._extended_shape(torch.Size([40])) == (40, 3000, 1)
+    assert draws.shape == (40, 3000, 1)
     z = (draws.mean(0) - posterior.mean) / (posterior.variance / 40).sqrt()
     assert z.abs().max() < 6
     assert model.posterior(candidates).rsample().shape == (1, 3000, 1)
