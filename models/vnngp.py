@@ -37,6 +37,7 @@ from pyro_nngp.models.base import (
     PredictiveMethod,
     draws_given_observations,
     first_neighbors,
+    rows_of,
     warn_untrained,
 )
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
@@ -52,6 +53,7 @@ from pyro_nngp.variational import (
 
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
+_EVERY = slice(None)
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
@@ -98,6 +100,7 @@ class VNNGP(PredictiveMethod):
         prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering and of k-means.
 
     Raises:
@@ -132,9 +135,14 @@ class VNNGP(PredictiveMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(
+            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
+        )
         where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
@@ -178,6 +186,7 @@ class VNNGP(PredictiveMethod):
                 self.latent_shape,
                 self.jitter,
                 self.mean,
+                self._likelihood_by_row(),
             )
         elif encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
@@ -295,7 +304,7 @@ class VNNGP(PredictiveMethod):
             self.local.solve(max_steps, tolerance)
             return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-        likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
+        likelihood, mean, y = self.likelihood_at(), self._mean_at(self.x, _EVERY), cast(Tensor, self._targets(None))
         q = self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
@@ -316,7 +325,8 @@ class VNNGP(PredictiveMethod):
         self._place_medians()
         self.graph.append(x)
         if isinstance(self.local, GaussianSites):
-            self.local.append(cast(Tensor, self.y), loc, variance)
+            added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+            self.local.append(cast(Tensor, self.y), loc + added, variance)
             self.local.solve(level=False)
         elif isinstance(self.local, LocalGaussian):
             self._append_to(self.local, loc - self._mean_at(x), variance)
@@ -334,11 +344,22 @@ class VNNGP(PredictiveMethod):
         new.assign(SparseCholeskyNormal(loc, variance.sqrt(), weights, pattern))
         local.append(new)
 
+    def _likelihood_by_row(self) -> Callable[..., Likelihood] | None:
+        return None if self.weights is None and self.trials is None else self.likelihood_at
+
     def _amortized(self, encoder: nn.Module, num_columns: int) -> AmortizedGaussian:
         """q(u) by an encoder of the data around each point."""
         y, likelihood = cast(Tensor, self.y), cast(Likelihood, self.likelihood)
         return AmortizedGaussian(
-            encoder, y, likelihood, self.kernel, self.graph, self._mean_at, num_columns, self.jitter
+            encoder,
+            y,
+            likelihood,
+            self.kernel,
+            self.graph,
+            self._mean_at,
+            num_columns,
+            self.jitter,
+            self._likelihood_by_row(),
         )
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
@@ -449,7 +470,7 @@ class VNNGP(PredictiveMethod):
     def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
         """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions = self._inputs(idx), cast(Tensor, batch.extra)
-        mean, u = self._mean_at(x), self.outside(u, 1 + len(self.latent_shape))
+        mean, u = self._mean_at(x, rows_of(idx)), self.outside(u, 1 + len(self.latent_shape))
         if not self.at_data:
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
             w, var = graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)

@@ -27,6 +27,7 @@ from botorch.posteriors import GPyTorchPosterior, Posterior  # noqa: E402
 from gpytorch.distributions import MultivariateNormal  # noqa: E402
 
 _LARGEST = 64  # points of a posterior with a covariance matrix
+_MANY = 64  # neighbors of each of many points that are drawn
 
 
 class NearestNeighborModel(Model, FantasizeMixin):
@@ -38,7 +39,8 @@ class NearestNeighborModel(Model, FantasizeMixin):
     Args:
         gp: :class:`~pyro_nngp.models.Vecchia`, :class:`~pyro_nngp.models.LOO` or :class:`~pyro_nngp.models.MLLk`, or
             :class:`~pyro_nngp.models.VNNGP` with its default q(u), whose posterior is that of the latent function.
-        num_neighbors: neighbors per point in predictions; None is the method's choice when the model is built.
+        num_neighbors: neighbors per point in predictions; None is the method's choice when the model is built, and for
+            draws at more than 64 points at most 64.
 
     Raises:
         TypeError: for other methods.
@@ -54,6 +56,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
             check_int(where, "num_neighbors", num_neighbors, 1)
         self.gp = gp
         self.num_neighbors = gp.prediction_neighbors() if num_neighbors is None else num_neighbors
+        self._most_drawn = _MANY if num_neighbors is None else num_neighbors
         self._fantasies: Fantasies | None = None
         with torch.no_grad():
             gp.joint(gp.x[:1], num_neighbors=1)
@@ -103,7 +106,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
             if X.dim() > 2 or self._fantasies is not None:
                 expectation = f"of at most {_LARGEST} points per set, beyond which one set is drawn without fantasies"
                 fail(where, "X", expectation, tuple(X.shape), "Split it, or condition on one observation at a time.")
-            posterior: Posterior = DrawnPosterior(self.gp, X, k, noise)
+            posterior: Posterior = DrawnPosterior(self.gp, X, min(k, self._most_drawn), noise)
         else:
             loc, cov = self.gp.joint(X, num_neighbors=k, fantasies=self._fantasies)
             if noise is not False:
@@ -138,12 +141,17 @@ class NearestNeighborModel(Model, FantasizeMixin):
         if X.dim() == 2 and y.dim() == 1 and self._fantasies is None and not (X.requires_grad or Y.requires_grad):
             grown = self.gp.condition_on(X, y)
             k = self.num_neighbors if self.num_neighbors < self.gp.num_data else grown.num_data
-            return type(self)(grown, num_neighbors=k)
+            return self._around(grown, k)
         self._noise(where)
-        model, old = type(self)(self.gp, num_neighbors=self.num_neighbors), self._fantasies
+        model, old = self._around(self.gp, self.num_neighbors), self._fantasies
         model._fantasies = Fantasies(X, y)
         if old is not None:
             model._fantasies = Fantasies(_joined(old.x, X, 2), _joined(old.y, y, 1))
+        return model
+
+    def _around(self, gp: PredictiveMethod, num_neighbors: int) -> "NearestNeighborModel":
+        model = type(self)(gp, num_neighbors=num_neighbors)
+        model._most_drawn = self._most_drawn
         return model
 
     def _noise(self, where: str) -> Tensor:

@@ -7,7 +7,7 @@ from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
-from pyro_nngp.models.base.sites import Plates
+from pyro_nngp.models.base.sites import Plates, rows_of
 
 __all__ = [
     "Densities",
@@ -22,5 +22,6 @@ __all__ = [
     "ResponseMethod",
     "draws_given_observations",
     "first_neighbors",
+    "rows_of",
     "warn_untrained",
 ]

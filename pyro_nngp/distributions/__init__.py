@@ -2,9 +2,19 @@
 
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP, in_plate
+from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.reparam import NNGPReparam
 from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SitePosterior", "SparseCholeskyNormal", "in_plate"]
+__all__ = [
+    "NNGP",
+    "Mixture",
+    "NNGPReparam",
+    "PartlyObservedNormal",
+    "PolyaGamma",
+    "SitePosterior",
+    "SparseCholeskyNormal",
+    "in_plate",
+]

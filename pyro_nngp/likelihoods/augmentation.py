@@ -120,6 +120,7 @@ def gaussian_observations(
     """
     if isinstance(likelihood, Gaussian):
         noise, y = likelihood.variance.to(dtype), y.to(dtype)
+        noise = noise if likelihood.weights is None else noise / likelihood.weights
         return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
     omega = cast(Tensor, omega)
     if isinstance(likelihood, StudentT):
@@ -222,7 +223,7 @@ def _one_against_all(binary: dist.Bernoulli, coupling: Coupling) -> dist.Categor
 def _log_coefficient(likelihood: Likelihood, y: Tensor) -> Tensor | float:
     """log c_y of a binomial or negative binomial density."""
     if isinstance(likelihood, Binomial):
-        n = torch.full_like(y, likelihood.total_count)
+        n = torch.zeros_like(y) + likelihood.total_count
         return torch.lgamma(n + 1) - torch.lgamma(y + 1) - torch.lgamma(n - y + 1)
     if isinstance(likelihood, NegativeBinomial):
         r = likelihood.total_count.to(y.dtype)
