@@ -81,6 +81,7 @@ class GPMethod(GrowingData):
     Attributes:
         x, y, offset, weights, trials: the data, as buffers.
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
+        classes: names of the classes, for maps, if they have been set.
         latent_shape: () for one latent function, (L,) for several.
         generative: whether draws of y from ``model`` are from the prior predictive distribution; otherwise they are
             conditioned on the data of the neighbors.
@@ -96,6 +97,7 @@ class GPMethod(GrowingData):
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     def __init__(
         self,

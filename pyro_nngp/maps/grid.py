@@ -190,6 +190,8 @@ class _Results:
         """The map with coordinates of the further dimensions."""
         outputs = self.gp.outputs or range(dataset.sizes.get("output", 0))
         labels = {"quantile": self.levels.tolist(), "threshold": self.thresholds.tolist(), "output": list(outputs)}
+        if self.gp.classes is not None:
+            labels["category"] = list(self.gp.classes)
         return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
 
     def digest(self) -> str:

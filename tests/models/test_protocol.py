@@ -225,7 +225,7 @@ def test_wrong_rows_are_refused(name, rows, message):
         ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
         ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
         ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
-        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y to be finite, got 60 NaN"),
+        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y with values, got NaN in all rows"),
         ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),
     ],
 )
