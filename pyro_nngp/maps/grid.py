@@ -21,7 +21,7 @@ from pyro_nngp._checks import check_choice, check_int, check_number, check_seed,
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.identity import identity
-from pyro_nngp.likelihoods import Categorical, Ordinal
+from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 from pyro_nngp.maps.cells import Cells, Tile
 from pyro_nngp.maps.formats import check_format, read, write
 from pyro_nngp.maps.parts import Parts
@@ -149,7 +149,7 @@ class _Results:
         if trials is not None:
             check_int("predict_grid", "trials", trials, 1)
         self.offset, self.trials = offset, trials
-        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | Ordinal)
+        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | IntervalCensored | Ordinal)
 
     def moments(self, x_new: Tensor) -> Values:
         """Variables at new points, (..., P) each, computed point by point."""
