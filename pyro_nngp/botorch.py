@@ -76,7 +76,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
         """The likelihood of the method."""
         return self.gp.likelihood
 
-    def posterior(
+    def posterior(  # type: ignore[override] # of the mixin, whose arguments are fewer
         self,
         X: Tensor,
         output_indices: list[int] | None = None,

@@ -65,7 +65,7 @@ class AmortizedGaussian(GPModule):
         likelihood: Likelihood,
         kernel: Any,
         graph: NeighborGraph,
-        mean: Callable[[Tensor], Tensor],
+        mean: Callable[..., Tensor],
         num_columns: int,
         jitter: float = DEFAULT_JITTER,
         likelihood_at: Callable[..., Likelihood] | None = None,

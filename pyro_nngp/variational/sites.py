@@ -94,7 +94,7 @@ class GaussianSites(GPModule):
         likelihood: Likelihood,
         kernel: Any,
         graph: NeighborGraph,
-        mean: Callable[[Tensor], Tensor],
+        mean: Callable[..., Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
         level: Any = None,
