@@ -52,6 +52,8 @@ def from_tables(construct: Call) -> Call:
         inputs, input_names = _read(where, "x", x, None, as_column=True)
         like = inputs if isinstance(inputs, Tensor) else None
         targets, target_names = _read(where, "y", y, like, as_column=False)
+        inputs = _as_floats(where, inputs, targets)
+        like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
         inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
         construct(self, inputs, targets, *args, **kwargs | by_row)
@@ -73,7 +75,8 @@ def at_tables(predict: Call) -> Call:
     @wraps(predict)
     def predict_at_tables(self: Any, x_new: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x_new, Tensor):
-            return predict(self, x_new, *args, **kwargs)
+            integers = not (x_new.is_floating_point() or x_new.is_complex() or x_new.dtype == torch.bool)
+            return predict(self, x_new.to(self.x.dtype) if integers else x_new, *args, **kwargs)
         where = f"{type(self).__name__}.{predict.__name__}"
         inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
         _check_names(where, "x_new", names, self.columns)
@@ -84,6 +87,15 @@ def at_tables(predict: Call) -> Call:
         return _array(result) if isinstance(result, Tensor) else result
 
     return cast(Call, predict_at_tables)
+
+
+def _as_floats(where: str, x: Any, y: Any) -> Any:
+    """A tensor of integers as floats, of the dtype of y if that has floats, with a note; anything else unchanged."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        return x
+    dtype = y.dtype if isinstance(y, Tensor) and y.is_floating_point() else torch.float64
+    warnings.warn(f"{where}: x holds integers, which become {dtype}.", UserWarning, stacklevel=3)
+    return x.to(dtype)
 
 
 def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bool) -> tuple[Any, Any, dict[str, Any]]:
