@@ -33,6 +33,9 @@ VOCABULARY = {
         "jitter",
         "metric",
         "start",
+        "offset",
+        "weights",
+        "trials",
         "seed",
     ),
 }
@@ -60,7 +63,7 @@ def test_predictions_take_their_options_by_name(method):
             given = [*given, "samples"]  # there is nothing without them
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == given
         others = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert others <= {"num_neighbors", "samples", "seed"}
+        assert others <= {"num_neighbors", "samples", "seed", "offset", "trials"}
         assert len(others) + len(given) == len(parameters)
 
 
