@@ -40,7 +40,7 @@ from pyro_nngp.kernels import Matern52, bind, column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw
+from pyro_nngp.models.base import Densities, Draw, rows_of
 from pyro_nngp.models.base.sampled import Moments, SampledMethod
 from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
@@ -113,6 +113,7 @@ class BSGP(SampledMethod):
             draws.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means and of the fixed draws.
 
     Raises:
@@ -144,6 +145,9 @@ class BSGP(SampledMethod):
         fixed_draws: bool = False,
         mean: Callable | None = None,
         jitter: float | None = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if likelihood is None:
@@ -151,7 +155,9 @@ class BSGP(SampledMethod):
         if not isinstance(likelihood, Likelihood):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
-        super().__init__(x, y, None, likelihood, mean, jitter)  # each layer has a kernel
+        super().__init__(
+            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials
+        )  # each layer has a kernel
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
@@ -195,7 +201,8 @@ class BSGP(SampledMethod):
             start_without_targets(layer.kernel, h, 0.1)
             h = h @ (layer.skip if bool(layer.skip.any()) else leading_axes(h, layer.skip.shape[1]))
         trend_at = None if trend is None else lambda rows: trend(self.x[rows])
-        return start_from_data(self.layers[-1].kernel, self.likelihood, h, self._targets(None), trend_at, self.jitter)
+        y, by_row = self._targets(None), (self.offset, self.trials)
+        return start_from_data(self.layers[-1].kernel, self.likelihood, h, y, trend_at, self.jitter, *by_row)
 
     @property
     @pyro_entry
@@ -216,11 +223,11 @@ class BSGP(SampledMethod):
         """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
         self.start_model(idx)
         noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
-        loc, var = self._propagate(self._inputs(idx), noise)
-        likelihood = self.likelihood.bind()
+        loc, var = self._propagate(self._inputs(idx), noise, rows_of(idx))
+        likelihood = self.likelihood_at(rows_of(idx))
         data, latents = self.plates(idx)
         target = OBJECTIVES[self.objective](likelihood, loc, var)
-        with latents if likelihood.num_latents is None else nullcontext(), data:
+        with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
             return pyro.sample(self.site("y"), target, obs=self._targets(idx))
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
@@ -243,9 +250,17 @@ class BSGP(SampledMethod):
 
         def given_values(draw: Draw | None) -> Tensor:
             y = cast(Tensor, self._targets(rows))
-            return OBJECTIVES["fitc"](self.likelihood.bind(), *self._propagate(self.x[rows])).log_prob(y)
+            f = self._propagate(self.x[rows], rows=rows)
+            return OBJECTIVES["fitc"](self.likelihood_at(rows), *f).log_prob(y)
 
         return self.scores(rows, moments) if len(self.layers) == 1 else given_values
+
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.noise is not None:
+            generator = torch.Generator().manual_seed(self.num_data)
+            shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])
+            self.noise = torch.cat([self.noise, torch.randn(shape, generator=generator, dtype=x.dtype).to(x)], 2)
 
     def joint_draws(self, x_new: Tensor) -> Tensor:
         """One joint draw at the present hyperparameters and inducing values."""
@@ -254,13 +269,13 @@ class BSGP(SampledMethod):
             h = h @ layer.skip + layer.joint(h).mT
         return self._mean_at(x_new) + self.layers[-1].joint(h)
 
-    def _propagate(self, x: Tensor, noise: Tensor | None = None) -> Moments:
-        """Moments of f at x (B, D) given each draw of the hidden layers, (S, *T, B)."""
+    def _propagate(self, x: Tensor, noise: Tensor | None = None, rows: Tensor | slice | None = None) -> Moments:
+        """Moments of f at x (B, D), rows of the data if given, for each draw of the hidden layers, (S, *T, B)."""
         h = x.expand(self.num_draws, *x.shape)
         for index, layer in enumerate(self.layers[:-1]):
             h = layer.hidden(h, None if noise is None else noise[index])
         loc, var = self.layers[-1](h)
-        return self._mean_at(x) + loc, var
+        return self._mean_at(x, rows) + loc, var
 
     def moments_given(self, x_new: Tensor) -> Moments:
         """Moments of f at new points given each draw of the hidden layers, (S, *T, P), in blocks of points."""

@@ -24,6 +24,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributions import PartlyObservedNormal
 from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
 from pyro_nngp.kernels import (
     Covariance,
@@ -38,9 +39,9 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors
+from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.starts import Start, start_from_data
-from pyro_nngp.neighbors import NearestOthers
+from pyro_nngp.neighbors import NearestOthers, nearest
 
 _COPIES = 6  # copies of the neighbors' covariance in memory while its Cholesky factor is computed
 
@@ -64,7 +65,8 @@ class CoregionalizedLOO(PredictiveMethod):
 
     Args:
         x: inputs (N, D).
-        y: targets (N, T), T > 1.
+        y: targets (N, T), T > 1. NaN are missing values, in any pattern, such as outputs at other sites; they are left
+            out of the densities and of the neighbors' values. K counts sites.
         kernels: one for each of the Q latent functions, or Q for kernels of Matern52 with one lengthscale per column;
             their variances and the columns of G share their scale. Unset hyperparameters start from the data.
         likelihood: Gaussian with a variance that broadcasts against (T, 1); None has one variance per output.
@@ -73,6 +75,7 @@ class CoregionalizedLOO(PredictiveMethod):
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs; None is a learnable constant per output.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
+        offset: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -83,7 +86,7 @@ class CoregionalizedLOO(PredictiveMethod):
     """
 
     generative = False
-    has_own_kernels = True
+    has_own_kernels = takes_missing = True
 
     @from_tables
     def __init__(
@@ -98,6 +101,7 @@ class CoregionalizedLOO(PredictiveMethod):
         mean: Callable | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         where = type(self).__name__
@@ -124,14 +128,15 @@ class CoregionalizedLOO(PredictiveMethod):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         for each in kernels:
             release(each)
-        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter, metric)
+        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter, metric, offset=offset)
         for each in kernels:
             check_covariance(where, each, x)
         self._noise_is_set = is_set
         self.begin()
         self.mixing: Any = mixing
         if mixing is None or isinstance(mixing, Tensor):
-            self.mixing = scaled(self._axes if mixing is None else mixing.to(x), column_scale(y)[:, None])
+            spread = column_scale(_filled(x, y))[:, None]
+            self.mixing = scaled(self._axes if mixing is None else mixing.to(x), spread)
         self.graph = NearestOthers(
             x, first_neighbors("CoregionalizedLOO", num_neighbors, x, 16), seed=seed, metric=self.neighbor_metric()
         )
@@ -145,7 +150,9 @@ class CoregionalizedLOO(PredictiveMethod):
         With more kernels than outputs, components are used again, at shorter lengthscales.
         """
         self.hyper_guide.median()
-        y = cast(Tensor, self.y).double()
+        y = _filled(self.x, cast(Tensor, self.y)).double()
+        if self.offset is not None:
+            y = y - _outputs_last(self.offset.movedim(0, -1)).double()
         if not isinstance(self.mean, BasisMean) or self.mean.is_set:
             y = y - self._mean_rows(self.x).double()
         level, spread = y.median(0).values, column_scale(y)
@@ -177,10 +184,11 @@ class CoregionalizedLOO(PredictiveMethod):
         """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
         self.start_model(idx)
         batch = self.graph.batch(idx)
-        loc, tril = self._given_neighbors(self._inputs(idx), batch.rows[batch.neighbors], noisy=True)
+        near = batch.rows[batch.neighbors]
+        loc, tril = self._given_neighbors(self._inputs(idx), near, noisy=True, own=rows_of(idx))
         y = cast(Tensor, self.y)
         with pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1):
-            target = dist.MultivariateNormal(loc, scale_tril=tril)
+            target = PartlyObservedNormal(loc, scale_tril=tril, validate_args=False)
             return pyro.sample(self.site("y"), target, obs=y if idx is None else y[idx])
 
     @pyro_entry
@@ -209,6 +217,10 @@ class CoregionalizedLOO(PredictiveMethod):
             return neighbor_metric(self.kernel[0], self.x)
         return torch.stack(known).pow(-2).mean(0).rsqrt()
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        self.graph.append(x)
+
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
@@ -224,15 +236,16 @@ class CoregionalizedLOO(PredictiveMethod):
         near, y = self.graph.others(num_neighbors, rows), cast(Tensor, self.y)[rows]
 
         def densities(draw: Draw | None) -> Tensor:
-            loc, tril = self._given_neighbors(self.x[rows], near, noisy=True)
-            return dist.MultivariateNormal(loc, scale_tril=tril).log_prob(y)
+            loc, tril = self._given_neighbors(self.x[rows], near, noisy=True, own=rows)
+            return PartlyObservedNormal(loc, scale_tril=tril, validate_args=False).log_prob(y)
 
         return densities
 
-    def _predictive_at(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> Distribution:
-        """Predictive distribution of y, under the guide or given a posterior draw."""
+    def _predictive_at(
+        self, x_new: Tensor, plan: Tensor, draw: Draw | None, added: Tensor, trials: Tensor | None
+    ) -> Distribution:
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
-        return dist.MultivariateNormal(loc, scale_tril=tril)
+        return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=tril)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
@@ -244,7 +257,9 @@ class CoregionalizedLOO(PredictiveMethod):
         near, n = plan, self.num_data
         weights, tril = self._weights(x_new, torch.cat([self.x, x_new]), near, noisy=False)
         t, old = tril.shape[-1], (near < n)[..., None]
-        residual = (cast(Tensor, self.y) - self._mean_rows(self.x))[near.clamp(0, n - 1)] * old
+        residual = (cast(Tensor, self.y) - self._mean_rows(self.x, slice(None))).nan_to_num()[
+            near.clamp(0, n - 1)
+        ] * old
         noise = torch.randn(len(x_new), t, count, dtype=x_new.dtype, device=x_new.device)
         values = weights @ residual.flatten(1)[..., None] + tril @ noise
         # Among the new points, T outputs each, the blocks of weights are one sparse triangle of P T rows.
@@ -254,18 +269,19 @@ class CoregionalizedLOO(PredictiveMethod):
         )
         return values.unflatten(1, (-1, t)).mT + self._mean_rows(x_new).mT
 
-    def _mean_rows(self, x: Float[Tensor, "B D"]) -> Tensor:
-        """Values of the mean function at x, (B, T), or (B, 1) if all outputs share it."""
-        mean = self._mean_at(x)
+    def _mean_rows(self, x: Float[Tensor, "B D"], rows: Tensor | slice | None = None) -> Tensor:
+        """Values of the mean function at x, (B, T), or (B, 1) if all outputs share it; `rows` as of the data."""
+        mean = self._mean_at(x, rows)
         return mean.mT if mean.dim() == 2 else mean[:, None]
 
     def _given_neighbors(
-        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool
+        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: Tensor | slice | None = None
     ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T T"]]:
-        """Means and Cholesky factors of the outputs at x given y at rows of the data."""
+        """Means and Cholesky factors of the outputs at x, rows `own` of the data, given y at other rows of them."""
         weights, tril = self._weights(x, self.x, near, noisy)
-        residual = cast(Tensor, self.y)[near] - self._mean_rows(self.x[near].flatten(0, 1)).unflatten(0, near.shape)
-        return self._mean_rows(x) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
+        mean = self._mean_rows(self.x[near].flatten(0, 1), near.flatten()).unflatten(0, near.shape)
+        residual = (cast(Tensor, self.y)[near] - mean).nan_to_num()
+        return self._mean_rows(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
 
     def _weights(
         self, x: Float[Tensor, "B D"], points: Float[Tensor, "U D"], near: Int[Tensor, "B K"], noisy: bool
@@ -295,10 +311,32 @@ class CoregionalizedLOO(PredictiveMethod):
         variance = cast(Gaussian, self.likelihood).variance.to(cov.dtype).expand(t, 1)[:, 0]
         is_noisy = torch.cat([near < self.num_data, torch.full_like(near[:, :1], noisy, dtype=torch.bool)], -1)
         added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + (is_noisy[..., None] * variance).flatten(1)
-        real = torch.cat([near >= 0, torch.ones_like(near[:, :1], dtype=torch.bool)], -1)
-        real = real.repeat_interleave(t, -1)
+        seen = torch.ones(len(points), t, dtype=torch.bool, device=near.device)
+        seen[: self.num_data] = ~cast(Tensor, self.y).isnan()
+        seen = torch.where((near >= 0)[..., None], seen[near.clamp(min=0)], False)
+        real = torch.cat([seen, torch.ones_like(seen[:, :1])], 1).flatten(1)
         cov = torch.where(real[:, :, None] & real[:, None, :], cov, 0.0)
         tril = cholesky(cov + torch.diag_embed(torch.where(real, added, 1.0)), 0.0)
         inner, cross = tril[:, : k * t, : k * t], tril[:, k * t :, : k * t]
         weights = torch.linalg.solve_triangular(inner, cross, upper=False, left=False)
         return weights, tril[:, k * t :, k * t :]
+
+
+def _outputs_last(offset: Tensor) -> Tensor:
+    """An offset (), (P,) or (T, P) as it is added to (P, T)."""
+    return offset.mT if offset.dim() == 2 else offset[..., None]
+
+
+def _filled(x: Tensor, y: Tensor) -> Tensor:
+    """Targets in which the nearest site with that output gives each missing value."""
+    missing = y.isnan()
+    if not bool(missing.any()):
+        return y
+    places, filled = x / column_scale(x).to(x), y.clone()
+    for output in missing.any(0).nonzero()[:, 0].tolist():
+        gone = missing[:, output]
+        if bool(gone.all()):
+            fail("CoregionalizedLOO", f"y[:, {output}]", "with values", "NaN in all rows", "Leave the output out.")
+        near = nearest(places[gone], places[~gone], 1, progress=False)[:, 0]
+        filled[gone, output] = y[~gone, output][near]
+    return filled

@@ -40,8 +40,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_tensor
-from pyro_nngp._random import seeded
+from pyro_nngp._checks import check_choice, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
@@ -56,7 +55,7 @@ from pyro_nngp.likelihoods.augmentation import (
     squared_latent,
 )
 from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
-from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors
+from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors, rows_of
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
@@ -114,6 +113,7 @@ class LOO(ResponseMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -139,6 +139,9 @@ class LOO(ResponseMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if likelihood is None:
@@ -156,18 +159,19 @@ class LOO(ResponseMethod):
         check_tensor("LOO", "x", x)
         check_tensor("LOO", "y", y)
         coded = coded_labels("LOO", likelihood, y, x.dtype)
-        super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(
+            x, coded, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
+        )
+        if weights is not None and not isinstance(likelihood, Gaussian):
+            cure = "Use VNNGP for other weighted data."
+            fail("LOO", "weights", "None unless noise is Gaussian", type(likelihood).__name__, cure)
         self.divergence, self.coupling = divergence, coupling
         self.graph = NearestOthers(
             x, first_neighbors("LOO", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
         )
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
-            with seeded(seed, x):  # its hyperparameters may have priors
-                prior = auxiliary_prior(likelihood.bind(), self._values(), x.dtype)
-            self.local = LocalLogNormal(prior) if guide == "lognormal" else LocalConjugate(prior.batch_shape, x)
-            if isinstance(likelihood, NegativeBinomial):
-                self._start_omega()
+            self.local = self._start_omega(guide == "lognormal", slice(None))
         self.vectorizes = likelihood.num_latents is None
         self.finish()
         if num_neighbors is None:
@@ -183,21 +187,23 @@ class LOO(ResponseMethod):
         """
         self.start_model(idx)
         batch = self.graph.batch(idx) if batch is None else batch
-        likelihood, plates = self._bound(), self.plates(idx)
+        plates = self.plates(idx)
 
         def prior(rows: Tensor) -> Distribution:
-            return auxiliary_prior(likelihood, self._values(rows), self.x.dtype)
+            return auxiliary_prior(self.likelihood_at(rows), self._values(rows), self.x.dtype)
 
         omega = None if self.local is None else self._sample_omega(plates, batch, prior)
-        observations = gaussian_observations(likelihood, self._values(batch.rows), omega, self.x.dtype)
-        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
+        here = self.likelihood_at(batch.rows)
+        observations = gaussian_observations(here, self._values(batch.rows), omega, self.x.dtype)
+        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations, rows_of(idx))
+        likelihood = self.likelihood_at(rows_of(idx))
         data, latents = plates
         var = var.expand(loc.shape)
         if omega is None or self.divergence == "prior":
             y = predictive(likelihood, loc, var, self.coupling)
         else:
             y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets], self.coupling)
-        with latents if likelihood.num_latents is None else nullcontext(), data:
+        with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     @pyro_entry
@@ -206,9 +212,13 @@ class LOO(ResponseMethod):
         self.start_guide(idx)
         if self.local is None:
             return None
-        local, likelihood = self.local, self._bound()
+        local = self.local
         batch, plates = self.graph.batch(idx) if batch is None else batch, self.plates(idx)
-        return self._sample_omega(plates, batch, lambda rows: local.distribution(likelihood, self._values(rows), rows))
+
+        def q(rows: Tensor) -> Distribution:
+            return local.distribution(self.likelihood_at(rows), self._values(rows), rows)
+
+        return self._sample_omega(plates, batch, q)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
         """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, found once."""
@@ -244,7 +254,7 @@ class LOO(ResponseMethod):
             self.solve_mean()
             return
         self._place_medians()
-        likelihood, every = self._bound(), torch.arange(self.num_data, device=self.x.device)
+        likelihood, every = self.likelihood_at(), torch.arange(self.num_data, device=self.x.device)
         y = self._values()
         for _ in range(num_sweeps):
             omega = self.local.distribution(likelihood, y, every).mean
@@ -252,9 +262,10 @@ class LOO(ResponseMethod):
             for idx in every.split(batch_size):
                 batch = self.graph.batch(idx)
                 near = batch.rows
-                observations = gaussian_observations(likelihood, y[..., near], omega[..., near], self.x.dtype)
-                loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations)
-                parts.append(squared_latent(likelihood, y[..., idx], omega[..., idx], loc, var))
+                here = self.likelihood_at(near)
+                observations = gaussian_observations(here, y[..., near], omega[..., near], self.x.dtype)
+                loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations, idx)
+                parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
             self.local.put(likelihood, y, torch.cat(parts, -1))
 
     @property
@@ -274,17 +285,31 @@ class LOO(ResponseMethod):
         return -float(densities(None).sum()) / len(rows)
 
     @pyro_entry
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.local is not None and y is not None:
+            rows = slice(self.num_data - len(x), None)
+            self.local.append(self._start_omega(isinstance(self.local, LocalLogNormal), rows))
+            self.solve()
+
+    def coded(self, y: Tensor) -> Tensor:
+        return coded_labels("LOO", cast(Likelihood, self.likelihood), y, self.x.dtype, every_class=False)
+
+    @pyro_entry
     @torch.no_grad()
-    def _start_omega(self) -> None:
-        """Start q(omega) of counts at its optimum for the most likely f.
+    def _start_omega(self, lognormal: bool, rows: slice) -> LocalLogNormal | LocalConjugate:
+        """The start of q(omega) for some rows: the prior; for counts the optimum for the most likely f.
 
         Starting at the prior, 48 sweeps of coordinate ascent do not suffice for counts of many times r.
         """
         self._place_medians()
-        likelihood, y = self._bound(), self._values()
-        found = pseudo_observations(likelihood, y)
-        local = cast(LocalLogNormal | LocalConjugate, self.local)
-        local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
+        likelihood, y = self.likelihood_at(rows), cast(Tensor, self.y)[rows].movedim(0, -1)
+        prior = auxiliary_prior(likelihood, y, self.x.dtype)
+        local = LocalLogNormal(prior) if lognormal else LocalConjugate(prior.batch_shape, self.x)
+        if isinstance(likelihood, NegativeBinomial):
+            found = pseudo_observations(likelihood, y)
+            local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
+        return local
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
         """The parameters that :meth:`solve` sets."""
@@ -298,8 +323,8 @@ class LOO(ResponseMethod):
             omega = self.local.distribution(likelihood, y, rows).mean if drawn is None else drawn[..., rows]
         return gaussian_observations(likelihood, y, omega, self.x.dtype)
 
-    def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
-        return predictive(self._bound(), loc, var, self.coupling)
+    def _predictive_of_y(self, loc: Tensor, var: Tensor, trials: Tensor | None = None) -> Distribution:
+        return predictive(self._bound().for_rows(trials=trials), loc, var, self.coupling)
 
     def _sample_omega(self, plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
         """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""

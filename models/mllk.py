@@ -50,6 +50,7 @@ class MLLk(GaussianResponseMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the neighbor search.
 
     Raises:
@@ -73,9 +74,11 @@ class MLLk(GaussianResponseMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights)
         self.graph = NearestOthers(
             x, first_neighbors("MLLk", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
         )
@@ -88,15 +91,18 @@ class MLLk(GaussianResponseMethod):
         batch, (data, latents) = self.graph.batch(idx), self.plates(idx)
         blocks = batch.rows[torch.cat([batch.targets[:, None], batch.neighbors], -1)]
         with poutine.scale(scale=1 / blocks.shape[1]), latents, data:
+            self.count_weights(blocks)
             return pyro.sample(self.site("y"), self._block_distribution(blocks), obs=self._block_targets(blocks))
 
     def _block_distribution(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
         """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""
         x = self.x[blocks]
         cov = self.covariance()(x, x)
-        noise = cast(Gaussian, self._bound()).variance.to(x.dtype)[..., None]
+        likelihood = cast(Gaussian, self.likelihood_at(blocks))
+        noise = likelihood.variance.to(x.dtype)[..., None]
+        noise = noise if likelihood.weights is None else noise / likelihood.weights
         added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + noise
-        mean = self._mean_at(x.flatten(0, 1)).unflatten(-1, blocks.shape)
+        mean = self._mean_at(x.flatten(0, 1), blocks.flatten()).unflatten(-1, blocks.shape)
         return dist.MultivariateNormal(mean, scale_tril=cholesky(cov + torch.diag_embed(added), 0.0))
 
     def _block_targets(self, blocks: Int[Tensor, "B K1"]) -> Float[Tensor, "*T B K1"]:

@@ -71,6 +71,7 @@ class NPVI(VNNGP):
         prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering.
 
     Raises:
@@ -101,6 +102,9 @@ class NPVI(VNNGP):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         check_inputs("NPVI", "x", x)
@@ -121,6 +125,9 @@ class NPVI(VNNGP):
             jitter=jitter,
             metric=metric,
             start=start,
+            offset=offset,
+            weights=weights,
+            trials=trials,
             seed=seed,
         )
 

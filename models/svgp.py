@@ -40,8 +40,9 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, rows_of
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import (
     DenseGaussian,
@@ -93,6 +94,7 @@ class SVGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -122,9 +124,14 @@ class SVGP(PredictiveMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(
+            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
+        )
         check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveLogLikelihood.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
@@ -190,13 +197,12 @@ class SVGP(PredictiveMethod):
         if self.likelihood is None:
             fail("SVGP.solve", "a likelihood", "in the model", None, "Train q(nu) by gradients.")
         self._place_medians()
-        likelihood, y = self.likelihood.bind(), cast(Tensor, self._targets(None))
+        likelihood, y = self.likelihood_at(), cast(Tensor, self._targets(None))
         if self.fitc:
             likelihood = convolved(likelihood, torch.cat([var for _, _, var in self._blocks()]))
         if isinstance(likelihood, Gaussian):
-            y = y.to(self.x.dtype)
-            noise = likelihood.variance.to(y)
-            self._condition(y, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
+            target, noise = gaussian_observations(likelihood, y, None, self.x.dtype)
+            self._condition(target, 1 / noise.expand(torch.broadcast_shapes(noise.shape, y.shape)))
             return
 
         def state() -> tuple[Tensor, Tensor, float]:
@@ -221,18 +227,23 @@ class SVGP(PredictiveMethod):
         """The parameters that :meth:`solve` sets."""
         return list(self.q.parameters())
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.can_solve:
+            self.solve()
+
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) only f, with its marginal."""
         x, plates = self._inputs(idx), self.plates(idx)
         a, var, _ = whitened_conditional(self.covariance(), x, self.z, self.jitter)
-        mean, nu = self._mean_at(x), self.outside(nu, 1 + len(self.latent_shape))
+        mean, nu = self._mean_at(x, rows_of(idx)), self.outside(nu, 1 + len(self.latent_shape))
         loc, marginal = mean + combined(nu, a), None
         if q is not None:
             marginal = (mean + combined(q.mean, a), combined_variance(q, a) + (0 if self.fitc else var))
         f = self.record_f(plates, loc, marginal) if self.fitc else self.sample_f(plates, loc, var, marginal)
         if q is not None:
             return f
-        noisier = convolved(cast(Likelihood, self.likelihood).bind(), var) if self.fitc else None
+        noisier = convolved(self.likelihood_at(rows_of(idx)), var) if self.fitc else None
         return self.observe(plates, f, idx, noisier)
 
     def _blocks(self) -> Iterator[tuple[slice, Tensor, Tensor]]:
@@ -248,7 +259,7 @@ class SVGP(PredictiveMethod):
         q, parts = self.q.distribution(), []
         for rows, a, var in self._blocks():
             spread = combined_variance(q, a) + (0 if self.fitc else var)
-            parts.append((self._mean_at(self.x[rows]) + q.mean @ a.mT, spread))
+            parts.append((self._mean_at(self.x[rows], rows) + q.mean @ a.mT, spread))
         locs, variances = zip(*parts, strict=True)
         return torch.cat(locs, -1), torch.cat(variances, -1)
 
@@ -259,7 +270,7 @@ class SVGP(PredictiveMethod):
         right = torch.zeros_like(system[..., 0])
         for rows, a, _ in self._blocks():
             a, weight = a.double(), precision[..., rows].double()
-            residual = targets[..., rows].double() - self._mean_at(self.x[rows]).double()
+            residual = targets[..., rows].double() - self._mean_at(self.x[rows], rows).double()
             system += (a.mT * weight[..., None, :]) @ a
             right += (weight * residual) @ a
         # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.

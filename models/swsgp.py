@@ -39,7 +39,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Bernoulli, BetaBinomial, Binomial, Categorical, IntervalCensored, Likelihood, Ordinal
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, rows_of, warn_untrained
 from pyro_nngp.neighbors import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
@@ -87,6 +87,7 @@ class SWSGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -119,9 +120,14 @@ class SWSGP(PredictiveMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(
+            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
+        )
         z = inducing_points("SWSGP", x, inducing, seed)
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
@@ -180,12 +186,18 @@ class SWSGP(PredictiveMethod):
         if self.data_neighbors is not None:
             self.data_neighbors.copy_(self._nearest(self.x))
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        if self.data_neighbors is not None:
+            self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
+        warn_untrained(type(self).__name__)
+
     def _u_and_f(
         self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
     ) -> Tensor:
         """The sites u and f; in the guide (q given) f has its marginal, for the integrating ELBO."""
         x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
-        mean, (data, latents) = self._mean_at(x), plates
+        mean, (data, latents) = self._mean_at(x, rows_of(idx)), plates
         if q is None:
             w, var, tril = local_conditional(self.covariance(), x, self.z[neighbors], self.jitter)
             of_u = dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -24,7 +25,7 @@ from torch import Tensor
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
+from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -53,6 +54,7 @@ class Vecchia(GaussianResponseMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering.
 
     Raises:
@@ -77,9 +79,11 @@ class Vecchia(GaussianResponseMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights)
         self.graph = NeighborGraph(
             x, first_neighbors("Vecchia", num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
         )
@@ -92,11 +96,17 @@ class Vecchia(GaussianResponseMethod):
         """The densities of a batch of data (None: all) given their neighbors; returns their y."""
         self.start_model(idx)
         batch, (data, latents) = self.graph.batch(idx), self.plates(idx)
-        likelihood = self._bound()
-        observations = self.observations(likelihood, batch.rows, None)
-        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations)
+        obs, noise = self.observations(self.likelihood_at(batch.rows), batch.rows, None)
+        own = rows_of(idx)
+        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, obs, noise, own)
+        y = (
+            self._bound().marginal(loc, var)
+            if self.weights is None
+            else dist.Normal(loc, (var + noise[..., batch.targets]).sqrt())
+        )
         with latents, data:
-            return pyro.sample(self.site("y"), likelihood.marginal(loc, var), obs=self._values(idx))
+            self.count_weights(batch.rows[batch.targets])
+            return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     def _preceding(self) -> tuple[Tensor, Tensor]:
         """The first points in the ordering, and the positions of their neighbors."""

@@ -37,6 +37,8 @@ from pyro_nngp.models.base import (
     PredictiveMethod,
     draws_given_observations,
     first_neighbors,
+    rows_of,
+    warn_untrained,
 )
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
@@ -51,6 +53,7 @@ from pyro_nngp.variational import (
 
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
+_EVERY = slice(None)
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
@@ -97,6 +100,7 @@ class VNNGP(PredictiveMethod):
         prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering and of k-means.
 
     Raises:
@@ -131,9 +135,14 @@ class VNNGP(PredictiveMethod):
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(
+            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
+        )
         where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
@@ -177,6 +186,7 @@ class VNNGP(PredictiveMethod):
                 self.latent_shape,
                 self.jitter,
                 self.mean,
+                self._likelihood_by_row(),
             )
         elif encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
@@ -185,10 +195,7 @@ class VNNGP(PredictiveMethod):
             expectation = "with a likelihood, inducing points at the data and no `loc`"
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
-            targets = cast(Tensor, self.y)  # the method's copy
-            self.local = AmortizedGaussian(
-                encoder, targets, likelihood, kernel, self.graph, self._mean_at, guide_neighbors, self.jitter
-            )
+            self.local = self._amortized(encoder, guide_neighbors)
         self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.finish()
 
@@ -297,7 +304,7 @@ class VNNGP(PredictiveMethod):
             self.local.solve(max_steps, tolerance)
             return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-        likelihood, mean, y = self.likelihood.bind(), self._mean_at(self.x), cast(Tensor, self._targets(None))
+        likelihood, mean, y = self.likelihood_at(), self._mean_at(self.x, _EVERY), cast(Tensor, self._targets(None))
         q = self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
@@ -307,10 +314,58 @@ class VNNGP(PredictiveMethod):
             return self.local.solved_parameters()
         return list(self.local.parameters())
 
+    @pyro_entry
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        loc, variance = self.forward(x)
+        super().append_rows(x, y)
+        if not self.at_data:
+            self.data_neighbors = torch.cat([self.data_neighbors, self.graph.query(x, self.data_neighbors.shape[1])])
+            warn_untrained(type(self).__name__)
+            return
+        self._place_medians()
+        self.graph.append(x)
+        if isinstance(self.local, GaussianSites):
+            added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+            self.local.append(cast(Tensor, self.y), loc + added, variance)
+            self.local.solve(level=False)
+        elif isinstance(self.local, LocalGaussian):
+            self._append_to(self.local, loc - self._mean_at(x), variance)
+            if self.can_solve:
+                self.solve()
+        else:
+            self.local = self._amortized(self.local.encoder, self.local.num_columns)
+
+    def _append_to(self, local: LocalGaussian, loc: Tensor, variance: Tensor) -> None:
+        """Append rows to q(u), with these moments of u."""
+        size = loc.shape[-1]
+        pattern = None if local.pattern is None else self.graph.neighbors[-size:, : local.pattern.shape[1]].clone()
+        new = LocalGaussian(size, pattern, self.num_latents, unit=self.unit, like=self.x)
+        weights = None if pattern is None else loc.new_zeros(*loc.shape, pattern.shape[1])
+        new.assign(SparseCholeskyNormal(loc, variance.sqrt(), weights, pattern))
+        local.append(new)
+
+    def _likelihood_by_row(self) -> Callable[..., Likelihood] | None:
+        return None if self.weights is None and self.trials is None else self.likelihood_at
+
+    def _amortized(self, encoder: nn.Module, num_columns: int) -> AmortizedGaussian:
+        """q(u) by an encoder of the data around each point."""
+        y, likelihood = cast(Tensor, self.y), cast(Likelihood, self.likelihood)
+        return AmortizedGaussian(
+            encoder,
+            y,
+            likelihood,
+            self.kernel,
+            self.graph,
+            self._mean_at,
+            num_columns,
+            self.jitter,
+            self._likelihood_by_row(),
+        )
+
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         self._check_neighbors(num_neighbors, self.num_inducing)
-        return self.graph.query(x_new, self._prediction_neighbors(num_neighbors))
+        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
@@ -323,6 +378,19 @@ class VNNGP(PredictiveMethod):
             return loc, var.expand(loc.shape)
         rows, positions = distinct_rows(plan)
         return self._through(self.local.distribution(rows), w, var, positions, mean)
+
+    @pyro_entry
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions: with sites their choice, else K."""
+        if isinstance(self.local, GaussianSites):
+            return self.local.prediction_neighbors()
+        return self.graph.num_neighbors
+
+    def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        if not isinstance(self.local, GaussianSites):
+            return super().residuals(rows)
+        target, precision = self.local.observations(rows)
+        return target, 1 / precision
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Densities from the Gaussian sites at these hyperparameters; q(u) serves at most as their start."""
@@ -362,10 +430,8 @@ class VNNGP(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """The nearest inducing points, and the nearest among them and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
-        k = self._prediction_neighbors(num_neighbors)
-        return self.graph.query(x_new, min(k or self.graph.num_neighbors, self.num_inducing)), self.graph.extend(
-            x_new, k, seed
-        )[1]
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.query(x_new, min(k, self.num_inducing)), self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
         """O(P K^3), O(M + P K) per draw; with sites, draws given the pseudo-observations are centered on the mean."""
@@ -382,12 +448,6 @@ class VNNGP(PredictiveMethod):
             u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
         prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
-
-    def _prediction_neighbors(self, num_neighbors: int | None) -> int | None:
-        """The caller's number, or the choice of the sites; None is that of the graph."""
-        if num_neighbors is None and isinstance(self.local, GaussianSites):
-            return self.local.prediction_neighbors()
-        return num_neighbors
 
     def _most_draws(self, num_new: int) -> int:
         return max(1, _DRAW_BUDGET // (self.num_inducing + num_new))
@@ -410,7 +470,7 @@ class VNNGP(PredictiveMethod):
     def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
         """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
         x, positions = self._inputs(idx), cast(Tensor, batch.extra)
-        mean, u = self._mean_at(x), self.outside(u, 1 + len(self.latent_shape))
+        mean, u = self._mean_at(x, rows_of(idx)), self.outside(u, 1 + len(self.latent_shape))
         if not self.at_data:
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
             w, var = graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)

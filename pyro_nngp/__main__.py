@@ -28,6 +28,7 @@ _LIKELIHOODS = {
     "poisson": likelihoods.Poisson,
     "negative-binomial": likelihoods.NegativeBinomial,
     "bernoulli": likelihoods.Bernoulli,
+    "classes": likelihoods.Categorical,
 }
 _METHODS = {"vecchia": models.Vecchia, "loo": models.LOO, "vnngp": models.VNNGP}
 _READERS = {".csv": "read_csv", ".parquet": "read_parquet", ".gpkg": "read_file", ".geojson": "read_file"}
@@ -40,6 +41,11 @@ examples:
   counts at places of another table:
     python -m pyro_nngp krige survey.csv --x east north --y birds --likelihood negative-binomial \\
         --at sites.csv --out predicted.csv
+  birds per hour from counts in different times of watching (the logarithm of hours is a column):
+    python -m pyro_nngp krige survey.csv --x east north --y birds --offset log_hours --likelihood poisson \\
+        --grid 100 --out birds.nc
+  probabilities of the classes in a column of labels:
+    python -m pyro_nngp krige soil.csv --x east north --y type --likelihood classes --grid 100 --out soil.nc
   a GeoTIFF on the cells of another raster, from the points of a GeoPackage:
     python -m pyro_nngp krige wells.gpkg --y depth --like elevation.tif --out depth.tif
 """
@@ -86,7 +92,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--bounds", type=float, nargs=4, metavar=("W", "S", "E", "N"), help="of the grid; default: the data's")
     add("--out", type=Path, required=True, help=".nc, .zarr, .tif or .csv of a map, .csv or .parquet of a table")
     add("--plot", type=Path, metavar="PICTURE", help="also a picture of mean and standard deviation, .png or .pdf")
-    add("--likelihood", choices=_LIKELIHOODS, default="gaussian", help="of the measurements (default: gaussian)")
+    add(
+        "--likelihood",
+        choices=_LIKELIHOODS,
+        default="gaussian",
+        help="of the measurements (default: gaussian); classes are labels",
+    )
+    add(
+        "--offset", metavar="COLUMN", help="known part of the process, such as the log of an exposure; 0 in predictions"
+    )
     add("--method", choices=_METHODS, help="default: vecchia for gaussian measurements, vnngp for others")
     add("--quantiles", type=float, nargs="+", default=[], metavar="P", help="such as 0.05 0.95")
     add("--above", type=float, nargs="+", default=[], metavar="VALUE", help="probability of more than these values")
@@ -101,16 +115,23 @@ def _krige(given: argparse.Namespace) -> None:
     """Run the command: from the table to the file."""
     table = _read(given.table)
     x, names = _inputs(table, given, given.table)
-    y = _numbers(table, given.y, given.table, "--y")
+    y, classes = _targets(table, given)
     measured = np.isfinite(y)
     if not measured.all():
         print(f"{(~measured).sum()} of {len(y)} rows have no {given.y!r} and are left out.")
     if not measured.any():
         raise _Wrong(f"no row of {given.table} has a value in the column {given.y!r}.")
     on_globe = _is_globe(names) and not given.flat
-    likelihood = _LIKELIHOODS[given.likelihood]()
+    likelihood = _LIKELIHOODS[given.likelihood](*([len(classes)] if classes else []))
+    offset = None
+    if given.offset is not None:
+        offset = _numbers(table, given.offset, given.table, "--offset")[measured]
+        if missing := int((~np.isfinite(offset)).sum()):
+            raise _Wrong(f"{given.table}: {missing} rows have no {given.offset!r}; remove them.")
     method = _METHODS[given.method or ("vecchia" if given.likelihood == "gaussian" else "vnngp")]
-    gp = method(_placed(x[measured], on_globe), torch.from_numpy(y[measured]), None, likelihood, seed=given.seed)
+    targets, options = torch.from_numpy(y[measured]), {"offset": offset, "seed": given.seed}
+    gp = method(_placed(x[measured], on_globe), targets, None, likelihood, **options)
+    gp.classes = classes
     kind = "places on the globe" if on_globe else "points"
     print(f"{type(gp).__name__} on {gp.num_data} {kind} ({', '.join(names)})")
     print(fit(gp, max_seconds=given.max_seconds, seed=given.seed))
@@ -171,6 +192,18 @@ def _inputs(table: "DataFrame", given: argparse.Namespace, path: Path) -> tuple[
         if missing := int((~np.isfinite(column)).sum()):
             raise _Wrong(f"{path}: {missing} rows have no {name!r}; remove them.")
     return x, list(given.x)
+
+
+def _targets(table: "DataFrame", given: argparse.Namespace) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """The measurements as floats; of labels their numbers, and the labels."""
+    if given.likelihood != "classes" or given.y not in table.columns:
+        return _numbers(table, given.y, given.table, "--y"), None
+    labels = table[given.y]
+    classes = tuple(sorted({str(label) for label in labels.dropna()}))
+    if len(classes) < 2:
+        raise _Wrong(f"{given.table}: the column {given.y!r} holds {len(classes)} classes; two or more are needed.")
+    places = {label: float(number) for number, label in enumerate(classes)}
+    return labels.map(lambda label: places.get(str(label), math.nan)).to_numpy(float), classes
 
 
 def _numbers(table: "DataFrame", name: str, path: Path, option: str) -> np.ndarray:
@@ -237,11 +270,13 @@ def _predict_table(gp: Any, given: argparse.Namespace, on_globe: bool) -> None:
     levels, thresholds = (torch.tensor(values, dtype=gp.x.dtype) for values in (given.quantiles, given.above))
     with torch.no_grad():
         found = gp.predict(_placed(x, on_globe))
-        columns = {"mean": found.mean, "sd": found.variance.sqrt()}
-        columns |= {f"quantile_{level:g}": each for level, each in zip(levels, quantiles(found, levels), strict=True)}
-        columns |= {
-            f"above_{value:g}": each for value, each in zip(thresholds, exceedance(found, thresholds), strict=True)
-        }
+        if gp.classes is None:
+            columns = {"mean": found.mean, "sd": found.variance.sqrt()}
+            columns |= {f"quantile_{p:g}": each for p, each in zip(levels, quantiles(found, levels), strict=True)}
+            above = zip(thresholds, exceedance(found, thresholds), strict=True)
+            columns |= {f"above_{value:g}": each for value, each in above}
+        else:
+            columns = {f"probability_{name}": each for name, each in zip(gp.classes, found.probs.mT, strict=True)}
     predicted = table.assign(**{name: values.numpy() for name, values in columns.items()})
     if given.out.suffix == ".csv":
         predicted.to_csv(given.out, index=False)

@@ -48,7 +48,9 @@ class _NearestNeighborGP(BaseEstimator):
         fit_options: Mapping[str, Any] | None = None,
         device: Any = None,
         random_state: Any = 0,
+        offset: int | str | None = None,
     ) -> None:
+        self.offset = offset
         self.method = method
         self.kernel = kernel
         self.likelihood = likelihood
@@ -58,33 +60,69 @@ class _NearestNeighborGP(BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def _train(self, x: NDArray, y: NDArray, start: Any = None) -> None:
+    def _build(self, x: Tensor, y: Tensor, start: Any = None) -> None:
         """Build the method on the data and train it until convergence."""
         where = type(self).__name__
         check_choice(where, "method", self.method, _METHODS)
-        seed = int(check_random_state(self.random_state).randint(2**31))
         options = dict(self.method_options or {})
         if self.method == "svgp":
             options = {"inducing": min(500, len(x))} | options
         elif self.num_neighbors is not None:
             options["num_neighbors"] = self.num_neighbors
-        inputs = torch.tensor(x, dtype=torch.float64, device=self.device)
-        targets = torch.tensor(y, dtype=torch.float64, device=self.device)
         parts = (self.kernel, self._likelihood()) if start is None else (None, None)
         kernel, likelihood = copy.deepcopy(parts)
-        method = getattr(models, _METHODS[self.method])
-        self.gp_ = method(inputs, targets, kernel, likelihood, start=start, seed=seed, **options)
-        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+        method, seed = getattr(models, _METHODS[self.method]), self._seed()
+        inputs, offset = self._split(x)
+        self.gp_ = method(inputs, y, kernel, likelihood, start=start, seed=seed, offset=offset, **options)
+        self._train(seed)
 
     def _likelihood(self) -> Likelihood | None:
         """The likelihood of the method: the user's, or one that suits the targets."""
         return self.likelihood
 
     def _extend(self, x: NDArray, y: NDArray) -> None:
-        """Train on all data so far and new rows, starting from the present hyperparameters."""
-        before = self.gp_
-        x = np.concatenate([before.x.cpu().numpy(), x])
-        self._train(x, np.concatenate([before.y.cpu().numpy(), y]), before)
+        """Append rows and train further, starting from the present hyperparameters."""
+        before, new = self.gp_, self._tensors(x, y)
+        if self.method == "svgp":  # more data may have more inducing points
+            self._build(torch.cat([self._joined(before), new[0]]), torch.cat([before.y, new[1]]), before)
+            return
+        inputs, offset = self._split(new[0])
+        before.extend(inputs, new[1], **({} if offset is None else {"offset": offset}))
+        self._train(self._seed())
+
+    def _train(self, seed: int) -> None:
+        """Train until convergence."""
+        self.result_ = fit(self.gp_, **{"progress": False, "seed": seed, **(self.fit_options or {})})
+
+    def _column(self) -> int | None:
+        """The number of the column of offsets."""
+        if self.offset is None:
+            return None
+        names, count = list(getattr(self, "feature_names_in_", ())), self.n_features_in_
+        found = names.index(self.offset) if self.offset in names else self.offset
+        if not isinstance(found, int) or not 0 <= found < count or count < 2:
+            expectation = f"to be the name or number of one of {count} columns, not the only one"
+            fail(type(self).__name__, "offset", expectation, repr(self.offset), "Name a column of X.")
+        return found
+
+    def _split(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Inputs and offsets."""
+        column = self._column()
+        if column is None:
+            return x, None
+        return torch.cat([x[:, :column], x[:, column + 1 :]], 1), x[:, column]
+
+    def _joined(self, gp: Any) -> Tensor:
+        """The columns of X that a method was built from."""
+        column = self._column()
+        return gp.x if column is None else torch.cat([gp.x[:, :column], gp.offset[:, None], gp.x[:, column:]], 1)
+
+    def _seed(self) -> int:
+        return int(check_random_state(self.random_state).randint(2**31))
+
+    def _tensors(self, x: NDArray, y: NDArray) -> tuple[Tensor, Tensor]:
+        inputs, targets = (torch.tensor(part, dtype=torch.float64, device=self.device) for part in (x, y))
+        return inputs, targets
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -92,9 +130,9 @@ class _NearestNeighborGP(BaseEstimator):
         return torch.tensor(x, device=self.gp_.x.device)
 
     def _predictive(self, X: ArrayLike) -> Any:
-        inputs = self._inputs(X)
+        inputs, offset = self._split(self._inputs(X))
         with torch.no_grad():
-            return self.gp_.predict(inputs)
+            return self.gp_.predict(inputs, offset=offset)
 
     def _quantiles(self, X: ArrayLike, levels: list[float]) -> NDArray:
         """Quantiles of y, (P, len(levels)) or (P, T, len(levels))."""
@@ -102,7 +140,8 @@ class _NearestNeighborGP(BaseEstimator):
         levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
         for rows in inputs.split(_BLOCK):
             with torch.no_grad(), seeded(0, rows):
-                blocks.append(quantiles(self.gp_.predict(rows), levels_of).movedim(0, -1).movedim(-2, 0))
+                at, offset = self._split(rows)
+                blocks.append(quantiles(self.gp_.predict(at, offset=offset), levels_of).movedim(0, -1).movedim(-2, 0))
         return torch.cat(blocks).cpu().numpy()
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
@@ -134,9 +173,10 @@ class _NearestNeighborGP(BaseEstimator):
         Returns:
             Draws, (P, n_samples), or (P, T, n_samples) for T outputs.
         """
-        inputs, seed = self._inputs(X), int(check_random_state(random_state).randint(2**31))
+        seed = int(check_random_state(random_state).randint(2**31))
+        inputs, offset = self._split(self._inputs(X))
         with torch.no_grad(), seeded(seed, inputs):
-            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples))
+            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples, offset=offset))
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 
@@ -165,7 +205,7 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
     def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
         """Train on X (N, D) and y (N,) or (N, T)."""
         x, targets = self._data(X, y, reset=True)
-        self._train(x, targets)
+        self._build(*self._tensors(x, targets))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
@@ -200,6 +240,8 @@ class NNGPRegressor(_Regressor):
         fit_options: arguments of :func:`pyro_nngp.fit`, such as ``{"max_seconds": 60}``.
         device: where to compute, such as "cuda"; None is the CPU.
         random_state: seed of orderings and minibatches.
+        offset: name or number of a column of X that is added to the latent function, such as log hours for counts; the
+            process does not depend on it. None is no offset.
 
     Attributes:
         gp_: the trained method.
@@ -223,6 +265,7 @@ class NNGPRegressor(_Regressor):
         fit_options: Mapping[str, Any] | None = None,
         device: Any = None,
         random_state: Any = 0,
+        offset: int | str | None = None,
     ) -> None:
         super().__init__(
             method=method,
@@ -233,6 +276,7 @@ class NNGPRegressor(_Regressor):
             fit_options=fit_options,
             device=device,
             random_state=random_state,
+            offset=offset,
         )
 
 
@@ -241,7 +285,7 @@ class NNGPCountRegressor(_Regressor):
 
     Args:
         method: as in :class:`NNGPRegressor`, of those that take counts: "vnngp", "loo", "npvi" or "svgp".
-        kernel, num_neighbors, method_options, fit_options, device, random_state: as in :class:`NNGPRegressor`.
+        kernel, num_neighbors, method_options, fit_options, device, random_state, offset: as in :class:`NNGPRegressor`.
         likelihood: copied; None is NegativeBinomial.
 
     Attributes:
@@ -265,7 +309,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
 
     Args:
         method: as in :class:`NNGPRegressor`, of those that take classes: "vnngp", "loo", "npvi" or "svgp".
-        kernel, num_neighbors, method_options, fit_options, device, random_state: as in :class:`NNGPRegressor`.
+        kernel, num_neighbors, method_options, fit_options, device, random_state, offset: as in :class:`NNGPRegressor`.
         likelihood: copied; None is Bernoulli for two classes and Categorical for more.
 
     Attributes:
@@ -285,7 +329,7 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
         self.classes_, numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
-        self._train(x, numbers)
+        self._build(*self._tensors(x, numbers))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":

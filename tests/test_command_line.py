@@ -50,6 +50,40 @@ def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_map_of_classes_and_a_table_of_their_probabilities(stations, krige):
+    stations["soil"] = np.where(stations["lon"] > 10.5, "sand", np.where(stations["lat"] > 45.5, "clay", "loam"))
+    stations.loc[:4, "soil"] = None
+    stations[:45].to_csv("soil.csv", index=False)
+    command = "soil.csv --x lon lat --flat --y soil --likelihood classes --max-seconds 1"
+    assert krige(f"{command} --grid 0.25 --out soil.nc --plot soil.png") == 0
+    with xr.open_dataset("soil.nc", engine="h5netcdf") as found:
+        assert found["category"].values.tolist() == ["clay", "loam", "sand"]
+        east = found["probability"].sel(category="sand").sel(lon=10.9, method="nearest")
+        assert float(east.mean()) > 0.6
+        np.testing.assert_allclose(found["probability"].sum("category"), 1, rtol=1e-5)
+    stations[["lon", "lat"]][:4].to_csv("sites.csv", index=False)
+    assert krige(f"{command} --at sites.csv --out out.csv") == 0
+    assert list(pd.read_csv("out.csv").columns[2:]) == ["probability_clay", "probability_loam", "probability_sand"]
+
+
+def test_an_offset_is_a_column(stations, krige, capsys):
+    hours = np.random.default_rng(1).uniform(1, 50, 90)
+    stations["log_hours"] = np.log(hours)
+    stations["storms"] = np.random.default_rng(2).poisson(3 * hours)
+    stations.to_csv("hours.csv", index=False)
+    command = "hours.csv --x lon lat --flat --y storms --likelihood poisson --max-seconds 1 --grid 0.3 --out rate.csv"
+    assert krige(f"{command} --offset log_hours") == 0
+    assert pd.read_csv("rate.csv")["mean"].median() == pytest.approx(3, rel=0.2)
+    assert krige(f"{command} --offset hours") == 2
+    assert "has no column 'hours', which --offset names" in capsys.readouterr().err
+    stations.loc[0, "log_hours"] = np.nan
+    stations.to_csv("hours.csv", index=False)
+    assert krige(f"{command} --offset log_hours") == 2
+    assert "1 rows have no 'log_hours'; remove them." in capsys.readouterr().err
+    assert krige("hours.csv --x lon lat --y note --likelihood classes --grid 1 --out x.nc") == 2
+    assert "the column 'note' holds 1 classes; two or more are needed" in capsys.readouterr().err
+
+
 def test_counts_at_the_places_of_another_table(stations, krige):
     stations[["lon", "lat"]][:7].to_csv("sites.csv", index=False)
     command = "--y storms --likelihood poisson --flat --at sites.csv --out out.csv --quantiles 0.5 --above 0"

@@ -31,7 +31,20 @@ FEWER = {  # sizes on a page, and in the test
     ],
     "docs/howto/memory_and_threads.md": [("2_000", "300"), ("50_000", "500"), ("x[:500]", "x[:50]")],
     "docs/howto/priors.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("200)", "20)")],
-    "docs/howto/missing_and_offsets.md": [("gp, 150", "gp, 20"), ("600", "200")],
+    "docs/howto/new_data.md": [
+        ("fit(gp)", "fit(gp, 3)"),
+        ("gp, 100", "gp, 5"),
+        ("100_000", "500"),
+        ("=64)", "=8)"),
+        ("range(3)", "range(1)"),
+    ],
+    "docs/howto/missing_and_offsets.md": [
+        ("gp, 150", "gp, 20"),
+        ("gp, 50", "gp, 5"),
+        ("two, 100", "two, 3"),
+        ("600", "200"),
+        ("300", "100"),
+    ],
     "docs/howto/scikit_learn.md": [
         (", 400)", ", 80)"),
         ("[:300]", "[:60]"),
@@ -110,11 +123,11 @@ def check_likelihood(scope):
 
 
 def check_exposure(scope):
-    """The exposure is in the mean: ten times the hours are ten times the counts."""
-    gp, per_hour = scope["gp"], scope["per_hour"]
-    ten = torch.cat([per_hour[:, :2], per_hour[:, 2:] + math.log(10)], -1)
-    assert_close(gp.predict(ten).mean, 10 * scope["rate"], rtol=1e-4, atol=0.0)
-    pyro.poutine.trace(scope["model"]).get_trace().compute_log_prob()
+    """Exposures and trials of new rows multiply, outputs at other sites are predicted everywhere."""
+    assert_close(scope["day"], 24 * scope["rate"], rtol=1e-4, atol=0.0)
+    assert_close(scope["of_ten"], 10 * scope["share"], rtol=1e-4, atol=0.0)
+    assert scope["means"].isfinite().all()
+    assert scope["mean"].shape == scope["y"].shape
 
 
 def check_estimators(scope):

@@ -39,7 +39,9 @@ LAYERS = (
     "pyro_nngp.storage",
 )
 
-ON_TOP = tuple(f"pyro_nngp.{name}" for name in ("__main__", "maps", "plots", "sklearn"))  # of models and inference
+ON_TOP = tuple(
+    f"pyro_nngp.{name}" for name in ("__main__", "botorch", "maps", "plots", "sklearn")
+)  # of models and inference
 
 
 def sources():

@@ -155,3 +155,23 @@ def expected_failures(estimator):
 )
 def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
+
+
+def test_an_offset_is_a_column_of_the_inputs():
+    X, f, _ = field(80)
+    hours = np.random.default_rng(0).uniform(0.5, 30, 80)
+    frame = pd.DataFrame(np.asarray(X), columns=["a", "b"]).assign(log_hours=np.log(hours))
+    counts = np.random.default_rng(1).poisson(np.exp(f) * hours)
+    model = NNGPCountRegressor(offset="log_hours", fit_options=QUICK, num_neighbors=5).fit(frame[:60], counts[:60])
+    assert model.gp_.x.shape == (60, 2)
+    more = frame[60:].assign(log_hours=frame["log_hours"][60:] + np.log(10))
+    np.testing.assert_allclose(model.predict(more), 10 * model.predict(frame[60:]), rtol=1e-6)
+    assert model.predict_interval(more)[:, 1].sum() > model.predict_interval(frame[60:])[:, 1].sum()
+    assert model.sample_y(more, 3).shape == (20, 3)
+    model.partial_fit(frame[60:], counts[60:])
+    np.testing.assert_allclose(model.gp_.offset.numpy(), np.log(hours))
+    by_number = NNGPRegressor(method="svgp", offset=1, fit_options=QUICK).fit(frame.to_numpy()[:60], f[:60])
+    by_number.partial_fit(frame.to_numpy()[60:], f[60:])
+    np.testing.assert_allclose(by_number.gp_.offset.numpy(), frame["b"])
+    with pytest.raises(ValueError, match="expected offset to be the name or number of one of 3 columns"):
+        NNGPRegressor(offset="hours").fit(frame, f)

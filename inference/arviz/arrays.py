@@ -145,13 +145,16 @@ class Arrays:
         for name, value in totals.items():
             self._put("sample_stats", name, value, (), place)
 
-    def add_constants(self, trace: Trace, x: Any, x_new: Tensor | None, given: Mapping[str, Any]) -> None:
-        """Add the parameters of a run, inputs, inputs of predictions and further arrays."""
+    def add_constants(
+        self, trace: Trace, by_row: Mapping[str, Any], x_new: Tensor | None, given: Mapping[str, Any]
+    ) -> None:
+        """Add the parameters of a run, inputs and more of each row, inputs of predictions and further arrays."""
         for name, site in trace.nodes.items():
             if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # otherwise it is a view of one
                 self._put("params", name, site["value"], self._name_dims(name, site["value"]))
-        if isinstance(x, Tensor) and x.dim() == 2:
-            self._put_whole("x", _array(x), ("data", "input_dim"))
+        for name, value in by_row.items():
+            if isinstance(value, Tensor) and value.dim() == 1 + (name == "x"):
+                self._put_whole(name, _array(value), ("data", "input_dim")[: value.dim()])
         if x_new is not None:
             self._put("predictions_constant_data", "x", x_new, ("prediction", "input_dim"))
         for name, value in given.items():

@@ -97,7 +97,7 @@ def to_arviz(
             without scales.
         num_prior_samples: draws from the prior. Models that condition on the data of the neighbors have no prior
             predictive draws.
-        predictions: new inputs of a method.
+        predictions: new inputs of a method; or a mapping of ``x_new``, ``offset`` and ``trials`` to theirs.
         batch_size: run the model on this number of rows at a time, as ``model(idx)``, at values drawn for all rows.
         num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
         losses: the loss at each step, such as ``fit(...).losses``.
@@ -158,7 +158,8 @@ def to_arviz(
         if method is None:
             cure = "Pass a method, or its MCMC run; draw the predictions of your own program by Predictive."
             fail(_WHERE, "source", "to be a method, with predictions", type(source).__name__, cure, TypeError)
-        predict = method.predictions_by_draw(predictions)
+        given = predictions if isinstance(predictions, Mapping) else {"x_new": predictions}
+        predict, predictions = method.predictions_by_draw(**given), given["x_new"]
     given_latents = None
     if log_likelihood_conditional or (log_likelihood and densities is None):
         given_latents = "log_likelihood" if method is None else "log_likelihood_conditional"
@@ -188,7 +189,8 @@ def to_arviz(
                     log_q = {} if guide_trace is None else {"log_q": total_log_prob(guide_trace)}
                     arrays.add_densities(place, log_p=log_p + of_all, **log_q)
             if s == 0:
-                arrays.add_constants(trace, getattr(source, "x", None), predictions, constant_data or {})
+                by_row = {name: getattr(source, name, None) for name in ("x", "offset", "weights", "trials")}
+                arrays.add_constants(trace, by_row, predictions, constant_data or {})
                 arrays.check_names()
                 arrays.add_warmup(trace, *draws.warmup())
             if pressed:

@@ -10,6 +10,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor
 
+from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity
@@ -64,6 +65,7 @@ class Run:
         if optimizer == "lbfgs":
             self.batches = Subsample(num_data, batch_size, seed, _FIRST_SUBSAMPLE)
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
+        self.owner = method if hasattr(method, "num_data") else None
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, seed, 0
         self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
@@ -97,6 +99,9 @@ class Run:
         Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
         run the rest of a step side by side.
         """
+        if self.owner is not None and self.owner.num_data != self.num_data:
+            expectation, cure = f"to keep its {self.num_data} rows while it is trained", "Call fit again after extend."
+            fail("fit", "method", expectation, self.owner.num_data, cure, RuntimeError)
         value = self._gradient_step() if self.quasi_newton is None else self._quasi_newton_step(self.quasi_newton)
         self.step += 1
         self.losses.append(value)

@@ -1,21 +1,27 @@
 """Base classes of the methods: data and sites, predictions, and conditioning on observed neighbors."""
 
 from pyro_nngp.models.base.gaussian_response import GaussianResponseMethod
+from pyro_nngp.models.base.joint import Fantasies
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.method import GPMethod
+from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
-from pyro_nngp.models.base.sites import Plates
+from pyro_nngp.models.base.sites import Plates, rows_of
 
 __all__ = [
     "Densities",
     "Draw",
+    "Fantasies",
     "GPMethod",
     "GaussianResponseMethod",
+    "GrowingData",
     "LeaveOneOutMethod",
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",
     "draws_given_observations",
     "first_neighbors",
+    "rows_of",
+    "warn_untrained",
 ]

@@ -4,20 +4,27 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base.sites import DataSites
 
 
-def check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tuple[int, ...]:
-    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,)."""
+def check_data(
+    where: str, x: Any, y: Any, likelihood: Likelihood | None, has_trials: bool = False, takes_missing: bool = False
+) -> tuple[int, ...]:
+    """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,).
+
+    Targets with numbers of trials are checked by :func:`check_by_row`.
+    """
     check_inputs(where, "x", x)
     if y is not None:
         check_tensor(where, "y", y)
         if y.dim() not in (1, 2) or len(y) != len(x):
             fail(where, "y", f"of shape ({len(x)},) or ({len(x)}, T)", tuple(y.shape), "One row of y per row of x.")
         if y.is_floating_point():
-            check_finite(where, "y", y)
+            check_finite(where, "y", y.nan_to_num() if takes_missing else y)
         check_same_kind(where, x=x, y=y)
     if likelihood is None:
         return ()
@@ -26,7 +33,8 @@ def check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tup
         fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
-    likelihood.check(y)
+    if not (likelihood.takes_trials and has_trials):
+        likelihood.check(y.nan_to_num() if takes_missing and y.is_floating_point() else y)
     check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
     if likelihood.num_latents is None:
@@ -34,6 +42,41 @@ def check_data(where: str, x: Any, y: Any, likelihood: Likelihood | None) -> tup
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def check_by_row(
+    where: str, x: Tensor, y: Any, likelihood: Likelihood | None, latent_shape: tuple[int, ...], values: dict[str, Any]
+) -> dict[str, Tensor | None]:
+    """Offset, weights and trials of the rows of x as tensors like x, None where there are none."""
+    found: dict[str, Tensor | None] = {}
+    for name in ("offset", "weights", "trials"):
+        value = values.pop(name, None)
+        found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape)
+    if values:
+        raise TypeError(f"{where} got an unexpected keyword argument {next(iter(values))!r}")
+    weights, trials = found["weights"], found["trials"]
+    if likelihood is None and (weights is not None or trials is not None):
+        fail(where, "weights and trials", "None without a likelihood", "others", "Give y and a likelihood.")
+    if weights is not None and not bool((weights > 0).all()):
+        fail(where, "weights", "> 0", float(weights.min()), "Leave rows of weight 0 out.")
+    if likelihood is not None and likelihood.takes_trials != (trials is not None):
+        expectation = "of each row for Binomial()" if trials is None else "None for this likelihood"
+        cure = "Pass trials=n, or Binomial(n) for one number of all rows."
+        fail(where, "trials", expectation, "None" if trials is None else type(likelihood).__name__, cure)
+    if likelihood is not None and trials is not None:
+        if not bool(((trials >= 1) & (trials == trials.round())).all()):
+            fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")
+        likelihood.bind().for_rows(trials=trials).check(y.movedim(0, -1))
+    return found
+
+
+def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[int, ...]) -> Tensor:
+    check_tensor(where, name, value)
+    shapes = [(len(x),), (len(x), *latent_shape)] if name == "offset" else [(len(x),)]
+    if tuple(value.shape) not in shapes:
+        fail(where, name, f"of shape {shapes[-1]}", tuple(value.shape), "Give one value per row of x.")
+    check_finite(where, name, value.to(x))
+    return value.to(x)
 
 
 def copied_parts(

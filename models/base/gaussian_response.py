@@ -3,9 +3,11 @@
 Cost and symbols: as in :mod:`pyro_nngp.models.base.response`.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
+import pyro
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
@@ -31,6 +33,7 @@ class GaussianResponseMethod(ResponseMethod):
         likelihood: Gaussian; None makes one.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
+        metric, start, by_row: as :class:`~pyro_nngp.models.base.GPMethod` takes them.
 
     Raises:
         ValueError, TypeError: as :class:`~pyro_nngp.models.base.GPMethod`, and for a likelihood that is not Gaussian.
@@ -48,8 +51,9 @@ class GaussianResponseMethod(ResponseMethod):
         jitter: float | None,
         metric: Any = None,
         start: Any = None,
+        **by_row: Tensor | None,
     ) -> None:
-        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start)
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         if not isinstance(self.likelihood, Gaussian):
             cure = "Use LOO or VNNGP for other data."
             fail(type(self).__name__, "likelihood", "to be Gaussian", type(self.likelihood).__name__, cure, TypeError)
@@ -58,6 +62,18 @@ class GaussianResponseMethod(ResponseMethod):
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The guide of the hyperparameters; nothing else is latent."""
         self.start_guide(idx)
+
+    def count_weights(self, rows: Int[Tensor, " I"] | Int[Tensor, "I K"]) -> None:
+        r"""A site for the factor by which a normal density to the power w is not one with noise :math:`\sigma^2 / w`.
+
+        .. math:: N(y \mid f, \sigma^2)^w = (2\pi\sigma^2)^{(1 - w) / 2}\, w^{-1/2}\, N(y \mid f, \sigma^2 / w)
+        """
+        if self.weights is None:
+            return
+        w, variance = self.weights[rows], cast(Gaussian, self._bound()).variance
+        variance = variance if rows.dim() == 1 else variance[..., None]
+        factor = ((1 - w) * (2 * math.pi * variance.to(w)).log() - w.log()) / 2
+        pyro.factor(self.site("weights"), factor if rows.dim() == 1 else factor.sum(-1))
 
     @property
     def can_solve(self) -> bool:
@@ -93,8 +109,10 @@ class GaussianResponseMethod(ResponseMethod):
     def _batch_log_prob(self, idx: Tensor) -> Tensor:
         self._place_medians()
         trace = poutine.trace(self.model).get_trace(idx)
-        trace.compute_log_prob(lambda name, _: name == self.site("y"))
-        return trace.nodes[self.site("y")]["log_prob_sum"] * len(idx) / self.num_data  # undo the scale of the plate
+        sites = [name for name in (self.site("y"), self.site("weights")) if name in trace.nodes]
+        trace.compute_log_prob(lambda name, _: name in sites)
+        total = sum(trace.nodes[name]["log_prob_sum"] for name in sites)
+        return total * len(idx) / self.num_data  # undo the scale of the plate
 
     def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
         return gaussian_observations(likelihood, self._values(rows), None, self.x.dtype)

@@ -133,8 +133,8 @@ class LeaveOneOutMethod(GPMethod):
         y = cast(Tensor, self._targets(None))
 
         def densities(draw: Draw | None) -> Tensor:
-            likelihood = cast(Likelihood, self.likelihood).bind()
-            mean = self._mean_at(self.x).expand(*self.latent_shape, -1)
+            likelihood = self.likelihood_at()
+            mean = self._mean_at(self.x, slice(None)).expand(*self.latent_shape, -1)
             return likelihood.marginal(*moments(likelihood, y, mean)).log_prob(y)[..., rows]
 
         return densities

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import (
     check_callable,
+    check_finite,
     check_int,
     check_memory,
     check_new_inputs,
     check_number,
     check_seed,
+    check_tensor,
     fail,
     undefined,
     warn_if_coarse,
@@ -37,8 +39,8 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean
-from pyro_nngp.models.base.arguments import check_data, copied_parts
-from pyro_nngp.models.base.sites import DataSites
+from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
+from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
 from pyro_nngp.storage import save
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class GPMethod(DataSites):
+class GPMethod(GrowingData):
     """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
 
     A subclass builds its parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
@@ -71,10 +73,15 @@ class GPMethod(DataSites):
             :class:`~pyro_nngp.neighbors.NeighborGraph`; None is the metric of the kernel, which
             :meth:`refresh_neighbors` updates.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
+        offset: known part of f at each row, (N,), or (N, L) for L latent functions, such as the logarithm of an
+            exposure under a log link; added to the mean function. Predictions take that of new rows, 0 without.
+        weights: positive weights that multiply the log density of each row, (N,): a weight of 2 counts a row twice.
+        trials: numbers of trials of each row, (N,), for ``Binomial()``. Predictions take those of new rows, 1 without.
 
     Attributes:
-        x, y: the data, as buffers.
+        x, y, offset, weights, trials: the data, as buffers.
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
+        classes: names of the classes, for maps, if they have been set.
         latent_shape: () for one latent function, (L,) for several.
         generative: whether draws of y from ``model`` are from the prior predictive distribution; otherwise they are
             conditioned on the data of the neighbors.
@@ -90,6 +97,7 @@ class GPMethod(DataSites):
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None
 
     def __init__(
         self,
@@ -101,6 +109,7 @@ class GPMethod(DataSites):
         jitter: float | None = None,
         metric: Any = None,
         start: Any = None,
+        **by_row: Tensor | None,
     ) -> None:
         super().__init__()
         where = type(self).__name__
@@ -111,7 +120,9 @@ class GPMethod(DataSites):
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
             likelihood = Gaussian()
-        self.latent_shape = check_data(where, x, y, likelihood)
+        self.latent_shape = check_data(where, x, y, likelihood, by_row.get("trials") is not None, self.takes_missing)
+        for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
+            self.register_buffer(name, value)
         warn_if_coarse(where, x)
         if kernel is None and not self.has_own_kernels:
             kernel = Matern52(x.shape[1])
@@ -150,7 +161,8 @@ class GPMethod(DataSites):
         self.hyper_guide.median()
         is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
         trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
-        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), trend, self.jitter)
+        by_row = self.offset, self.trials
+        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), trend, self.jitter, *by_row)
 
     @pyro_entry
     @torch.no_grad()
@@ -254,6 +266,32 @@ class GPMethod(DataSites):
         """Raise unless `x_new` has the columns, dtype and device of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
         self.warn_of_intervals()
+
+    def new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
+        """The offset at new points, (P,) or (L, P); 0 without one."""
+        if offset is None:
+            return self.x.new_zeros(())
+        where, shapes = f"{type(self).__name__}.{method}", [(len(x_new),), (len(x_new), *self.latent_shape)]
+        check_tensor(where, "offset", offset)
+        if tuple(offset.shape) not in shapes:
+            fail(where, "offset", f"of shape {shapes[-1]}", tuple(offset.shape), "Give one value per row of x_new.")
+        check_finite(where, "offset", offset)
+        return offset.to(self.x).movedim(0, -1)
+
+    def new_trials(self, x_new: Tensor, trials: Tensor | None) -> Tensor | None:
+        """Numbers of trials at new points; None for likelihoods without them."""
+        where = f"{type(self).__name__}.predict"
+        if self.likelihood is None or not self.likelihood.takes_trials:
+            if trials is not None:
+                fail(where, "trials", "None for this likelihood", "numbers", "They are for Binomial().")
+            return None
+        if trials is None:
+            return torch.ones_like(x_new[:, 0])
+        check_tensor(where, "trials", trials)
+        if trials.shape != (len(x_new),) or not bool((trials >= 1).all()):
+            expectation = f"to be numbers >= 1, ({len(x_new)},)"
+            fail(where, "trials", expectation, f"others of shape {tuple(trials.shape)}", "Give one per row of x_new.")
+        return trials.to(self.x)
 
     def warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
@@ -35,10 +35,12 @@ from pyro_nngp.hyperparameters.priors import (
     place_hyperparameters,
     place_together,
 )
-from pyro_nngp.kernels import Kernel
-from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.means import ConstantMean
+from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.neighbors import distinct_rows
 
 Result = TypeVar("Result")
 
@@ -64,6 +66,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
     ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
         """Posterior mean and variance of f at new points.
 
@@ -73,6 +76,7 @@ class PredictiveMethod(LeaveOneOutMethod):
                 choice. More neighbors than in training often help.
             samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
                 over. None integrates over the guide, with hyperparameters that have priors at its median.
+            offset: known part of f at the new points, as the constructor takes it; None is 0.
 
         Returns:
             Mean and variance, (P,), or (L, P) for L latent functions: tensors for a tensor; for a table the caller's
@@ -81,10 +85,13 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
+        added = self.new_offset("forward", x_new, offset)
         pairs = self._at_draws("forward", x_new, num_neighbors, samples, self.moments, lambda *moments: moments)
         if samples is None:
-            return pairs[0]
-        return mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
+            mean, variance = pairs[0]
+        else:
+            mean, variance = mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
+        return mean + added, variance
 
     @at_tables
     @pyro_entry
@@ -94,6 +101,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         *,
         num_neighbors: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
     ) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
@@ -101,6 +110,8 @@ class PredictiveMethod(LeaveOneOutMethod):
             x_new: new inputs.
             num_neighbors: as in :meth:`forward`.
             samples: as in :meth:`forward`; the result is then the mixture over the draws.
+            offset: as in :meth:`forward`.
+            trials: numbers of trials at the new points, of ``Binomial()``; None is one each.
 
         Returns:
             The marginal of the likelihood, f integrated out.
@@ -111,8 +122,82 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        found = self._at_draws("predict", x_new, num_neighbors, samples, self._predictive_at, self._predictive_of_y)
+        added = self.new_offset("predict", x_new, offset)
+        each = self.new_trials(x_new, trials)
+
+        def of_moments(loc: Tensor, var: Tensor) -> Distribution:
+            return self._predictive_of_y(loc + added, var, each)
+
+        def at(x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
+            return self._predictive_at(x_new, plan, draw, added, each)
+
+        found = self._at_draws("predict", x_new, num_neighbors, samples, at, of_moments)
         return found[0] if samples is None else Mixture(found)
+
+    @pyro_entry
+    def joint(
+        self,
+        x_new: Float[Tensor, "... q D"],
+        *,
+        num_neighbors: int | None = None,
+        fantasies: Fantasies | None = None,
+    ) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
+        r"""Joint posterior of f at sets of a few points: means and covariance matrices, differentiable in `x_new`.
+
+        Of methods with Gaussian observations or pseudo-observations of one output, at the present hyperparameters (with
+        priors, the median of their guide). For many points at once take :meth:`sample`.
+
+        Args:
+            x_new: sets of q points; each set is predicted jointly, from the neighbors of all its points.
+            num_neighbors: as in :meth:`forward`.
+            fantasies: observations to condition on in addition, with batch dimensions that broadcast against those of
+                `x_new`.
+
+        Returns:
+            Means (\*B, q) and covariances (\*B, q, q).
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, several outputs, or a method without such observations.
+
+        Cost: O((q K)^3) for each set.
+        """
+        where = f"{type(self).__name__}.joint"
+        if self.latent_shape:
+            fail(where, "method", "with one output", self.latent_shape, "Build one model per output.")
+        if fantasies is not None and not isinstance(self.likelihood, Gaussian):
+            cure = "Condition on one set of observations: condition_on."
+            fail(where, "fantasies", "of a Gaussian likelihood", type(self.likelihood).__name__, cure, TypeError)
+        flat = x_new.reshape(-1, x_new.shape[-1])
+        self._check_new("joint", flat)
+        self._place_medians()
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        near = union_of(self.plan(flat.detach(), k).reshape(*x_new.shape[:-2], -1))
+        rows, places = distinct_rows(near.clamp(min=0))
+        residual, noise = (value.expand(len(rows))[places] for value in self.residuals(rows))
+        points, real = self.x[near.clamp(min=0)], near >= 0
+        if fantasies is not None:
+            batch = torch.broadcast_shapes(x_new.shape[:-2], fantasies.x.shape[:-2])
+            whole = torch.broadcast_shapes(batch, fantasies.y.shape[:-1])
+            x_new, points, more = (v.expand(*batch, *v.shape[-2:]) for v in (x_new, points, fantasies.x))
+            added = cast(Gaussian, self.likelihood).variance.to(x_new.dtype).expand(more.shape[:-1])
+            points, noise = torch.cat([points, more], -2), torch.cat([noise.expand(*batch, -1), added], -1)
+            real = torch.cat([real.expand(*batch, -1), torch.ones_like(added, dtype=torch.bool)], -1)
+            more_residual = fantasies.y - self._mean_at_sets(more)
+            residual = torch.cat([residual.expand(*whole, -1), more_residual.expand(*whole, -1)], -1)
+        loc, cov = joint_posterior(bind(self.kernel), x_new, points, residual, noise, real, self.jitter)
+        return self._mean_at_sets(x_new) + loc, cov
+
+    def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
+        return self._mean_at(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
+
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions."""
+        self.undefined("prediction_neighbors")
+
+    def residuals(self, rows: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
+        """Gaussian observations of f at some rows of the data, less the mean function, and their noise variances."""
+        cure = "Take a method such as Vecchia or VNNGP."
+        fail(type(self).__name__, "method", "with Gaussian observations of f at the data", "another", cure, TypeError)
 
     @at_tables
     @pyro_entry
@@ -125,6 +210,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         num_neighbors: int | None = None,
         seed: int | None = None,
         samples: Mapping[str, Tensor] | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
     ) -> Float[Tensor, "S *L P"]:
         """Joint posterior draws of f at new points, correlated within a draw.
 
@@ -135,6 +221,7 @@ class PredictiveMethod(LeaveOneOutMethod):
                 None is the method's choice.
             seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
             samples: as in :meth:`forward`; evenly spaced draws are used, some repeatedly if there are fewer than S.
+            offset: as in :meth:`forward`.
 
         Raises:
             ValueError, TypeError: as in :meth:`forward`.
@@ -142,6 +229,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Cost: once for all draws, or per draw where hyperparameters differ between draws.
         """
         self._check_sample(x_new, num_samples, seed)
+        added = self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):
             plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
             if samples is None:
@@ -150,13 +238,19 @@ class PredictiveMethod(LeaveOneOutMethod):
             else:
                 given = place_draws(f"{type(self).__name__}.sample", self, samples, num_samples)
                 draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
-        return torch.cat(draws)
+        return torch.cat(draws) + added
 
     @at_tables
     @pyro_entry
     @torch.no_grad()
     def predictions_by_draw(
-        self, x_new: Float[Tensor, "P D"] | Table, *, num_neighbors: int | None = None, seed: int = 0
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        *,
+        num_neighbors: int | None = None,
+        seed: int = 0,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
@@ -164,6 +258,8 @@ class PredictiveMethod(LeaveOneOutMethod):
             x_new: new inputs.
             num_neighbors: as in :meth:`sample`.
             seed: seed of the order of the new points; the draws use the global random state.
+            offset: as in :meth:`forward`.
+            trials: as in :meth:`predict`.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -172,15 +268,18 @@ class PredictiveMethod(LeaveOneOutMethod):
             ValueError, TypeError: as in :meth:`sample`.
         """
         self._check_new("predictions_by_draw", x_new)
-        plan = self.joint_plan(x_new, num_neighbors, seed)
-        return lambda draw: self._predictions_at(draw, x_new, plan)
+        plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
+        each = self.new_trials(x_new, trials)
+        return lambda draw: self._predictions_at(draw, x_new, plan, added, each)
 
     @pyro_entry
     @torch.no_grad()
-    def _predictions_at(self, draw: Draw, x_new: Tensor, plan: Any) -> tuple[Tensor, Tensor | None]:
+    def _predictions_at(
+        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, trials: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
-        f = self.joint_draws(x_new, plan, 1, draw)[0]
-        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f)).sample()
+        f = self.joint_draws(x_new, plan, 1, draw)[0] + added
+        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), trials).sample()
 
     def _at_draws(
         self,
@@ -237,9 +336,12 @@ class PredictiveMethod(LeaveOneOutMethod):
         """
         self.undefined("moments")
 
-    def _predictive_at(self, x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
-        """Predictive distribution of y: under the guide, or given a posterior draw."""
-        return self._predictive_of_y(*self.moments(x_new, plan, draw))
+    def _predictive_at(
+        self, x_new: Tensor, plan: Any, draw: Draw | None, added: Tensor, trials: Tensor | None
+    ) -> Distribution:
+        """Predictive distribution of y: under the guide, or given a posterior draw; `added` is the offset."""
+        loc, var = self.moments(x_new, plan, draw)
+        return self._predictive_of_y(loc + added, var, trials)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """Precompute for :meth:`joint_draws` what does not depend on hyperparameters; `seed` orders new points."""
@@ -265,9 +367,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         """The largest number of joint draws made at once; None is all of them."""
         return None
 
-    def _predictive_of_y(self, loc: Tensor, var: Tensor) -> Distribution:
+    def _predictive_of_y(self, loc: Tensor, var: Tensor, trials: Tensor | None = None) -> Distribution:
         """Predictive distribution of y for moments of f at the present hyperparameters."""
-        return cast(Likelihood, self.likelihood).bind().marginal(loc, var)
+        return cast(Likelihood, self.likelihood).bind().for_rows(trials=trials).marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""

@@ -68,6 +68,17 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
 
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        super().append_rows(x, y)
+        self.graph.append(x)
+
+    def repeat_targets(self, where: str, y: Tensor) -> Tensor:
+        if not isinstance(self.likelihood, Gaussian) or y.shape[0] < 1:
+            return super().repeat_targets(where, y)
+        self.latent_shape = (len(y),)
+        self.y = cast(Tensor, self.y)[:, None].expand(-1, len(y))
+        return y.mT
+
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
@@ -108,7 +119,7 @@ class ResponseMethod(PredictiveMethod):
     def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         """Logarithms of the predictive variances of y at some rows, given its neighbors."""
         own, positions = distinct_rows(near)
-        observations = self.observations(self._bound(), own, None)
+        observations = self.observations(self.likelihood_at(own), own, None)
         _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
         return (var + observations[1].mean()).log()
 
@@ -142,7 +153,9 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         mean = cast(BasisMean, self.mean)
         rows, near = self._preceding()
-        x, (obs, noise) = self.x[rows], self.observations(self._bound(), rows, None)
+        x, (obs, noise) = self.x[rows], self.observations(self.likelihood_at(rows), rows, None)
+        if self.offset is not None:
+            obs = obs - self.offset[rows].movedim(0, -1)
         w, var = graph_conditional(self.kernel, x, x, near, noise, self.jitter)
         near, scale = near.clamp(min=0), (var + noise).double().rsqrt()
         basis, w = mean.basis(x).double(), w.double()
@@ -170,10 +183,14 @@ class ResponseMethod(PredictiveMethod):
         graph = NeighborGraph(self.x[rows], k, "given", metric=self.neighbor_metric(), progress=False)
         return rows, graph.neighbors
 
+    def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        obs, noise = self.observations(self.likelihood_at(rows), rows, None)
+        return obs - self._mean_at(self.x[rows], rows), noise
+
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
-        observations = self.observations(self._bound(), rows, draw)
+        observations = self.observations(self.likelihood_at(rows), rows, draw)
         loc, var = self._given_neighbors(x_new, rows, positions, *observations)
         return loc, var.expand(loc.shape)
 
@@ -183,9 +200,10 @@ class ResponseMethod(PredictiveMethod):
         union, positions = distinct_rows(near)
 
         def densities(draw: Draw | None) -> Tensor:
-            observations = self.observations(self._bound(), union, draw)
-            loc, var = self._given_neighbors(self.x[rows], union, positions, *observations)
-            return self._predictive_of_y(loc, var.expand(loc.shape)).log_prob(self._values(rows))
+            observations = self.observations(self.likelihood_at(union), union, draw)
+            loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
+            trials = None if self.trials is None else self.trials[rows]
+            return self._predictive_of_y(loc, var.expand(loc.shape), trials).log_prob(self._values(rows))
 
         return densities
 
@@ -198,9 +216,17 @@ class ResponseMethod(PredictiveMethod):
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
         """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
         every = torch.arange(self.num_data, device=self.x.device)
-        obs, noise = self.observations(self._bound(), every, draw)
+        obs, noise = self.observations(self.likelihood_at(), every, draw)
         deviation = draws_given_observations(
-            self.kernel, self.x, x_new, plan, obs - self._mean_at(self.x), noise, count, self.latent_shape, self.jitter
+            self.kernel,
+            self.x,
+            x_new,
+            plan,
+            obs - self._mean_at(self.x, every),
+            noise,
+            count,
+            self.latent_shape,
+            self.jitter,
         )
         return deviation + self._mean_at(x_new)
 
@@ -220,13 +246,16 @@ class ResponseMethod(PredictiveMethod):
         self.undefined("observations")
 
     def _given_neighbors(
-        self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor
+        self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor, own: Tensor | slice | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index."""
+        """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index.
+
+        `own` are the rows of x among the data, whose offset counts; None for new points.
+        """
         near = self.x[rows]
         w, var = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
-        residual = obs - self._mean_at(near)
-        return self._mean_at(x) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
+        residual = obs - self._mean_at(near, rows)
+        return self._mean_at(x, own) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
 
 
 def draws_given_observations(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
@@ -39,12 +39,19 @@ class SampledMethod(LeaveOneOutMethod):
 
     @at_tables
     @torch.no_grad()
-    def forward(self, x_new: Float[Tensor, "P D"] | Table, samples: Samples) -> Moments:
+    def forward(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        samples: Samples,
+        *,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+    ) -> Moments:
         """Posterior mean and variance of f at new points.
 
         Args:
             x_new: new inputs.
             samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them.
+            offset: known part of f at the new points, as the constructor takes it; None is 0.
 
         Returns:
             Mean and variance, (P,), or (T, P) for T latent functions.
@@ -54,7 +61,9 @@ class SampledMethod(LeaveOneOutMethod):
 
         Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points at a time; memory O(S P).
         """
-        return mixture_moments(*self.moments(x_new, samples))
+        added = self.new_offset("forward", x_new, offset)
+        mean, variance = mixture_moments(*self.moments(x_new, samples))
+        return mean + added, variance
 
     @pyro_entry
     @torch.no_grad()
@@ -80,20 +89,39 @@ class SampledMethod(LeaveOneOutMethod):
     @at_tables
     @pyro_entry
     @torch.no_grad()
-    def predict(self, x_new: Float[Tensor, "P D"] | Table, samples: Samples) -> Distribution:
+    def predict(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        samples: Samples,
+        *,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+    ) -> Distribution:
         """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
+
+        `trials` are the numbers of trials at the new points, of ``Binomial()``; None is one each.
 
         Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws. Each draw is
         integrated over f, with its hyperparameters of the likelihood.
         """
-        found = [marginals(*at_draw) for at_draw in self._at_draws("predict", x_new, samples)]
+        added, each = self.new_offset("predict", x_new, offset), self.new_trials(x_new, trials)
+        found = [
+            marginals(likelihood.for_rows(trials=each), loc + added, var)
+            for likelihood, loc, var in self._at_draws("predict", x_new, samples)
+        ]
         return Mixture([component for components in found for component in components])
 
     @at_tables
     @pyro_entry
     @torch.no_grad()
     def sample(
-        self, x_new: Float[Tensor, "P D"] | Table, num_samples: int, *, samples: Samples, seed: int | None = None
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        num_samples: int,
+        *,
+        samples: Samples,
+        seed: int | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
     ) -> Float[Tensor, "S *T P"]:
         """Joint posterior draws of f at new points, each from the exact process given one posterior draw.
 
@@ -102,6 +130,7 @@ class SampledMethod(LeaveOneOutMethod):
             num_samples: S; evenly spaced posterior draws are used, some repeatedly if there are fewer.
             samples: posterior draws of all sites.
             seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
+            offset: as in the call.
 
         Raises:
             ValueError, TypeError: as in the call.
@@ -109,31 +138,40 @@ class SampledMethod(LeaveOneOutMethod):
         Cost: O(M^3 + P M^2 + P^3) per draw and layer.
         """
         self._check_sample(x_new, num_samples, seed)
-        draws = []
+        draws, added = [], self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):
             for _, count in place_draws(f"{type(self).__name__}.sample", self, samples, num_samples):
                 draws += [self.joint_draws(x_new) for _ in range(count)]
-        return torch.stack(draws)
+        return torch.stack(draws) + added
 
     @at_tables
-    def predictions_by_draw(self, x_new: Float[Tensor, "P D"] | Table) -> Callable[[Draw], tuple[Tensor, Tensor]]:
+    def predictions_by_draw(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        *,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+    ) -> Callable[[Draw], tuple[Tensor, Tensor]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
         Args:
             x_new: new inputs.
+            offset: as in the call.
+            trials: as in :meth:`predict`.
 
         Raises:
             ValueError, TypeError: as in the call.
         """
         self._check_new("predictions_by_draw", x_new)
-        return lambda draw: self._predictions_at(draw, x_new)
+        added, each = self.new_offset("predict", x_new, offset), self.new_trials(x_new, trials)
+        return lambda draw: self._predictions_at(draw, x_new, added, each)
 
     @pyro_entry
     @torch.no_grad()
-    def _predictions_at(self, draw: Draw, x_new: Tensor) -> tuple[Tensor, Tensor]:
+    def _predictions_at(self, draw: Draw, x_new: Tensor, added: Tensor, trials: Tensor | None) -> tuple[Tensor, Tensor]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
-        f = self.joint_draws(x_new)
-        return f, self.likelihood.bind().marginal(f, torch.zeros_like(f)).sample()
+        f = self.joint_draws(x_new) + added
+        return f, self.likelihood.bind().for_rows(trials=trials).marginal(f, torch.zeros_like(f)).sample()
 
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, for each posterior draw."""

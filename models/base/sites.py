@@ -5,10 +5,11 @@ Symbols as in :mod:`pyro_nngp.models.base.method`.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import pyro
 import pyro.distributions as dist
+from pyro import poutine
 from pyro.infer.util import is_validation_enabled
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
@@ -29,15 +30,27 @@ from pyro_nngp.means import ConstantMean
 Plates: TypeAlias = tuple[AbstractContextManager, AbstractContextManager]
 
 
+_EVERY = slice(None)
+
+
+def rows_of(idx: Tensor | None) -> Tensor | slice:
+    """Rows of a batch: None is all."""
+    return _EVERY if idx is None else idx
+
+
 class DataSites(GPModule):
     """Sites of hyperparameters, f and y on rows of the data; base of :class:`~pyro_nngp.models.base.GPMethod`."""
 
     x: Tensor
     y: Tensor | None
+    offset: Tensor | None
+    weights: Tensor | None
+    trials: Tensor | None
     latent_shape: tuple[int, ...]
     likelihood: Likelihood | None
     mean: Callable
     kernel: Any
+    takes_missing = False  # whether some outputs of a row may be NaN
     vectorizes = False  # whether model and guide run within vectorized plates
     hyper_guide: HyperparameterGuide
 
@@ -95,8 +108,13 @@ class DataSites(GPModule):
         return self._pyro_get_fullname(name)
 
     @pyro_entry
-    def _mean_at(self, x: Tensor) -> Tensor:
-        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function."""
+    def _mean_at(self, x: Tensor, rows: Tensor | slice | None = None) -> Tensor:
+        """Values of the mean function at x, (B,), or (L, B) where it has one column per latent function.
+
+        Where x are `rows` of the data, plus their offset.
+        """
+        if rows is not None and self.offset is not None:
+            return self._mean_at(x) + self.offset[rows].movedim(0, -1)
         rows = len(x)
         if isinstance(self.mean, ConstantMean) and "value" in self.mean._pyro_samples:
             value = self.mean.value.to(x.dtype)
@@ -113,6 +131,11 @@ class DataSites(GPModule):
         if mean.dim() == 1:
             return mean
         return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
+
+    def likelihood_at(self, rows: Tensor | slice = _EVERY) -> Likelihood:
+        """The likelihood with its hyperparameters read, for some rows of the data (all by default)."""
+        weights, trials = (None if part is None else part[rows] for part in (self.weights, self.trials))
+        return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
         return self.x if idx is None else self.x[idx]
@@ -152,9 +175,13 @@ class DataSites(GPModule):
         """The site y given f at the batch; returns f if there is no likelihood. `likelihood` replaces the model's."""
         if self.likelihood is None:
             return f
-        likelihood, (data, latents) = self.likelihood.bind() if likelihood is None else likelihood, plates
+        likelihood, (data, latents) = self.likelihood_at(rows_of(idx)) if likelihood is None else likelihood, plates
         if likelihood.num_latents is not None and f.dim() > 2:
             f = f.movedim(-2, 0)[..., None, :]  # latent functions first
-        with latents if likelihood.num_latents is None else nullcontext(), data:
+        with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
             infer = {"integrate": (self.site("f"), likelihood)}
             return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
+
+    def weighted(self, idx: Tensor | None) -> AbstractContextManager:
+        """A context in which the log densities of data at the batch have their weights."""
+        return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)])

@@ -33,7 +33,12 @@ from torch import Tensor, nn
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.likelihoods.pseudo_observations import PseudoObservations, pseudo_observations, start_shape
+from pyro_nngp.likelihoods.pseudo_observations import (
+    PseudoObservations,
+    pseudo_observations,
+    start_shape,
+    without_offset,
+)
 from pyro_nngp.models.base.start_scales import frozen_copy, moved, place_scales, put_back
 from pyro_nngp.models.base.start_search import Problem, maximize_leave_one_out, nearest_rows
 
@@ -65,6 +70,8 @@ def start_from_data(
     y: Float[Tensor, "*T N"] | Int[Tensor, "*T N"] | None,
     trend: Callable[[Tensor], Tensor] | None,
     jitter: float,
+    offset: Float[Tensor, "N *L"] | None = None,
+    trials: Float[Tensor, " N"] | None = None,
 ) -> Start:
     """Set the unset hyperparameters of a kernel and a likelihood, in place.
 
@@ -75,6 +82,8 @@ def start_from_data(
         y: targets, outputs first.
         trend: a mean function of rows of x that is already set, (P,) -> (*L, P); None if it is to be started.
         jitter: relative nugget.
+        offset: known part of f at each row, beside the mean function.
+        trials: number of trials of each row, for a likelihood that takes them.
 
     Returns:
         The level of the mean, and the unit of latent values.
@@ -94,7 +103,11 @@ def start_from_data(
         if found is not None:
             setattr(part, name, found.to(x))
             bound = moved(freeze(likelihood), inputs.device)
+    if trials is not None:
+        bound = bound.for_rows(trials=trials[pool].double().to(inputs.device))
     seen = pseudo_observations(bound, targets)
+    if offset is not None:
+        seen = without_offset(seen, offset[pool].double().to(inputs.device).movedim(0, -1))
     obs, spread = _residuals(seen, None if trend is None else trend(pool).to(inputs.device))
     noisy = [(part, name) for part, name in open_likelihood if name in ("variance", "scale") and seen.noise is None]
     if open_kernel or noisy:

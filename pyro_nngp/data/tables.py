@@ -10,6 +10,7 @@ system, are compared with those of the data at each prediction.
 Cost: O(N) copies.
 """
 
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -22,6 +23,8 @@ from pyro_nngp._checks import fail
 from pyro_nngp.data.globe import lon_lat
 
 Call = TypeVar("Call", bound=Callable)
+BY_ROW = ("offset", "weights", "trials")  # data beside x and y
+
 Names: TypeAlias = tuple[str, ...] | None
 
 
@@ -49,7 +52,11 @@ def from_tables(construct: Call) -> Call:
         inputs, input_names = _read(where, "x", x, None, as_column=True)
         like = inputs if isinstance(inputs, Tensor) else None
         targets, target_names = _read(where, "y", y, like, as_column=False)
-        construct(self, inputs, targets, *args, **kwargs)
+        inputs = _as_floats(where, inputs, targets)
+        like = inputs if isinstance(inputs, Tensor) else None
+        kwargs |= _columns_by_row(where, kwargs, like)
+        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
+        construct(self, inputs, targets, *args, **kwargs | by_row)
         if input_names:
             self.columns = input_names
         if target_names:
@@ -68,19 +75,83 @@ def at_tables(predict: Call) -> Call:
     @wraps(predict)
     def predict_at_tables(self: Any, x_new: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x_new, Tensor):
-            return predict(self, x_new, *args, **kwargs)
+            integers = not (x_new.is_floating_point() or x_new.is_complex() or x_new.dtype == torch.bool)
+            return predict(self, x_new.to(self.x.dtype) if integers else x_new, *args, **kwargs)
         where = f"{type(self).__name__}.{predict.__name__}"
         inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
-        known = self.columns
-        if names and known and names != known:
-            cure = "Give the same columns in the same order."
-            fail(where, "x_new", f"with the columns {list(known)}", list(names), cure)
+        _check_names(where, "x_new", names, self.columns)
+        kwargs |= _columns_by_row(where, kwargs, self.x)
         result = predict(self, inputs, *args, **kwargs)
         if isinstance(result, tuple):
             return tuple(_like(x_new, _array(values), self.outputs) for values in result)
         return _array(result) if isinstance(result, Tensor) else result
 
     return cast(Call, predict_at_tables)
+
+
+def _as_floats(where: str, x: Any, y: Any) -> Any:
+    """A tensor of integers as floats, of the dtype of y if that has floats, with a note; anything else unchanged."""
+    if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        return x
+    dtype = y.dtype if isinstance(y, Tensor) and y.is_floating_point() else torch.float64
+    warnings.warn(f"{where}: x holds integers, which become {dtype}.", UserWarning, stacklevel=3)
+    return x.to(dtype)
+
+
+def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bool) -> tuple[Any, Any, dict[str, Any]]:
+    """The rows whose targets are not NaN, with a warning that counts the others.
+
+    Args:
+        where: name of the caller.
+        x: inputs; anything malformed is returned unchanged.
+        y: targets, (N,) or (N, T).
+        by_row: further arguments, of which those in ``BY_ROW`` follow.
+        some: whether rows with some outputs missing stay.
+
+    Raises:
+        ValueError: if all targets are missing, or some outputs of a row unless `some`.
+    """
+    kept = {name: by_row[name] for name in BY_ROW if isinstance(by_row.get(name), Tensor)}
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor) and y.is_floating_point() and y.dim() in (1, 2)):
+        return x, y, kept
+    missing = y.isnan()
+    if len(x) != len(y) or not bool(missing.any()):
+        return x, y, kept
+    gone = missing if y.dim() == 1 else missing.all(-1)
+    count = int(gone.sum())
+    if count == len(y):
+        fail(where, "y", "with values", "NaN in all rows", "Give some targets.")
+    if y.dim() == 2 and not some and bool((missing.any(-1) & ~gone).any()):
+        partly = int((missing.any(-1) & ~gone).sum())
+        cure = "Take CoregionalizedLOO, or one model per output."
+        fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
+    if count:
+        warnings.warn(
+            f"{where}: y is missing in {count} of {len(y)} rows, which are left out. Predict there by gp(x).",
+            UserWarning,
+            stacklevel=3,
+        )
+    return x[~gone], y[~gone], {name: value[~gone] for name, value in kept.items()}
+
+
+def _columns_by_row(where: str, kwargs: dict[str, Any], like: Tensor | None) -> dict[str, Any]:
+    """Offset, weights and trials among some arguments as tensors."""
+    return {name: _read(where, name, kwargs[name], like, as_column=False)[0] for name in BY_ROW if name in kwargs}
+
+
+def read_rows(where: str, method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+    """New rows of a method, which may be tables, as tensors in the method's dtype and on its device."""
+    inputs, names = _read(where, "x", x, method.x, as_column=True)
+    _check_names(where, "x", names, method.columns)
+    targets, names = _read(where, "y", y, method.x, as_column=False)
+    _check_names(where, "y", names, method.outputs)
+    return inputs, targets, _columns_by_row(where, by_row, method.x)
+
+
+def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
+    if names and known and names != known:
+        cure = "Give the same columns in the same order."
+        fail(where, arg, f"with the columns {list(known)}", list(names), cure)
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
@@ -180,4 +251,4 @@ def _like_xarray(table: Any, values: np.ndarray) -> Any:
     return rows.copy(data=values)
 
 
-__all__ = ["Frame", "Table", "at_tables", "from_tables"]
+__all__ = ["Frame", "Table", "at_tables", "from_tables", "read_rows"]

@@ -61,7 +61,7 @@ def check_augmentable(where: str, likelihood: Likelihood) -> None:
         fail(where, "likelihood", "to have the logit link", repr(likelihood.link), "Polya-Gamma needs logits.")
 
 
-def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype) -> Tensor:
+def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dtype, every_class: bool = True) -> Tensor:
     """Targets in the coding of the likelihood: booleans and labels -1 and 1 become 0 and 1; others are unchanged.
 
     Args:
@@ -69,6 +69,7 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
         likelihood: p(y | f).
         y: targets.
         dtype: dtype of recoded labels.
+        every_class: whether every class has to occur.
 
     Raises:
         ValueError: if a class of a categorical likelihood does not occur.
@@ -77,7 +78,7 @@ def coded_labels(where: str, likelihood: Likelihood, y: Tensor, dtype: torch.dty
         return y.to(dtype)
     if isinstance(likelihood, Bernoulli) and bool((y.abs() == 1).all()):
         return (y > 0).to(dtype)
-    if isinstance(likelihood, Categorical):
+    if every_class and isinstance(likelihood, Categorical):
         classes = torch.arange(likelihood.num_latents or 0, device=y.device)
         missing = classes[~torch.isin(classes, y.long())].tolist()
         if missing:
@@ -119,6 +120,7 @@ def gaussian_observations(
     """
     if isinstance(likelihood, Gaussian):
         noise, y = likelihood.variance.to(dtype), y.to(dtype)
+        noise = noise if likelihood.weights is None else noise / likelihood.weights
         return y, noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
     omega = cast(Tensor, omega)
     if isinstance(likelihood, StudentT):
@@ -221,7 +223,7 @@ def _one_against_all(binary: dist.Bernoulli, coupling: Coupling) -> dist.Categor
 def _log_coefficient(likelihood: Likelihood, y: Tensor) -> Tensor | float:
     """log c_y of a binomial or negative binomial density."""
     if isinstance(likelihood, Binomial):
-        n = torch.full_like(y, likelihood.total_count)
+        n = torch.zeros_like(y) + likelihood.total_count
         return torch.lgamma(n + 1) - torch.lgamma(y + 1) - torch.lgamma(n - y + 1)
     if isinstance(likelihood, NegativeBinomial):
         r = likelihood.total_count.to(y.dtype)

@@ -10,6 +10,7 @@ prior does. Cost: Q log-densities per expectation, 160 per marginal log-density.
 their means and variances, Q nodes, L latent functions per output.
 """
 
+import copy
 import math
 from typing import Any
 
@@ -38,6 +39,8 @@ class Likelihood(GPModule):
         support: constraint that :meth:`check` demands of the data.
         expectation: the constraint in words, as in "expected y {expectation}".
         cure: advice for other data.
+        takes_trials: whether each datum has its number of trials, which the method gets as ``trials``.
+        weights: in a bound copy for some rows of the data, their weights, which multiply log densities.
         sd_per_scale: a robust standard deviation of the noise, in multiples of the attribute `scale`.
 
     Args:
@@ -52,6 +55,8 @@ class Likelihood(GPModule):
     support: constraints.Constraint = constraints.real
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
+    takes_trials: bool = False
+    weights: Tensor | None = None
     sd_per_scale: float = 1.0
 
     def __init__(self, num_quadrature: int = 48) -> None:
@@ -80,6 +85,19 @@ class Likelihood(GPModule):
                 fail(where, name, f"of shape {tuple(own)}, one set at a time", tuple(value.shape), cure)
             bound.__dict__[name] = value.reshape((*batch[: max(0, len(batch) - len(own))], *own))
         return bound
+
+    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "Likelihood":
+        """A bound likelihood for some rows of the data; its expected log densities have no weights yet.
+
+        Args:
+            weights: weights of these rows, which broadcast against the batch; None is 1.
+            trials: their numbers of trials, of a likelihood that takes them.
+        """
+        if weights is None:
+            return self
+        copied = copy.copy(self)
+        copied.__dict__["weights"] = weights
+        return copied
 
     @pyro_entry
     def expected_log_prob(
@@ -111,10 +129,15 @@ class Likelihood(GPModule):
         r"""The distribution of y for :math:`f \sim N(loc, var)`; shapes as in :meth:`expected_log_prob`."""
         return Marginal(self.bind(), loc, var)
 
-    def draw(self, f: Float[Tensor, "S *L P"]) -> Float[Tensor, "S *T P"]:
-        """Draws of y given joint draws of the latent functions, from the global random state."""
+    def draw(self, f: Float[Tensor, "S *L P"], trials: Tensor | int | None = None) -> Float[Tensor, "S *T P"]:
+        """Draws of y given joint draws of the latent functions, from the global random state.
+
+        Args:
+            f: the draws.
+            trials: numbers of trials, of a likelihood that takes them; None is 1.
+        """
         latents_first = f if self.num_latents is None else f.movedim(1, 0)
-        return self.bind()(latents_first).sample()
+        return self.bind().for_rows(trials=None if trials is None else torch.as_tensor(trials))(latents_first).sample()
 
     def focus(self, y: Tensor) -> Focus | None:
         r"""Where :math:`\log p(y \mid f)` bends most sharply as a function of f, and over what distance.

@@ -41,7 +41,7 @@ class Convolved(Likelihood):
 
     def __init__(self, likelihood: Likelihood, var: Tensor) -> None:
         super().__init__(likelihood.num_quadrature)
-        self.num_latents = likelihood.num_latents
+        self.num_latents, self.weights = likelihood.num_latents, likelihood.weights
         self.__dict__["likelihood"], self.var = likelihood, var  # a bound likelihood is not registered as a submodule
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:

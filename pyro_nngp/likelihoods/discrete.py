@@ -7,6 +7,7 @@ gradients, far beyond :math:`f = \pm 50`.
 Cost: O(1) per value and quadrature node; O(C) for C classes or ratings.
 """
 
+import copy
 from typing import Any, Literal
 
 import pyro.distributions as dist
@@ -64,20 +65,34 @@ class Binomial(Likelihood):
     r"""Successes among n trials, :math:`y \sim Binomial(n, \sigma(f))`.
 
     Args:
-        total_count: number n of trials, the same for all data.
+        total_count: number n of trials, if it is the same for all data; None where the method gets one per row, as
+            ``trials``.
         num_quadrature: number of nodes of the expected log-density.
 
     Raises:
         ValueError, TypeError: if ``total_count`` is not an integer >= 1.
     """
 
-    def __init__(self, total_count: int, num_quadrature: int = 48) -> None:
+    total_count: Any
+
+    def __init__(self, total_count: int | None = None, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
-        check_int("Binomial", "total_count", total_count, 1, "Pass the number of trials.")
-        self.total_count = total_count
-        self.support = constraints.integer_interval(0, total_count)
-        self.expectation = f"to be counts in 0..{total_count}"
+        self.takes_trials = total_count is None
         self.cure = "Pass the number of successes, not their share."
+        if total_count is not None:
+            check_int("Binomial", "total_count", total_count, 1, "Pass the number of trials.")
+        self._count(1 if total_count is None else total_count)
+
+    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+        bound = copy.copy(super().for_rows(weights))
+        if trials is not None:
+            bound._count(trials)
+        return bound
+
+    def _count(self, trials: int | Tensor) -> None:
+        of_each = "their row's trials" if isinstance(trials, Tensor) else trials
+        self.__dict__["total_count"], self.__dict__["support"] = trials, constraints.integer_interval(0, trials)
+        self.__dict__["expectation"] = f"to be counts in 0..{of_each}"
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Binomial(self.total_count, logits=f)

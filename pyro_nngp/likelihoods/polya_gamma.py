@@ -11,6 +11,7 @@ Its natural-gradient steps of length one are the coordinate ascent of that paper
 :math:`E\,\omega = \tfrac{b}{2c} \tanh(c/2)` as the precision of each datum. Cost: O(1) per value.
 """
 
+import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -49,11 +50,18 @@ class PolyaGammaBound(Likelihood):
         super().__init__(likelihood.num_quadrature)
         self.base = likelihood
         self.support, self.expectation, self.cure = likelihood.support, likelihood.expectation, likelihood.cure
+        self.takes_trials = likelihood.takes_trials
 
     @pyro_entry
     def bind(self) -> "PolyaGammaBound":
         bound = super().bind()
         bound.__dict__["base"] = self.base.bind()
+        return bound
+
+    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+        bound = copy.copy(super().for_rows(weights))
+        bound.__dict__["base"] = self.base.for_rows(None, trials)
+        bound.__dict__["support"] = bound.base.support
         return bound
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:

@@ -14,11 +14,13 @@ functions or outputs.
 from typing import NamedTuple, cast
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian
-from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial
+from pyro_nngp.likelihoods.discrete import Binomial, Categorical, NegativeBinomial
+from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
 _FARTHEST = 6.0  # that an observation may lie from the mode: log densities that are all but linear have no other bound
@@ -61,6 +63,12 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
         residual = (y - y.median()).abs().median().clamp(min=torch.finfo(y.dtype).tiny)
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
+    base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
+    if isinstance(base, Binomial) and isinstance(base.total_count, Tensor):
+        likelihood = base
+        share = (y.double() + 0.5) / (likelihood.total_count + 1)
+        noise = 1 / ((likelihood.total_count + 1) * share * (1 - share))
+        return PseudoObservations(_weighted_mean(share.logit(), noise), share.logit(), noise)
     direct = likelihood.direct(y.double())
     if direct is not None:
         return PseudoObservations(direct.median(-1).values, direct, None)
@@ -75,6 +83,17 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
     slope, precision = _derivatives(likelihood, y, f)
     precision = torch.maximum(precision, slope.abs() / _FARTHEST)
     return PseudoObservations(level, (f + slope / precision)[..., places], (1 / precision)[..., places])
+
+
+def without_offset(seen: PseudoObservations, offset: Float[Tensor, "*L N"]) -> PseudoObservations:
+    """Observations of f less a known part of it."""
+    obs = seen.obs - offset
+    level = obs.median(-1).values if seen.noise is None else _weighted_mean(obs, seen.noise)
+    return PseudoObservations(level, obs, seen.noise)
+
+
+def _weighted_mean(obs: Tensor, noise: Tensor) -> Tensor:
+    return (obs / noise).sum(-1) / (1 / noise).sum(-1)
 
 
 @torch.no_grad()

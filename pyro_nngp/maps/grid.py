@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_choice, check_int, check_seed, fail, import_extra
+from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.identity import identity
@@ -45,6 +45,8 @@ def predict_grid(
     path: str | os.PathLike[str] | None = None,
     samples: Mapping[str, Tensor] | None = None,
     num_neighbors: int | None = None,
+    offset: float = 0.0,
+    trials: int | None = None,
     seed: int = 0,
     progress: bool = True,
 ) -> "Dataset":
@@ -65,6 +67,8 @@ def predict_grid(
             memory. The same call resumes an interrupted map, whose tiles are in the folder ``path`` + ".part".
         samples: as in ``gp.predict``.
         num_neighbors: as in ``gp.predict``.
+        offset: offset at all cells, such as the logarithm of an exposure.
+        trials: number of trials at all cells, of ``Binomial()``.
         seed: seed of draws, and of quantiles without a closed form.
         progress: whether a run of more than three seconds shows a progress bar.
 
@@ -87,7 +91,7 @@ def predict_grid(
             fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
     cells = Cells(template, columns, gp.columns, mask, gp.x)
     target = None if path is None else check_format(where, path, cells.dims)
-    results = _Results(gp, of, quantile_levels, thresholds, num_draws, samples, num_neighbors)
+    results = _Results(gp, of, quantile_levels, thresholds, num_draws, samples, num_neighbors, offset, trials)
     folder = None if target is None else Path(f"{target}.part")
     parts = Parts(folder, f"{results.digest()} {cells.digest()} {seed}", len(cells.tiles) + 1)
 
@@ -133,20 +137,27 @@ class _Results:
         num_draws: int,
         samples: Mapping[str, Tensor] | None,
         num_neighbors: int | None,
+        offset: float,
+        trials: int | None,
     ) -> None:
         self.gp, self.of, self.num_draws = gp, of, num_draws
         self.levels = torch.tensor(list(quantile_levels), dtype=gp.x.dtype, device=gp.x.device)
         self.thresholds = torch.tensor(list(thresholds), dtype=gp.x.dtype, device=gp.x.device)
         options = {"samples": samples, "num_neighbors": num_neighbors}
         self.options = {name: value for name, value in options.items() if value is not None}
+        check_number("predict_grid", "offset", offset, -math.inf)
+        if trials is not None:
+            check_int("predict_grid", "trials", trials, 1)
+        self.offset, self.trials = offset, trials
         self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | IntervalCensored | Ordinal)
 
     def moments(self, x_new: Tensor) -> Values:
         """Variables at new points, (..., P) each, computed point by point."""
         if self.of == "y":
-            found = self.gp.predict(x_new, **self.options)
+            trials = None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
+            found = self.gp.predict(x_new, trials=trials, **self._options(x_new))
         else:
-            mean, variance = self.gp(x_new, **self.options)
+            mean, variance = self.gp(x_new, **self._options(x_new))
             found = Normal(mean, variance.sqrt())
         if self.has_classes:
             labels = range(self.gp.likelihood.support.upper_bound + 1)
@@ -161,10 +172,13 @@ class _Results:
 
     def draws(self, x_new: Tensor) -> Values:
         """Joint draws at new points, (S, ..., P)."""
-        drawn = self.gp.sample(x_new, self.num_draws, **self.options)
+        drawn = self.gp.sample(x_new, self.num_draws, **self._options(x_new))
         if self.of == "y":
-            drawn = self.gp.likelihood.draw(drawn)
+            drawn = self.gp.likelihood.draw(drawn, self.trials)
         return {"draws": drawn.cpu()}
+
+    def _options(self, x_new: Tensor) -> dict[str, Any]:
+        return self.options | ({"offset": torch.full_like(x_new[:, 0], self.offset)} if self.offset else {})
 
     def dims(self, name: str, number: int) -> tuple[str, ...]:
         """Names of the dimensions of a variable in front of those of the grid."""
@@ -176,11 +190,13 @@ class _Results:
         """The map with coordinates of the further dimensions."""
         outputs = self.gp.outputs or range(dataset.sizes.get("output", 0))
         labels = {"quantile": self.levels.tolist(), "threshold": self.thresholds.tolist(), "output": list(outputs)}
+        if self.gp.classes is not None:
+            labels["category"] = list(self.gp.classes)
         return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
 
     def digest(self) -> str:
         """Digest of everything that determines the values, except the cells and the seed."""
-        settings = (self.of, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
+        settings = (self.of, self.offset, self.trials, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
         found = hashlib.blake2b(repr((settings, identity(gp=self.gp, options=self.options))).encode(), digest_size=16)
         for name, value in self.gp.state_dict().items():
             found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

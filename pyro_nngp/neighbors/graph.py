@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_same_kind, check_tensor, fail
 from pyro_nngp.linalg import dependency_levels
@@ -79,6 +80,15 @@ class NeighborGraph(NeighborTable):
             fail("NeighborGraph", "neighbors", "to come from a search", "the user's own", cure)
         index, positions = self._searcher()
         return self._rows(index.predecessors(k)[0])[positions]
+
+    def _with_appended(self, old: int, k: int) -> Int[Tensor, "N k"]:
+        kept = pad(self.neighbors, (0, k - self.num_neighbors), value=-1)
+        return torch.cat([kept, self._neighbors_from(old, k)])
+
+    def _neighbors_from(self, start: int, k: int) -> Int[Tensor, "R k"]:
+        """Neighbors of the rows from `start`, which are the last ones of the ordering."""
+        index, positions = self._searcher()
+        return self._rows(index.predecessors(k, start)[0])[positions[start:] - start]
 
     def _forget(self) -> None:
         super()._forget()

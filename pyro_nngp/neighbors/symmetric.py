@@ -32,6 +32,9 @@ class SymmetricGraph(NeighborGraph):
         near = index.nearest(self._scaled(self.x)[self.order], k, every)
         return self._rows(_parents(*near, *index.predecessors(k)))[positions]
 
+    def _neighbors_from(self, start: int, k: int) -> Int[Tensor, "R k"]:
+        return self.find_neighbors(k)[start:]
+
 
 def _parents(
     near: Int[Tensor, "N K"],

@@ -38,6 +38,8 @@ from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
 from pyro_nngp.neighbors.search.index import BACKENDS, SearchIndex
 
+_USUAL = 32  # neighbors to which a table with all others grows when points are appended
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -98,6 +100,7 @@ class NeighborTable(torch.nn.Module):
             check_callable(where, "metric", metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
+        self._shuffled = isinstance(ordering, str) and ordering in ("random", "maximin")
         self._index: tuple[SearchIndex | CorrelationIndex, Tensor] | None = None
         self._trial: NeighborTrial | None = None
         self.register_buffer("x", x.detach().clone())
@@ -151,6 +154,34 @@ class NeighborTable(torch.nn.Module):
         check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
         self._forget()
         self.neighbors = self.find_neighbors(num_neighbors)
+
+    def append(self, x_new: Float[Tensor, "P D"]) -> None:
+        """Append points at the end of the ordering, in place; each is conditioned on points before it only.
+
+        Among themselves they come in random order under random and maximin orderings, else as given. The sets of the
+        old points stay. Where K was limited by the number of points, it grows with them, to at most 32.
+
+        Args:
+            x_new: new points, the next rows.
+
+        Raises:
+            ValueError, TypeError: for malformed points.
+
+        Cost: that of the search for the neighbors of the new points, after O(N log N) for a new index.
+        """
+        check_new_inputs(f"{type(self).__name__}.append", x_new, self.x)
+        old, k = self.num_points, self.num_neighbors
+        self._forget()
+        self.x = torch.cat([self.x, x_new.detach()])
+        new = random_ordering(x_new, old) if self._shuffled else torch.arange(len(x_new), device=self.x.device)
+        self.order = torch.cat([self.order, old + new])
+        if k == old - 1:
+            k = max(k, min(_USUAL, self.num_points - 1))
+        self.neighbors = self._with_appended(old, k)
+
+    def _with_appended(self, old: int, k: int) -> Int[Tensor, "N k"]:
+        """The table of neighbors after points have been appended to the `old` ones; a subclass may keep its rows."""
+        return self.find_neighbors(k)
 
     def query(
         self, x_new: Float[Tensor, "B D"], k: int | None = None, exclude: Int[Tensor, " B"] | None = None

@@ -27,7 +27,10 @@ def plot_map(found: "Dataset", places: Any = None) -> Any:
     pyplot = pyplot_of("plot_map")
     has_classes = "probability" in found
     panels = list(found["probability"]) if has_classes else [found["mean"], found["sd"]]
-    names = [f"probability of {number}" for number in range(len(panels))] if has_classes else ["mean", "sd"]
+    names = ["mean", "sd"]
+    if has_classes:
+        classes = found["category"].values if "category" in found.coords else range(len(panels))
+        names = [f"probability of {label}" for label in classes]
     dims = panels[0].dims
     if len(dims) > 2:
         cure = "Select the others first, as by found.isel(time=0)."

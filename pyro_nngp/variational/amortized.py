@@ -44,9 +44,10 @@ class AmortizedGaussian(GPModule):
         likelihood: p(y | f).
         kernel: of the prior.
         graph: neighbors of the prior; rows of R are supported on them.
-        mean: mean function ``(B, D) -> (B,)``.
+        mean: mean function ``(B, D) -> (B,)``; with rows of the graph as a second argument, at these.
         num_columns: off-diagonal entries per row of R, on the nearest of the neighbors; 0 is a mean-field guide.
         jitter: relative nugget of the prior.
+        likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
     Raises:
         ValueError: if the encoder's response is not one value per point and latent function, or not finite.
@@ -64,17 +65,20 @@ class AmortizedGaussian(GPModule):
         likelihood: Likelihood,
         kernel: Any,
         graph: NeighborGraph,
-        mean: Callable[[Tensor], Tensor],
+        mean: Callable[..., Tensor],
         num_columns: int,
         jitter: float = DEFAULT_JITTER,
+        likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder.to(graph.x)
         # in a tuple: they are modules of the model, not of the guide
         self._prior = kernel, graph, mean, jitter, likelihood
+        self._likelihood_at = likelihood_at
         self.register_buffer("y", y)
         self.num_columns = num_columns
-        response = self.encoder.response(likelihood, y).to(graph.x)
+        of_rows = likelihood if likelihood_at is None else likelihood_at(slice(None))
+        response = self.encoder.response(of_rows, y).to(graph.x)
         latents = tuple(y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
         if response.shape != (*latents, graph.num_points) or not response.isfinite().all():
             expectation = f"finite and of shape {(*latents, graph.num_points)}"
@@ -96,9 +100,9 @@ class AmortizedGaussian(GPModule):
         """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`."""
         graph = self._prior[1]
         asked = torch.arange(graph.num_points, device=graph.x.device) if rows is None else rows
-        covariance, likelihood = bind(self._prior[0]), self._prior[4].bind()
+        covariance = bind(self._prior[0])
         nodes = 1 + graph.num_neighbors + self.context.shape[1]
-        parts = [self._encode(covariance, likelihood, part) for part in asked.split(at_once(_CHUNK_ENTRIES, nodes**2))]
+        parts = [self._encode(covariance, part) for part in asked.split(at_once(_CHUNK_ENTRIES, nodes**2))]
         loc, scale = (torch.cat([part[i] for part in parts], -1) for i in range(2))
         pattern = self.pattern
         if pattern is None:
@@ -110,21 +114,23 @@ class AmortizedGaussian(GPModule):
         """Find the further nodes of each point again after a refresh of the graph."""
         self.context = _context(graph, self.encoder.num_context)
 
-    def _encode(self, covariance: Covariance, likelihood: Likelihood, rows: Tensor) -> Row:
-        _, graph, mean, jitter, _ = self._prior
+    def _encode(self, covariance: Covariance, rows: Tensor) -> Row:
+        _, graph, mean, jitter, shared = self._prior
         parents = graph.neighbors[rows]
         nodes = torch.cat([rows[:, None], parents, self.context[rows]], -1)
         mask, nodes = nodes >= 0, nodes.clamp(min=0)
         touched, places = distinct_rows(nodes)
-        response = self.response[..., touched]
+        x, response = graph.x[touched], self.response[..., touched]
+        added = mean(x, touched) - mean(x)  # offsets, which the encoder does not see
+        likelihood = shared.bind() if self._likelihood_at is None else self._likelihood_at(touched)
         y = self.y[touched].movedim(0, -1)
         spread = torch.full_like(response, _ROUGH)
         target, precision = gaussian_sites(likelihood, y, response, spread, differentiable=True)
         w, var = graph_conditional(covariance, graph.x[rows], graph.x, parents, jitter=jitter)
         return self.encoder(
             Neighborhood(
-                response[..., places],
-                mean(graph.x[touched])[..., places],
+                (response - added)[..., places],
+                mean(x)[..., places],
                 graph.x[nodes],
                 mask,
                 covariance,
@@ -132,7 +138,7 @@ class AmortizedGaussian(GPModule):
                 w,
                 var,
                 jitter,
-                target[..., places],
+                (target - added)[..., places],
                 precision[..., places],
             )
         )

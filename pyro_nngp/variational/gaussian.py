@@ -30,6 +30,14 @@ class LocalTables(GPModule):
         super().__init__()
         self.sparse_grad = False
 
+    @torch.no_grad()
+    def append(self, other: "LocalTables") -> None:
+        """Append the rows of another table of the same kind, in place; the parameters become new ones."""
+        for name, rows in list(other.named_parameters(recurse=False)):
+            setattr(self, name, nn.Parameter(torch.cat([getattr(self, name), rows])))
+        for name, rows in list(other.named_buffers(recurse=False)):
+            setattr(self, name, torch.cat([getattr(self, name), rows]))
+
     def _read(self, table: Tensor, rows: Tensor | None) -> Tensor:
         return table if rows is None else F.embedding(rows, table, sparse=self.sparse_grad)
 

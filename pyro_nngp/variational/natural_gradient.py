@@ -247,7 +247,8 @@ def _expectation_gradients(
     """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
         loc, var = loc.detach().requires_grad_(), var.detach().requires_grad_()
-        value = likelihood.expected_log_prob(y, loc, var).sum()
+        value = likelihood.expected_log_prob(y, loc, var)
+        value = (value if likelihood.weights is None else likelihood.weights * value).sum()
         gradient, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
     if not differentiable:
         gradient, grad_var = gradient.detach(), grad_var.detach()

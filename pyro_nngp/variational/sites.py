@@ -51,6 +51,7 @@ _KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 10  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
+_EVERY = slice(None)
 _SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
 
 
@@ -64,11 +65,13 @@ class GaussianSites(GPModule):
         likelihood: p(y | f).
         kernel: of the prior.
         graph: neighbors of the prior.
-        mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``.
+        mean: mean function ``(B, D) -> (B,)`` or, for L latent functions, ``(L, B)``; with rows of the graph as a
+            second argument, at these.
         latent_shape: () or (L,).
         jitter: relative nugget of the prior.
         level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
             :meth:`solve` also finds its level, by generalized least squares on the sites.
+        likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
     Attributes:
         target, precision: pseudo-observations of u and their precisions, (*L, N).
@@ -91,14 +94,16 @@ class GaussianSites(GPModule):
         likelihood: Likelihood,
         kernel: Any,
         graph: NeighborGraph,
-        mean: Callable[[Tensor], Tensor],
+        mean: Callable[..., Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
         level: Any = None,
+        likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
         super().__init__()
         # in a tuple: they are modules of the model, not of the guide
         self._prior = kernel, graph, mean, jitter, likelihood
+        self._likelihood_at = likelihood_at
         self._level = (level,)
         self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
         self._near: Tensor | None = None
@@ -127,8 +132,8 @@ class GaussianSites(GPModule):
         at = slice(None) if rows is None else rows
         if self.is_exact:
             x = self._prior[1].x[at]
-            y, noise = gaussian_observations(self._prior[4].bind(), self.y[at].movedim(0, -1), None, x.dtype)
-            target, precision = torch.broadcast_tensors(y - self._prior[2](x), 1 / noise)
+            y, noise = gaussian_observations(self._bound(at), self.y[at].movedim(0, -1), None, x.dtype)
+            target, precision = torch.broadcast_tensors(y - self._prior[2](x, at), 1 / noise)
             return target, precision
         return self.target[..., at], self.precision[..., at]
 
@@ -149,6 +154,10 @@ class GaussianSites(GPModule):
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
         return SitePosterior(prior, *parts)
 
+    def _bound(self, rows: Tensor | slice) -> Likelihood:
+        """The likelihood of some rows, bound."""
+        return self._prior[4].bind() if self._likelihood_at is None else self._likelihood_at(rows)
+
     def _constant(self) -> Tensor | None:
         """The level of a constant mean function that is learned, () or (L,); None for other mean functions."""
         (level,) = self._level
@@ -163,15 +172,17 @@ class GaussianSites(GPModule):
 
     @pyro_entry
     @torch.no_grad()
-    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+    def solve(self, max_steps: int = 20, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
 
         Args:
             max_steps: largest number of steps.
             tolerance: stop where means move by less, in standard deviations of the sites.
+            level: whether to find the level of a constant mean function too.
         """
-        kernel, graph, mean_at, jitter, likelihood = self._prior
-        kernel, likelihood, mean, y = bind(kernel), likelihood.bind(), mean_at(graph.x), self.y.movedim(0, -1)
+        kernel, graph, mean_at, jitter, _ = self._prior
+        kernel, likelihood, y = bind(kernel), self._bound(_EVERY), self.y.movedim(0, -1)
+        mean = mean_at(graph.x, _EVERY)
         prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
         if self._near is None:
             self._near = graph.query(graph.x)
@@ -216,7 +227,7 @@ class GaussianSites(GPModule):
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
                 response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
                 sites = response + sites[1] / now * (sites[0] - response), now
-            constant = self._constant()
+            constant = self._constant() if level else None
             if constant is not None:  # the best level for these sites: one Newton step, exact
                 gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
                 slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
@@ -228,7 +239,7 @@ class GaussianSites(GPModule):
                     spread = kernel.diag(graph.x).mean().sqrt()
                     change = change.clamp(-spread, spread)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
-                mean, loc = mean_at(graph.x), loc - change * gain
+                mean, loc = mean_at(graph.x, _EVERY), loc - change * gain
             given = variances()
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
@@ -292,6 +303,32 @@ class GaussianSites(GPModule):
         if self._pooled is None or not all(map(torch.equal, self._pooled[0], key)):
             self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
         return self._pooled[1]
+
+    @pyro_entry
+    @torch.no_grad()
+    def append(self, y: Tensor, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:
+        """Append the last P points of the graph, with sites for N(loc, variance) of f and the point's own datum.
+
+        Args:
+            y: all data, those of the new points last.
+            loc: means of f at the new points given the others.
+            variance: their variances.
+        """
+        _, graph, mean_at, _, _ = self._prior
+        rows = slice(graph.num_points - loc.shape[-1], None)
+        mean = mean_at(graph.x[rows], rows)
+        target, precision = torch.zeros_like(loc), torch.full_like(loc, _NO_PRECISION)
+        if bool(self.solved):
+            likelihood, new = self._bound(rows), y[rows].movedim(0, -1)
+            loc, variance = _alone(likelihood, new, loc, variance)
+            target, precision = gaussian_sites(likelihood, new, loc, variance)
+            target, loc = target - mean, loc - mean
+        else:
+            loc, variance = target, torch.ones_like(variance)
+        self.y = y
+        for name, value in (("target", target), ("precision", precision), ("loc", loc), ("variance", variance)):
+            setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
+        self._forget()
 
     def follow(self, graph: NeighborGraph) -> None:
         """Drop everything that was computed from the neighbors before the graph was refreshed."""

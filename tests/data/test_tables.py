@@ -10,7 +10,7 @@ import xarray as xr
 
 import pyro_nngp as nngp
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 
 NUM = 60
 
@@ -153,3 +153,15 @@ def test_saved_methods_know_their_columns(stations, tmp_path):
     again = nngp.load(tmp_path / "model")
     assert again.columns == ("east", "north")
     pd.testing.assert_series_equal(again(stations[["east", "north"]])[0], gp(stations[["east", "north"]])[0])
+
+
+def test_tensors_of_integers_become_floats_with_a_note():
+    x = torch.arange(30)[:, None]
+    y = torch.sin(x[:, 0] / 5)
+    with pytest.warns(UserWarning, match="Vecchia: x holds integers, which become torch.float32."):
+        gp = nngp.Vecchia(x, y, num_neighbors=5)
+    assert gp.x.dtype == torch.float32
+    assert torch.equal(gp(x[:3])[0], gp(x[:3].float())[0])
+    with pytest.warns(UserWarning, match="VNNGP: x holds integers, which become torch.float64."):
+        gp = nngp.VNNGP(x, (y > 0).long(), None, Bernoulli(), num_neighbors=5)
+    assert gp.x.dtype == torch.float64

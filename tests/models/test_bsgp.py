@@ -658,7 +658,7 @@ def test_single_precision():
         ({"kernel": [RBF(2), RBF(2)]}, r"expected kernel to be a list of num_layers = 1, got 2 kernels"),
         ({"likelihood": dist.Normal}, r"BSGP: expected likelihood to be a Likelihood, got Distribution"),
         ({"likelihood": Poisson()}, r"Poisson"),
-        ({"y": torch.full((N,), torch.nan, dtype=F64)}, r"expected y to be finite"),
+        ({"y": torch.full((N,), torch.nan, dtype=F64)}, r"expected y with values, got NaN in all rows"),
         ({"x": torch.zeros(N, dtype=F64)}, r"expected x of shape \(N, D\)"),
         ({"num_inducing": 3}, r"unexpected keyword argument"),
     ],

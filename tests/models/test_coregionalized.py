@@ -204,7 +204,7 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     [
         ({"y": torch.zeros(N, dtype=F64)}, r"expected y of shape \(N, T\) with T > 1"),
         ({"y": torch.zeros(N, 1, dtype=F64)}, r"expected y of shape \(N, T\) with T > 1"),
-        ({"y": torch.full((N, T), torch.nan, dtype=F64)}, r"expected y to be finite"),
+        ({"y": torch.full((N, T), torch.nan, dtype=F64)}, r"expected y with values, got NaN in all rows"),
         ({"kernels": []}, r"expected kernels to be a sequence of kernels"),
         ({"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
         ({"mixing": torch.zeros(2, 2, dtype=F64)}, r"expected mixing of shape \(3, 1\), got \(2, 2\)"),

@@ -444,7 +444,7 @@ def test_two_models_do_not_share_parameters():
     ("change", "message"),
     [
         ({"x": torch.full((N, 2), torch.nan)}, r"expected x to be finite"),
-        ({"y": torch.full((N,), torch.nan)}, r"expected y to be finite"),
+        ({"y": torch.full((N,), torch.nan)}, r"expected y with values, got NaN in all rows"),
         ({"y": [0.0]}, r"expected y to be a torch.Tensor"),
         ({"y": torch.zeros(N - 1)}, r"expected y of shape \(40,\)"),
         ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.39, got 40"),

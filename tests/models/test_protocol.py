@@ -33,6 +33,9 @@ VOCABULARY = {
         "jitter",
         "metric",
         "start",
+        "offset",
+        "weights",
+        "trials",
         "seed",
     ),
 }
@@ -60,7 +63,7 @@ def test_predictions_take_their_options_by_name(method):
             given = [*given, "samples"]  # there is nothing without them
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == given
         others = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert others <= {"num_neighbors", "samples", "seed"}
+        assert others <= {"num_neighbors", "samples", "seed", "offset", "trials"}
         assert len(others) + len(given) == len(parameters)
 
 
@@ -225,7 +228,7 @@ def test_wrong_rows_are_refused(name, rows, message):
         ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
         ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
         ({"mean": lambda x: 0.0}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got float"),
-        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y to be finite, got 60 NaN"),
+        ({"y": torch.full((N,), torch.nan)}, ValueError, r"expected y with values, got NaN in all rows"),
         ({"y": torch.zeros(N, dtype=torch.float64)}, TypeError, r"expected y of the dtype of x \(torch.float32\), got"),
     ],
 )

@@ -369,7 +369,7 @@ def test_duplicate_rows_without_noise_are_no_trouble():
     [
         ({"x": torch.full((N, 2), torch.nan)}, r"expected x to be finite"),
         ({"x": torch.zeros(N)}, r"expected x of shape \(N, D\)"),
-        ({"x": torch.zeros(N, 2, dtype=torch.long)}, r"expected x of a floating-point dtype"),
+        ({"x": torch.zeros(N, 2, dtype=torch.bool)}, r"expected x of a floating-point dtype"),
         ({"x": [[0.0]]}, r"expected x to be a torch.Tensor, got list"),
         ({"y": torch.full((N,), torch.inf)}, r"expected y to be finite"),
         ({"y": torch.zeros(N - 1)}, r"expected y of shape \(48,\) or \(48, T\)"),

@@ -293,3 +293,38 @@ def test_a_metric_of_ones_own_takes_no_lengthscales():
     graph = NeighborGraph(points(20), 3, metric=manhattan)
     with pytest.raises(ValueError, match=r"expected lengthscale to be None with a metric function"):
         graph.refresh(torch.ones(2, dtype=F64))
+
+
+@pytest.mark.parametrize("ordering", ["random", "maximin", "coordinate", "given"])
+@pytest.mark.parametrize("name", ["2 dimensions", "20 dimensions", "grid twice", "float32"])
+def test_appended_points_come_last_and_see_all_before_them(name, ordering):
+    x = POINTS[name]
+    graph = NeighborGraph(x[:200], K, ordering, metric=torch.full((x.shape[1],), 0.5).to(x))
+    old = graph.neighbors
+    graph.append(x[200:])
+    assert torch.equal(graph.x, x)
+    assert torch.equal(graph.neighbors[:200], old)
+    assert torch.equal(graph.neighbors, predecessors(x, graph.order, K))
+    assert torch.equal(graph.order[200:].sort().values, torch.arange(200, N))
+    assert torch.equal(graph.order[200:], torch.arange(200, N)) == (ordering in ("coordinate", "given"))
+    new = x[:40] + torch.rand(40, x.shape[1], generator=torch.Generator().manual_seed(0)).to(x)
+    assert torch.equal(graph.query(new), nearest_rows(distances(new, x), graph.order, K))
+
+
+def test_levels_follow_appended_points():
+    graph = NeighborGraph(points()[:200], 3)
+    before = len(graph.levels())
+    graph.append(points()[200:])
+    assert sum(map(len, graph.levels())) == N
+    assert len(graph.levels()) >= before
+
+
+def test_a_table_of_all_others_grows_with_its_points():
+    x = points()
+    graph = NeighborGraph(x[:4], 3, "given")
+    graph.append(x[4:20])
+    assert torch.equal(graph.neighbors, predecessors(x[:20], graph.order, 19))
+    graph.append(x[20:])
+    assert torch.equal(graph.neighbors[20:], predecessors(x, graph.order, 32)[20:])
+    with pytest.raises(ValueError, match="append: expected x_new with 2 columns"):
+        graph.append(points(dim=3))

@@ -63,3 +63,12 @@ def test_more_pairs_of_near_points_are_joined_than_by_predecessors_alone():
         for table in (graph.neighbors, NeighborGraph(x, 6, order).neighbors)
     ]
     assert joined[0] > joined[1]
+
+
+def test_parents_of_appended_points_follow_the_rule():
+    x = torch.rand(40, 2, dtype=F64, generator=torch.Generator().manual_seed(1))
+    graph = SymmetricGraph(x[:25], 4)
+    old = graph.neighbors
+    graph.append(x[25:])
+    assert torch.equal(graph.neighbors[:25], old)
+    assert torch.equal(graph.neighbors[25:], parents_by_hand(x, graph.order.tolist(), 4)[25:])
