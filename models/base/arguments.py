@@ -60,7 +60,7 @@ def check_by_row(
     if weights is not None and not bool((weights > 0).all()):
         fail(where, "weights", "> 0", float(weights.min()), "Leave rows of weight 0 out.")
     if likelihood is not None and likelihood.takes_trials != (trials is not None):
-        expectation = "of each row for Binomial()" if trials is None else "None for this likelihood"
+        expectation = f"of each row for {type(likelihood).__name__}()" if trials is None else "None for this likelihood"
         cure = "Pass trials=n, or Binomial(n) for one number of all rows."
         fail(where, "trials", expectation, "None" if trials is None else type(likelihood).__name__, cure)
     if likelihood is not None and trials is not None:

@@ -76,7 +76,8 @@ class GPMethod(GrowingData):
         offset: known part of f at each row, (N,), or (N, L) for L latent functions, such as the logarithm of an
             exposure under a log link; added to the mean function. Predictions take that of new rows, 0 without.
         weights: positive weights that multiply the log density of each row, (N,): a weight of 2 counts a row twice.
-        trials: numbers of trials of each row, (N,), for ``Binomial()``. Predictions take those of new rows, 1 without.
+        trials: numbers of trials of each row, (N,), for ``Binomial()`` or ``BetaBinomial()``. Predictions take
+            those of new rows, 1 without.
 
     Attributes:
         x, y, offset, weights, trials: the data, as buffers.
@@ -283,7 +284,13 @@ class GPMethod(GrowingData):
         where = f"{type(self).__name__}.predict"
         if self.likelihood is None or not self.likelihood.takes_trials:
             if trials is not None:
-                fail(where, "trials", "None for this likelihood", "numbers", "They are for Binomial().")
+                fail(
+                    where,
+                    "trials",
+                    "None for this likelihood",
+                    "numbers",
+                    "They are for Binomial().",
+                )
             return None
         if trials is None:
             return torch.ones_like(x_new[:, 0])

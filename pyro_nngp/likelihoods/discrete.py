@@ -61,8 +61,8 @@ class Bernoulli(Likelihood):
         return _Bernoulli(logits=sign * (rarer - torch.log1p(-rarer.exp())))
 
 
-class Binomial(Likelihood):
-    r"""Successes among n trials, :math:`y \sim Binomial(n, \sigma(f))`.
+class OutOfTrials(Likelihood):
+    """Base class of likelihoods of successes among n trials.
 
     Args:
         total_count: number n of trials, if it is the same for all data; None where the method gets one per row, as
@@ -74,13 +74,13 @@ class Binomial(Likelihood):
     """
 
     total_count: Any
+    cure = "Pass the number of successes, not their share."
 
     def __init__(self, total_count: int | None = None, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
         self.takes_trials = total_count is None
-        self.cure = "Pass the number of successes, not their share."
         if total_count is not None:
-            check_int("Binomial", "total_count", total_count, 1, "Pass the number of trials.")
+            check_int(type(self).__name__, "total_count", total_count, 1, "Pass the number of trials.")
         self._count(1 if total_count is None else total_count)
 
     def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
@@ -93,6 +93,10 @@ class Binomial(Likelihood):
         of_each = "their row's trials" if isinstance(trials, Tensor) else trials
         self.__dict__["total_count"], self.__dict__["support"] = trials, constraints.integer_interval(0, trials)
         self.__dict__["expectation"] = f"to be counts in 0..{of_each}"
+
+
+class Binomial(OutOfTrials):
+    r"""Successes among n trials, :math:`y \sim Binomial(n, \sigma(f))`; arguments as for :class:`OutOfTrials`."""
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.Binomial(self.total_count, logits=f)

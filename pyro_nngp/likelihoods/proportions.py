@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
-from pyro_nngp._checks import check_int
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
+from pyro_nngp.likelihoods.discrete import OutOfTrials
 from pyro_nngp.likelihoods.quadrature import Focus
 
 _BRANCH = 2.7  # distance of the singularities of functions of the sigmoid from the real axis, or a little less
@@ -26,21 +26,17 @@ class _OpenUnitInterval(constraints.Constraint):
         return (value > 0) & (value < 1)
 
 
-class _Overdispersed(Likelihood):
-    """A probability with a beta distribution of mean sigmoid(f); its two parameters are those of :meth:`shapes`."""
-
-    concentration: Tensor
-
-    def shapes(self, f: Tensor) -> tuple[Tensor, Tensor]:
-        """The two parameters of the beta distribution, both positive wherever f is."""
-        f, a = bounded(f), self.concentration.to(f.dtype)
-        return a * f.sigmoid(), a * (-f).sigmoid()
-
-    def focus(self, y: Tensor) -> Focus:
-        return torch.zeros((), device=y.device), torch.full((), _BRANCH, device=y.device)
+def _shapes(f: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:
+    """The parameters of the beta distribution with mean sigmoid(f), both positive wherever f is."""
+    f, a = bounded(f), concentration.to(f.dtype)
+    return a * f.sigmoid(), a * (-f).sigmoid()
 
 
-class Beta(_Overdispersed):
+def _at_zero(y: Tensor) -> Focus:
+    return torch.zeros((), device=y.device), torch.full((), _BRANCH, device=y.device)
+
+
+class Beta(Likelihood):
     r"""Proportions, :math:`y \sim Beta(\phi \mu, \phi (1 - \mu))` with mean :math:`\mu = \sigma(f)`, 0 < y < 1.
 
     The variance is :math:`\mu (1 - \mu) / (1 + \phi)`.
@@ -59,20 +55,23 @@ class Beta(_Overdispersed):
         self.concentration = positive("Beta", "concentration", concentration, 5.0)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return dist.Beta(*self.shapes(f))
+        return dist.Beta(*_shapes(f, self.concentration))
+
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y)
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor:
         return _start(y, near)
 
 
-class BetaBinomial(_Overdispersed):
+class BetaBinomial(OutOfTrials):
     r"""Successes among n trials whose probability varies: :math:`p \sim Beta(\phi \mu, \phi (1 - \mu))`.
 
     The mean is :math:`n \mu` with :math:`\mu = \sigma(f)`; the variance is :math:`1 + (n - 1) / (1 + \phi)` times that
     of :class:`Binomial`.
 
     Args:
-        total_count: number n of trials, the same for all data.
+        total_count: number n of trials, if it is the same for all data; None where the method gets one per row.
         concentration: :math:`\phi`; the binomial is the limit of a large one.
         num_quadrature: number of nodes of expectations.
 
@@ -80,19 +79,21 @@ class BetaBinomial(_Overdispersed):
         ValueError, TypeError: if ``total_count`` is not an integer >= 1.
     """
 
-    def __init__(self, total_count: int, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
-        check_int("BetaBinomial", "total_count", total_count, 1, "Pass the number of trials.")
-        self.total_count = total_count
+    def __init__(
+        self, total_count: int | None = None, concentration: Hyperparameter | None = None, num_quadrature: int = 48
+    ) -> None:
+        super().__init__(total_count, num_quadrature)
         self.concentration = positive("BetaBinomial", "concentration", concentration, 5.0)
-        self.support = constraints.integer_interval(0, total_count)
-        self.expectation = f"to be counts in 0..{total_count}"
-        self.cure = "Pass the number of successes, not their share."
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return dist.BetaBinomial(*self.shapes(f), total_count=self.total_count)
+        return dist.BetaBinomial(*_shapes(f, self.concentration), total_count=self.total_count)
 
-    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor:
+    def focus(self, y: Tensor) -> Focus:
+        return _at_zero(y)
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        if self.takes_trials:
+            return None
         return _start(y / self.total_count, near / self.total_count, 1 / self.total_count)
 
 

@@ -10,7 +10,7 @@ from pyro.nn import PyroSample
 import pyro_nngp as nngp
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, Poisson, PolyaGammaBound, StudentT
+from pyro_nngp.likelihoods import Bernoulli, BetaBinomial, Binomial, Gaussian, Poisson, PolyaGammaBound, StudentT
 from pyro_nngp.models import BSGP, LOO, SVGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
 
 F64 = torch.float64
@@ -154,6 +154,9 @@ def test_trials_of_each_row_are_those_of_one_number():
 def test_the_start_of_trials_knows_their_numbers():
     n = torch.logspace(0, 3, 60).round().double()
     y = (n * torch.sigmoid(Y - 2)).round()
+    gp = VNNGP(X, y, None, BetaBinomial(), trials=n, num_neighbors=8)
+    gp.solve()
+    assert gp.predict(X[:2], trials=n[:2]).mean.shape == (2,)
     gp = VNNGP(X, y, None, Binomial(), trials=n, num_neighbors=8)
     assert gp.mean.value.item() == pytest.approx((Y - 2).mean().item(), abs=0.4)
 
