@@ -56,6 +56,7 @@ class SitePosterior(Expandable):
         precision: :math:`\tau > 0`, of the same shape.
         loc: marginal means, of the same shape.
         variance: marginal variances, of the same shape.
+        offset: a number added to the log evidence of each set of sites, in equal parts for all points.
 
     Raises:
         ValueError: if shapes disagree.
@@ -74,6 +75,7 @@ class SitePosterior(Expandable):
         loc: Float[Tensor, "*S U"],
         variance: Float[Tensor, "*S U"],
         *,
+        offset: Float[Tensor, ""] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         shapes = [tuple(part.shape) for part in (target, precision, loc, variance)]
@@ -81,6 +83,7 @@ class SitePosterior(Expandable):
             expectation = f"of one shape (..., {prior.event_shape[0]})"
             fail("SitePosterior", "target, precision, loc, variance", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc, self._variance = prior, target, precision, loc, variance
+        self.offset = offset
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
     @property
@@ -122,7 +125,10 @@ class SitePosterior(Expandable):
         w, var = prior.response_conditionals(1 / self.precision)
         rows, near = prior.batch.targets, self.target[..., prior.batch.neighbors.clamp(min=0)]
         total = var + 1 / self.precision[..., rows]
-        return _log_normal(self.target[..., rows], (w * near).sum(-1), 1 / total)
+        log_density = _log_normal(self.target[..., rows], (w * near).sum(-1), 1 / total)
+        if self.offset is None:
+            return log_density
+        return log_density + self.offset.to(log_density) / prior.graph.num_points
 
 
 @register_kl(SitePosterior, NNGP)
