@@ -1,7 +1,7 @@
 r"""What the evidence of Gaussian sites has beyond its approximation by minibatches, to first order in the parameters.
 
 A minibatch can evaluate Vecchia's approximation of the *observations*, which conditions each on K noisy ones. Where
-noise is large, K of them say little: on 4,240 labels with K = 20 it is 50 to 70 nats too low, by different amounts
+noise is large, K of them say little: on 1,000 labels with K = 20 it is 15 to 21 nats too low, by different amounts
 along the ridge of variance and lengthscale, while the evidence under the prior of *latent values*
 (:mod:`pyro_nngp.variational.latent_evidence`) is within 1 nat of the dense value
 (``benchmarks/results/beside_gpboost.md``). With :math:`\theta_0` the parameters at the last solution for the sites, the
