@@ -422,3 +422,11 @@ def test_counts_of_few_rows_do_not_start_overdispersed():
     alone = start_shape(NegativeBinomial(), "total_count", counts, counts[near])
     assert alone < 4
     assert VNNGP(x, counts, None, NegativeBinomial()).likelihood.total_count.item() > 3 * alone
+
+
+def test_lengthscales_leave_the_spread_of_their_columns():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 2, generator=generator, dtype=F64)
+    y = (20 * x[:, 0]).sin() + 0.1 * torch.randn(400, generator=generator, dtype=F64)
+    found = Vecchia(x, y).kernel.lengthscale
+    assert found[0] < 0.3 < found[1]
