@@ -98,7 +98,7 @@ class EvidenceExcess(nn.Module):
         place = _flattened(every).detach()
         if len(prior) <= DENSE_UP_TO:
             parts = zip(target, loc, precision, strict=True)
-            self.value.copy_(sum(latent_log_evidence(prior, *part) for part in parts) - observed)
+            self.value.fill_(sum(float(latent_log_evidence(prior, *part)) for part in parts) - observed)
         elif self.slope.any():
             self.value += (place - self.place) @ (slope + self.slope) / 2
         self.place.copy_(place)
