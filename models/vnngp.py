@@ -185,6 +185,7 @@ class VNNGP(PredictiveMethod):
                 self._mean_at,
                 self.latent_shape,
                 self.jitter,
+                self._prior_parameters,
                 self.mean,
                 self._likelihood_by_row(),
             )
@@ -279,7 +280,7 @@ class VNNGP(PredictiveMethod):
 
     @pyro_entry
     @torch.no_grad()
-    def solve(self, max_steps: int = 20, tolerance: float = 1e-3) -> None:
+    def solve(self, max_steps: int = 100, tolerance: float = 1e-3) -> None:
         """Set :meth:`solved_parameters` to their optimum for the present hyperparameters, without step sizes.
 
         A Gaussian likelihood takes one step, in closed form; others take natural-gradient steps, until means move by
@@ -302,11 +303,19 @@ class VNNGP(PredictiveMethod):
         self._place_medians()
         if not isinstance(self.local, LocalGaussian):
             self.local.solve(max_steps, tolerance)
+            with torch.enable_grad():
+                self._place_medians()
+                self.local.correct()
             return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
         likelihood, mean, y = self.likelihood_at(), self._mean_at(self.x, _EVERY), cast(Tensor, self._targets(None))
         q = self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
+
+    def _prior_parameters(self) -> list[nn.Parameter]:
+        """What the prior of latent values depends on, the guides of its hyperparameters included."""
+        kernel = self.kernel.parameters() if isinstance(self.kernel, nn.Module) else ()
+        return [*kernel, *self.hyper_guide.parameters()]
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""

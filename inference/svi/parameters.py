@@ -1,6 +1,5 @@
 """The parameters of model and guide that a run trains, and the optimizers that train them."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -91,8 +90,12 @@ def set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
         group["lr"] = rate * schedule.gamma**passed
 
 
-def warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
-    """Warn of parameters of modules that the loss depends on but that the run does not train."""
+def refuse_others(loss: Tensor, params: dict[str, Tensor]) -> None:
+    """Raise if the loss depends on parameters of modules that the run does not train.
+
+    Raises:
+        ValueError: names their shapes, and the cure.
+    """
     known = {id(param) for param in params.values()}
     nodes, seen, shapes = [loss.grad_fn], set(), []
     while nodes:
@@ -105,9 +108,7 @@ def warn_of_others(loss: Tensor, params: dict[str, Tensor]) -> None:
         if isinstance(leaf, nn.Parameter) and id(leaf) not in known:
             shapes.append(tuple(leaf.shape))
     if shapes:
-        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function."
-        warnings.warn(
-            "fit: expected all torch parameters to be parameters of model or guide, got others of shapes "
-            f"{sorted(shapes)}, which are neither trained nor saved. {cure} Use net.requires_grad_(False) to keep it.",
-            stacklevel=7,
-        )
+        cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function. "
+        cure += "Use net.requires_grad_(False) to keep it as it is."
+        actual = f"others of shapes {sorted(shapes)}, which would be neither trained nor saved"
+        fail("fit", "all torch parameters", "to be parameters of model or guide", actual, cure)

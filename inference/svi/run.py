@@ -22,8 +22,8 @@ from pyro_nngp.inference.svi.parameters import (
     local_modules,
     make_optimizers,
     modules_of,
+    refuse_others,
     set_rates,
-    warn_of_others,
 )
 from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
@@ -166,7 +166,7 @@ class Run:
             why = f"not finite: {bad}" if bad else "parameters are finite"
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
         if not self.losses:
-            warn_of_others(loss, self.params)
+            refuse_others(loss, self.params)
         return loss
 
     def _differentiate(self, loss: Tensor) -> None:

@@ -36,7 +36,8 @@ class Slot(NamedTuple):
     @property
     def is_positive(self) -> bool:
         """Whether any positive value will do."""
-        return cast(PyroModule, self.part)._pyro_params[self.name][0] is constraints.positive
+        constraint = cast(PyroModule, self.part)._pyro_params[self.name][0]  # a copy, as the part is
+        return isinstance(constraint, type(constraints.positive)) and constraint.lower_bound == 0
 
 
 def moved(module: Any, device: torch.device) -> Any:

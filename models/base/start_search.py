@@ -120,12 +120,24 @@ def _safely(value: Any, shift: Tensor, near: Tensor) -> float:
 
 def _leave_one_out(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) -> Tensor:
     """Minus the mean log density of observations given their neighbors, up to a constant."""
-    cov, x, obs = bind_double(problem.kernel, problem.dtype), problem.x, problem.obs
-    added = noise.expand(len(x)) if noise.dim() == 0 else noise
-    w, var = graph_conditional(cov, x[problem.rows], x, near, added, problem.jitter)
+    loc, var = _moments(problem, noise, near)
     var = var + (noise if noise.dim() == 0 else noise[:, problem.rows])
-    misfit = obs[:, problem.rows] - (w * obs[:, near.clamp(min=0)]).sum(-1)
+    misfit = problem.obs[:, problem.rows] - loc
     return (var.log() + misfit.square() / var).mean() / 2
+
+
+def _moments(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
+    """Means and variances of f at the rows given the observations of their neighbors, (L, B)."""
+    added = noise.expand(len(problem.x)) if noise.dim() == 0 else noise
+    cov = bind_double(problem.kernel, problem.dtype)
+    w, var = graph_conditional(cov, problem.x[problem.rows], problem.x, near, added, problem.jitter)
+    return (w * problem.obs[:, near.clamp(min=0)]).sum(-1), var
+
+
+@torch.no_grad()
+def leave_one_out_moments(problem: Problem, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and variances of f, less its mean function, at the rows, given the observations of their neighbors."""
+    return _moments(problem, noise, _neighbors(problem, stressed=False))
 
 
 def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:

@@ -89,6 +89,10 @@ class OutOfTrials(Likelihood):
             bound._count(trials)
         return bound
 
+    def overdispersion(self) -> Tensor | float:
+        """The variance of y given f, in multiples of that of a binomial variable."""
+        return 1.0
+
     def _count(self, trials: int | Tensor) -> None:
         of_each = "their row's trials" if isinstance(trials, Tensor) else trials
         self.__dict__["total_count"], self.__dict__["support"] = trials, constraints.integer_interval(0, trials)

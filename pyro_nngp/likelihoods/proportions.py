@@ -91,6 +91,9 @@ class BetaBinomial(OutOfTrials):
     def focus(self, y: Tensor) -> Focus:
         return _at_zero(y)
 
+    def overdispersion(self) -> Tensor:
+        return 1 + (self.total_count - 1) / (1 + self.concentration.detach())
+
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
         if self.takes_trials:
             return None

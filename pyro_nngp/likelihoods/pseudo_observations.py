@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian
-from pyro_nngp.likelihoods.discrete import Binomial, Categorical, NegativeBinomial
+from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial, OutOfTrials
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
@@ -64,10 +64,9 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
     base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
-    if isinstance(base, Binomial) and isinstance(base.total_count, Tensor):
-        likelihood = base
-        share = (y.double() + 0.5) / (likelihood.total_count + 1)
-        noise = 1 / ((likelihood.total_count + 1) * share * (1 - share))
+    if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):
+        share = (y.double() + 0.5) / (base.total_count + 1)
+        noise = base.overdispersion() / ((base.total_count + 1) * share * (1 - share))
         return PseudoObservations(_weighted_mean(share.logit(), noise), share.logit(), noise)
     direct = likelihood.direct(y.double())
     if direct is not None:

@@ -10,10 +10,12 @@ of :math:`\Lambda + \mathrm{diag}\,\tau`, whereas a mean-field q has the recipro
 variance of each value given all others, which is orders of magnitude smaller for a smooth function.
 
 Means are those of the sparse prior times the sites, by conjugate gradients
-(:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point:
-for the fixed point of the sites the K nearest, for predictions 64 or more, pooled where they are noisy
-(:mod:`pyro_nngp.variational.pooling`). Divergence and draws are those of
-:class:`~pyro_nngp.distributions.SitePosterior`.
+(:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point,
+64 or more, pooled where they are noisy (:mod:`pyro_nngp.variational.pooling`); for the fixed point of the sites K of
+them, if 64 do not lower the variances by a tenth. Divergence and draws are those of
+:class:`~pyro_nngp.distributions.SitePosterior`. A minibatch evaluates the evidence of the sites as observations; for a
+likelihood that is not Gaussian, :mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of
+latent values has in addition.
 
 To solve, natural-gradient steps for the means alternate with the variances at those sites.
 
@@ -23,7 +25,7 @@ functions.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,7 +41,8 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.variational.evidence_excess import EvidenceExcess
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
@@ -49,10 +52,11 @@ _NO_PRECISION = 1e-6  # precision of sites before the first solution
 _ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
-_ROUNDS = 10  # alternations of means and variances
+_ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
 _EVERY = slice(None)
 _SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
+_SMALLER = 0.1  # relative decrease of variances that justifies more neighbors
 
 
 class GaussianSites(GPModule):
@@ -69,6 +73,8 @@ class GaussianSites(GPModule):
             second argument, at these.
         latent_shape: () or (L,).
         jitter: relative nugget of the prior.
+        parameters: a function that returns what the kernel depends on: its parameters and those of the guides of its
+            priors.
         level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
             :meth:`solve` also finds its level, by generalized least squares on the sites.
         likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
@@ -77,6 +83,7 @@ class GaussianSites(GPModule):
         target, precision: pseudo-observations of u and their precisions, (*L, N).
         loc, variance: marginal means and variances of u at the points, (*L, N).
         solved: whether they come from :meth:`solve`.
+        excess: the difference of the two evidences.
     """
 
     trained_buffers = frozenset({"target", "precision", "loc", "variance", "solved"})  # do not identify a run
@@ -97,6 +104,7 @@ class GaussianSites(GPModule):
         mean: Callable[..., Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
+        parameters: Callable[[], Sequence[Tensor]] = tuple,
         level: Any = None,
         likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
@@ -114,6 +122,7 @@ class GaussianSites(GPModule):
         self.register_buffer("loc", graph.x.new_zeros(shape))
         self.register_buffer("variance", graph.x.new_ones(shape))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
+        self.excess = EvidenceExcess(kernel, graph, jitter, parameters)
         self.register_load_state_dict_post_hook(_forget_after_loading)
 
     @property
@@ -152,7 +161,8 @@ class GaussianSites(GPModule):
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
-        return SitePosterior(prior, *parts)
+        offset = None if self.is_exact else self.excess() / (self.loc.numel() // self._prior[1].num_points)
+        return SitePosterior(prior, *parts, offset=offset)
 
     def _bound(self, rows: Tensor | slice) -> Likelihood:
         """The likelihood of some rows, bound."""
@@ -172,7 +182,7 @@ class GaussianSites(GPModule):
 
     @pyro_entry
     @torch.no_grad()
-    def solve(self, max_steps: int = 20, tolerance: float = 1e-3, level: bool = True) -> None:
+    def solve(self, max_steps: int = 100, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put sites and marginals at their optimum for the present hyperparameters, by natural-gradient steps.
 
         Args:
@@ -184,9 +194,7 @@ class GaussianSites(GPModule):
         kernel, likelihood, y = bind(kernel), self._bound(_EVERY), self.y.movedim(0, -1)
         mean = mean_at(graph.x, _EVERY)
         prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
-        if self._near is None:
-            self._near = graph.query(graph.x)
-        near, easy, reduction, used = self._near, True, 0.0 if self.is_exact else _STEP_REDUCTION, None
+        easy, reduction, used = True, 0.0 if self.is_exact else _STEP_REDUCTION, None
         first, moved, improved, loc, variance = not bool(self.solved), 0.0, True, self.loc, self.variance
         sites = self.target + mean, self.precision
         if first:
@@ -205,7 +213,11 @@ class GaussianSites(GPModule):
             return mean + loc, variance, 0.0 if self.is_exact else divergence()
 
         def variances() -> Tensor:
-            return graph_conditional(kernel, graph.x, graph.x, near, 1 / sites[1], jitter)[1]
+            noise = 1 / sites[1]
+            near = self._nearest(kernel, noise)
+            return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(
+                kernel, graph.x, near, noise
+            )
 
         if not self.is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
             step(*sites)
@@ -240,11 +252,11 @@ class GaussianSites(GPModule):
                     change = change.clamp(-spread, spread)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x, _EVERY), loc - change * gain
+            if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
+                break
             given = variances()
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
-                break
-            if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
                 break
             used = sites[1]
         target, precision = sites
@@ -253,6 +265,27 @@ class GaussianSites(GPModule):
         if not self.is_exact:
             warn_unsettled("GaussianSites.solve", moved, improved or max_steps <= 0, first and used is None)
         self.solved.fill_(True)
+
+    @pyro_entry
+    def correct(self) -> None:
+        """Update the difference of the two evidences; nothing to do for a Gaussian likelihood."""
+        if not self.is_exact:
+            self.excess.update(self.target, self.precision, self.loc)
+
+    def _nearest(self, kernel: Any, noise: Tensor) -> Int[Tensor, "N k"]:
+        """The observations that variances at the points depend on, kept until the neighbors change."""
+        graph, jitter = self._prior[1], self._prior[3]
+        if self._near is None:
+            few, most = graph.num_neighbors, max(graph.num_neighbors, min(graph.num_points, _PREDICTION_NEIGHBORS))
+            some = graph.x[rows_to_try(graph.num_points, graph.x.device)]
+
+            def log_variance(k: int) -> Tensor:
+                pooled = PooledObservations(kernel, graph, noise, k, jitter)
+                return pooled.variance(kernel, some, graph.query(some, k), noise).log().mean()
+
+            enough = few == most or log_variance(few) - log_variance(most) < _SMALLER
+            self._near = graph.query(graph.x, few if enough else most)
+        return self._near
 
     @pyro_entry
     @torch.no_grad()

@@ -575,14 +575,14 @@ def test_a_kernel_inside_a_users_module_moves_once_per_step():
     torch.testing.assert_close(moved, plain.kernel.lengthscale_unconstrained)
 
 
-def test_a_function_that_closes_over_a_net_is_warned_of():
+def test_a_function_that_closes_over_a_net_is_an_error_that_names_the_cure():
     net = nn.Linear(2, 1)
     x, y = gp().x, gp().y
 
     def built(mean):
         return VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=6, mean=mean)
 
-    with pytest.warns(UserWarning, match=r"got others of shapes \[\(1,\), \(1, 2\)\], .*Pass the network itself"):
+    with pytest.raises(ValueError, match=r"got others of shapes \[\(1,\), \(1, 2\)\], .*Pass the network itself"):
         fit(built(lambda x: net(x)), 2, **SETTINGS)
     before = net.weight.clone()
     fit(built(net), 2, **SETTINGS)

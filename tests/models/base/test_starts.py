@@ -23,6 +23,7 @@ from pyro_nngp.likelihoods import (
     Poisson,
     StudentT,
 )
+from pyro_nngp.likelihoods.pseudo_observations import start_shape
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
 from pyro_nngp.models.base.start_scales import frozen_copy, place_scales
@@ -409,3 +410,23 @@ def test_neighbors_in_space_and_time_follow_a_product_kernel(method):
     errors = [(one(x[700:])[0].detach() - f[700:]).square().mean().sqrt() for one in (gp, best)]
     assert errors[0] < 1.05 * errors[1]
     assert errors[1] < 0.35
+
+
+def test_counts_of_few_rows_do_not_start_overdispersed():
+    """Neighbors that are far apart have different f, which looks like a small size."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(80, 2, generator=generator, dtype=F64)
+    f = 1.5 + 2 * (15 * x[:, 0]).sin() * (15 * x[:, 1]).cos()
+    counts = torch.poisson(f.exp(), generator=generator)
+    near = torch.cdist(x, x).argsort(-1)[:, 1:5]
+    alone = start_shape(NegativeBinomial(), "total_count", counts, counts[near])
+    assert alone < 4
+    assert VNNGP(x, counts, None, NegativeBinomial()).likelihood.total_count.item() > 3 * alone
+
+
+def test_lengthscales_leave_the_spread_of_their_columns():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 2, generator=generator, dtype=F64)
+    y = (20 * x[:, 0]).sin() + 0.1 * torch.randn(400, generator=generator, dtype=F64)
+    found = Vecchia(x, y).kernel.lengthscale
+    assert found[0] < 0.3 < found[1]

@@ -1,0 +1,188 @@
+"""The evidence of sites under the prior of latent values, against dense computations in float64."""
+
+import math
+
+import pytest
+import torch
+from pyro import poutine
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.kernels import Matern32, bind
+from pyro_nngp.likelihoods import Bernoulli, Categorical
+from pyro_nngp.models import VNNGP
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational import latent_evidence
+from pyro_nngp.variational.evidence_excess import excess_gradient
+from pyro_nngp.variational.latent_evidence import conditional_gradient, latent_log_evidence
+
+F64 = torch.float64
+N, K = 120, 5
+
+
+def kernel(variance=1.3, lengthscale=0.4):
+    return Matern32(2, variance=variance, lengthscale=lengthscale).double()
+
+
+def sites(n=N, noise=5.0):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.rand(n, 2, generator=generator, dtype=F64)
+    precision = (0.5 + torch.rand(n, generator=generator, dtype=F64)) / noise
+    return NeighborGraph(x, K), torch.sin(5 * x.sum(-1)) + torch.randn(n, generator=generator, dtype=F64), precision
+
+
+def dense_log_evidence(w, var, graph, target, precision):
+    """Density of the targets under the precision of the conditionals, written out; and the posterior mean."""
+    n = len(var)
+    real = graph.neighbors >= 0
+    weights = torch.zeros(n, n, dtype=F64).scatter_add(-1, graph.neighbors.clamp(min=0), w * real)
+    root = (torch.eye(n, dtype=F64) - weights) / var.sqrt()[:, None]
+    cov = torch.linalg.inv(root.mT @ root)
+    total = (cov + cov.mT) / 2 + torch.diag(1 / precision)
+    mean = cov @ torch.linalg.solve(total, target)
+    return torch.distributions.MultivariateNormal(torch.zeros(n, dtype=F64), total).log_prob(target), mean
+
+
+def solution(graph, target, precision, cov=None):
+    """The prior's factor, and log Z with its gradients by autograd through dense matrices."""
+    with torch.no_grad():
+        prior = NNGP(kernel() if cov is None else cov, graph).factor.prepared()
+    w, var = prior.w.clone().requires_grad_(), prior.var.clone().requires_grad_()
+    value, mean = dense_log_evidence(w, var, graph, target, precision)
+    return prior, mean.detach(), value.detach(), torch.autograd.grad(value, (w, var))
+
+
+def test_value_and_gradient_are_the_dense_ones():
+    graph, target, precision = sites()
+    prior, mean, value, (w, var) = solution(graph, target, precision)
+    torch.testing.assert_close(latent_log_evidence(prior, target, mean, precision), value, rtol=1e-9, atol=0)
+    got = conditional_gradient(prior, mean, precision)
+    torch.testing.assert_close(got.w, w, rtol=1e-7, atol=1e-8)
+    torch.testing.assert_close(got.var, var, rtol=1e-7, atol=1e-8)
+
+
+def test_draws_give_the_gradient_of_hyperparameters_within_a_fraction_of_its_standard_error(monkeypatch):
+    graph, target, precision = sites()
+    prior, mean, _, (_, var) = solution(graph, target, precision)
+    monkeypatch.setattr(latent_evidence, "DENSE_UP_TO", 0)
+    log_scale = torch.zeros((), dtype=F64, requires_grad=True)
+    _, moved = NNGP(Matern32(2, variance=1.3 * log_scale.exp(), lengthscale=0.4).double(), graph).conditionals
+    (slope,) = torch.autograd.grad(moved.sum(), log_scale)  # the variances of the conditionals; weights do not change
+    exact = float((var * prior.var).sum())
+    assert slope == pytest.approx(float(prior.var.sum()))
+    found = torch.tensor(
+        [float((conditional_gradient(prior, mean, precision, i).var * prior.var).sum()) for i in range(8)]
+    )
+    # the draws share most of their randomness with draws of the prior: without these the error were sqrt(N / 2 / 32)
+    assert found.std() < 0.5 * (N / 64) ** 0.5
+    assert abs(found.mean() - exact) < 6 * found.std() / 8**0.5
+
+
+def test_excess_is_the_difference_of_two_gradients():
+    graph, target, precision = sites()
+    cov = kernel()
+    prior, mean, _, _ = solution(graph, target, precision, cov)
+    parameters = list(cov.parameters())
+
+    def observed():
+        w, var = NNGP(cov, graph).response_conditionals(1 / precision)
+        loc = (w * target[graph.neighbors.clamp(min=0)]).sum(-1)
+        return torch.distributions.Normal(loc, (var + 1 / precision).sqrt()).log_prob(target).sum()
+
+    def latent():
+        return dense_log_evidence(*NNGP(cov, graph).conditionals, graph, target, precision)[0]
+
+    want = [torch.autograd.grad(f(), parameters) for f in (latent, observed)]
+    gradients = [conditional_gradient(prior, mean, precision)]
+    found, value = excess_gradient(parameters, bind(cov), graph, 1e-6, target[None], precision[None], gradients)
+    for got, one, other in zip(found, *want, strict=True):
+        torch.testing.assert_close(got, one - other, rtol=1e-6, atol=1e-7)
+    assert value == pytest.approx(observed().item(), rel=1e-9)
+
+
+def labels(n, amplitude=2.0):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, 2, generator=generator, dtype=F64)
+    f = amplitude * torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
+    return x, (torch.rand(n, generator=generator, dtype=F64) < f.sigmoid()).to(F64)
+
+
+def test_loss_and_gradient_are_those_of_the_sparse_prior():
+    x, y = labels(N)
+    gp = VNNGP(x, y, kernel(), Bernoulli(), num_neighbors=K, mean=torch.nn.Linear(2, 1, dtype=F64))
+    gp.solve(tolerance=1e-6)
+    local = gp.local
+
+    def evidence():
+        return dense_log_evidence(*NNGP(gp.kernel, gp.graph).conditionals, gp.graph, local.target, local.precision)[0]
+
+    def loss(idx=None):
+        return IntegratedELBO().differentiable_loss(gp.model, gp.guide, *(() if idx is None else (idx,)))
+
+    with torch.no_grad():
+        mean = gp.mean(x)[:, 0]
+        expected = gp.likelihood.bind().expected_log_prob(y, mean + local.loc, local.variance).sum()
+        misfit = (local.target - local.loc).square() + local.variance
+        site = -0.5 * (local.precision * misfit + (2 * math.pi / local.precision).log()).sum()
+    torch.testing.assert_close(loss(), -(expected - site + evidence()), rtol=1e-6, atol=0)
+    parameters = list(gp.kernel.parameters())
+    for one, other in zip(
+        torch.autograd.grad(loss(), parameters), torch.autograd.grad(evidence(), parameters), strict=True
+    ):
+        torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-4)
+    parts = [loss(idx).item() for idx in torch.arange(N).split(30)]
+    assert sum(parts) / len(parts) == pytest.approx(loss().item(), rel=1e-9)
+
+
+def test_losses_of_one_run_compare_beyond_the_dense_size(monkeypatch):
+    x, y = labels(N)
+    gp = VNNGP(x, y, kernel(), Bernoulli(), num_neighbors=K)
+    exact = []
+    for small in (True, False):
+        if not small:
+            monkeypatch.setattr("pyro_nngp.variational.evidence_excess.DENSE_UP_TO", 0)
+        found = []
+        for variance in (1.0, 1.2, 1.44):
+            gp.kernel.variance = variance
+            gp.solve(tolerance=1e-6)
+            found.append(IntegratedELBO().loss(gp.model, gp.guide))
+        exact.append([value - found[0] for value in found[1:]])
+        gp.local.excess.slope.zero_()
+    assert exact[1] == pytest.approx(exact[0], abs=0.05)
+    assert abs(exact[0][1]) > 0.1
+
+
+def test_classes_share_the_difference():
+    x, y = labels(60)
+    gp = VNNGP(x, y.long(), kernel(), Categorical(2), num_neighbors=K)
+    gp.solve()
+    trace = poutine.trace(gp.guide).get_trace()
+    q = trace.nodes["u"]["fn"].base_dist
+    prior = NNGP(gp.kernel, gp.graph)
+    factor, local = prior.factor.prepared(), gp.local
+    want = sum(
+        latent_log_evidence(factor, *parts) for parts in zip(local.target, local.loc, local.precision, strict=True)
+    )
+    torch.testing.assert_close(q.log_evidence(prior).sum(), want, rtol=1e-6, atol=0)
+
+
+@torch.no_grad()
+def test_variances_at_labels_are_close_to_those_given_all_of_them():
+    x, y = labels(400)
+    gp = VNNGP(x, y, kernel(variance=30.0, lengthscale=1.0), Bernoulli(), num_neighbors=10)
+    gp.solve()
+    cov = gp.kernel(x)
+    exact = (cov - cov @ torch.linalg.solve(cov + torch.diag(1 / gp.local.precision), cov)).diagonal()
+    ratio = gp.local.variance / exact
+    assert ratio.min() > 0.99
+    assert ratio.mean() < 1.25  # from 10 neighbors alone 2.7
+
+
+def test_one_call_converges_at_a_large_variance():
+    x, y = labels(300, amplitude=20.0)
+    gp = VNNGP(x, y, kernel(variance=1e4, lengthscale=1.0), Bernoulli(), num_neighbors=10)
+    gp.solve()
+    before = gp.local.loc.clone()
+    gp.solve()
+    moved = (gp.local.loc - before).abs() / gp.local.variance.sqrt()
+    assert moved.max() < 0.3  # after 20 steps 2.7
