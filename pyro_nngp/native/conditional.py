@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
+from pyro_nngp._tape import operation
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, contiguous
@@ -83,6 +84,7 @@ def supported(problem: Problem) -> bool:
     )
 
 
+@operation
 def forward(
     problem: Problem, recording: bool = False, level: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
@@ -103,6 +105,7 @@ def forward(
     return w, var, failed, (failed,) if factors is None else (failed, factors)
 
 
+@operation
 def backward(
     problem: Problem,
     kept: tuple[Tensor, ...],
