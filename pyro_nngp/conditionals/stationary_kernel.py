@@ -84,7 +84,8 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
 class Engine(NamedTuple):
     """An implementation; both take a :class:`Problem` and pass what they keep from `forward` to `backward`.
 
-    ``forward(problem, recording)`` returns w, v, which points have failed (None: none can) and what it keeps;
+    ``forward(problem, recording, inputs=)`` returns w, v, which points have failed (None: none can) and what it keeps,
+    for gradients of the points as well if `inputs`;
     ``backward(problem, kept, grad_w, grad_v, kernel=, noise=, inputs=)`` returns the gradients that the flags ask for.
     """
 
@@ -99,7 +100,9 @@ class _Fused(torch.autograd.Function):
     def forward(
         engine: Engine, recording: bool, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
-        return engine.forward(Problem(*arguments), recording)
+        problem = Problem(*arguments)
+        inputs = problem.x.requires_grad or problem.points.requires_grad
+        return engine.forward(problem, recording, inputs=inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -181,7 +184,7 @@ def _differentiable_gradients(
     return tuple(next(grads) if need else None for need in needs)
 
 
-def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+def _forward(problem: Problem, recording: bool, inputs: bool = True) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
     """Torch operations, chunk by chunk, into memory allocated beforehand, which small results would fragment."""
     memory.keep_freed()
     shape, new = (*problem.sets, *problem.neighbors.shape), problem.x.new_empty
