@@ -126,6 +126,10 @@ class _Recorder(TorchDispatchMode):
         super().__init__()
         self.steps: list[_Step] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else torch imports its compiler, which takes seconds
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(_here, "recorder", None) is self:
