@@ -60,8 +60,9 @@ class DataSites(GPModule):
         self._check_start("model", idx)
         if idx is not None and len(idx) < self.num_data and _starts_hmc():
             warnings.warn(
-                f"{type(self).__name__}.model: HMC and NUTS on {len(idx)} of {self.num_data} rows draw from the posterior "
-                f"of these rows, each counted {self.num_data / max(len(idx), 1):.3g} times: intervals are too narrow. "
+                f"{type(self).__name__}.model: HMC and NUTS on {len(idx)} of {self.num_data} rows draw from the "
+                f"posterior of these rows, each counted {self.num_data / max(len(idx), 1):.3g} times: intervals are "
+                "too narrow. "
                 "Run without idx, or build the method on these rows alone.",
                 stacklevel=2,
             )
@@ -172,6 +173,6 @@ class DataSites(GPModule):
 
 
 def _starts_hmc() -> bool:
-    """Whether the program runs in the setup of HMC or NUTS: no other algorithm of Pyro both starts sites and enumerates."""
+    """Whether the program runs in the setup of HMC or NUTS: no other algorithm both initializes and enumerates it."""
     handlers = {type(handler) for handler in runtime._PYRO_STACK}
     return {InitMessenger, EnumMessenger} <= handlers
