@@ -56,6 +56,8 @@ class QuickNUTS(NUTS):
         RuntimeError: during a run, if the program has changed.
     """
 
+    potential_fn: Any
+
     def __init__(self, model: Callable, **options: Any) -> None:
         if not callable(model):
             cure = "Pass a Pyro program, such as gp.model."

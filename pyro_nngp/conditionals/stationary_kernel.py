@@ -226,7 +226,7 @@ def _differentiable_gradients(
 
     def values(*arguments: Tensor) -> tuple[Tensor, Tensor]:
         given = iter(arguments)
-        every = (next(given) if need else value for need, value in zip(needs, problem[:5], strict=True))
+        every: list[Any] = [next(given) if need else value for need, value in zip(needs, problem[:5], strict=True)]
         x, points, lengthscale, variance, noise = every
         neighbors, profile, jitter = rest
         cov = Covariance(
