@@ -14,7 +14,8 @@ Effective draws are ArviZ's bulk ESS: the least of the three hyperparameters, an
 are processor seconds, so that other work on the machine does not count: of everything, compilation included, and of the
 draws after the warm-up, without it.
 
-    gradients          milliseconds of a potential and its gradient instead: QuickNUTS beside NUTS, alternating, least
+    gradients          milliseconds of a potential and its gradient instead: QuickNUTS beside NUTS, alternating, and
+                       NumPyro's, compiled; least of --draws
     two                two NNGP sites at 60 places, 300 iterations, QuickNUTS beside NUTS
 
 Usage: python benchmarks/speed/nuts.py [gradients|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
@@ -94,18 +95,20 @@ def ours(name, kernel, args, options):
     report(name, len(args[1]), kept | {"f": f.reshape(options.draws, -1)[:, :SHOWN].numpy()}, total, sampling)
 
 
-def others(python, name, args, options):
+def run_other(python, name, args, place, warmup, draws):
     graph, y = args
+    order = torch.cat(graph.levels()).numpy()
+    np.savez(place, x=graph.x.numpy(), y=y.numpy(), neighbors=graph.neighbors.numpy(), order=order)
+    subprocess.run([python, str(OTHERS), name, str(place), str(warmup), str(draws), str(SHOWN)], check=True)
+
+
+def others(python, name, args, options):
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run.npz"
-        np.savez(
-            place, x=graph.x.numpy(), y=y.numpy(), neighbors=graph.neighbors.numpy(), order=torch.cat(graph.levels())
-        )
-        settings = [str(place), str(options.warmup), str(options.draws), str(SHOWN)]
-        subprocess.run([python, str(OTHERS), name, *settings], check=True)
+        run_other(python, name, args, place, options.warmup, options.draws)
         with np.load(place) as found:
             kept = {site: found[site] for site in ("variance", "lengthscale", "intercept", "f")}
-            report(name, len(y), kept, float(found["total"]), float(found["sampling"]))
+            report(name, len(args[1]), kept, float(found["total"]), float(found["sampling"]))
 
 
 def report(name, num_points, draws, total, sampling):
@@ -142,21 +145,25 @@ def beside(options):
 def gradients(options):
     print("| N | NUTS [ms] | QuickNUTS [ms] | ratio | recording [ms] |\n|---|---|---|---|---|")
     for num_points in options.points:
-        start, potential, _, _ = initialize_model(whitened(model, "f"), problem(num_points))
-        begin = time.perf_counter()
+        args = problem(num_points)
+        start, potential, _, _ = initialize_model(whitened(model, "f"), args)
+        begin = time.process_time()
         recorded = RecordedPotential(potential, start)
-        recording = time.perf_counter() - begin
+        recording = time.process_time() - begin
         times = {potential: [], recorded: []}
         for _ in range(options.draws):
             for each, seconds in times.items():
                 leaves = [z.detach().requires_grad_() for z in start.values()]
-                begin = time.perf_counter()
+                begin = time.process_time()
                 torch.autograd.grad(each(dict(zip(start, leaves, strict=True))), leaves)
-                seconds.append(time.perf_counter() - begin)
+                seconds.append(time.process_time() - begin)
         plain, quick = (1e3 * min(seconds) for seconds in times.values())
         print(
             f"| {num_points:,} | {plain:.2f} | {quick:.2f} | {plain / quick:.1f} | {1e3 * recording:.0f} |", flush=True
         )
+        if options.numpyro:
+            with tempfile.TemporaryDirectory() as folder:
+                run_other(options.numpyro, "NumPyro, NNGP", args, Path(folder) / "run.npz", 0, options.draws)
 
 
 def two(options):
