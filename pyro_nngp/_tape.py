@@ -70,12 +70,14 @@ class Tape:
         source: the operations that a replay executes, as Python code.
 
     Raises:
-        ValueError: if one run does not determine the operations: for numbers other than integers and booleans that are
-            read out of tensors that depend on the examples, results whose shape depends on values, random draws, and
-            changes in place of tensors from outside.
+        ValueError: if the examples are on another device than the CPU, or one run does not determine the operations:
+            for numbers other than integers and booleans that are read out of tensors that depend on the examples,
+            results whose shape depends on values, random draws, and changes in place of tensors from outside.
     """
 
     def __init__(self, where: str, function: Callable[..., tuple[Tensor, ...]], *examples: Tensor) -> None:
+        if any(example.device.type != "cpu" for example in examples):
+            _refuse(where, "computes on another device than the CPU")
         recorder = _Recorder()
         with _recording(recorder), recorder:
             results = function(*examples)

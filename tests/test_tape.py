@@ -119,6 +119,11 @@ def test_what_one_run_does_not_determine_is_refused(function, message):
         Tape("test", function, torch.ones(3))
 
 
+def test_other_devices_are_refused():
+    with pytest.raises(ValueError, match="got one that computes on another device than the CPU"):
+        Tape("test", lambda x: (2 * x,), torch.ones(3, device="meta"))
+
+
 def test_random_draws_that_change_nothing_are_left_out():
     def function(x):
         torch.randn(3) * x

@@ -40,8 +40,8 @@ class QuickNUTS(NUTS):
     (:class:`~pyro_nngp.distributions.NNGPReparam`). Other sites keep their names and supports. ``to_arviz(mcmc)`` has
     ``f`` as well.
 
-    The program is run as usual where one run does not determine its operations, with a warning that names the reason,
-    and at values where it would take another branch. It must not depend on anything that changes during a run, such as
+    The program is run as usual, with a warning that names the reason, on other devices than the CPU and where one run
+    does not determine its operations; and at values where it would take another branch. It must not depend on anything that changes during a run, such as
     a counter: that is checked at the start and at every 1000th gradient.
 
     Args:
