@@ -41,8 +41,9 @@ class QuickNUTS(NUTS):
     ``f`` as well.
 
     The program is run as usual, with a warning that names the reason, on other devices than the CPU and where one run
-    does not determine its operations; and at values where it would take another branch. It must not depend on anything that changes during a run, such as
-    a counter: that is checked at the start and at every 1000th gradient.
+    does not determine its operations; and, without one, at values where it would take another branch. It must not
+    depend on anything that changes during a run, such as a counter: that is checked at the start and at every 1000th
+    gradient.
 
     Args:
         model: a Pyro program. It need not have NNGP sites.
