@@ -57,10 +57,12 @@ def supported(problem: Problem) -> bool:
     )
 
 
-def forward(problem: Problem, recording: bool = False) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+def forward(
+    problem: Problem, recording: bool = False, inputs: bool = True
+) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), None and what to keep for `backward`; with S in front for S sets.
 
-    None says that no target is left for the caller to repair.
+    None says that no target is left for the caller to repair. What is kept gives all gradients, whatever `inputs`.
     """
     from pyro_nngp.gpu import kernels
 

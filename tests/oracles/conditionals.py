@@ -29,7 +29,7 @@ class Case:
         return [t.clone().requires_grad_() for t in every]
 
     def bound(self, lengthscale, variance):
-        kernel = self.kernel(len(lengthscale))
+        kernel = self.kernel(lengthscale.shape[-1])
         del kernel.lengthscale, kernel.variance
         kernel.lengthscale, kernel.variance = lengthscale, variance
         return kernel
