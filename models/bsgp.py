@@ -124,6 +124,7 @@ class BSGP(SampledMethod):
     """
 
     likelihood: Likelihood
+    noise: Any
     has_own_kernels = True
     latents = ("nu", "z")
 

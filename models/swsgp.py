@@ -99,6 +99,7 @@ class SWSGP(PredictiveMethod):
     """
 
     lengthscale: Tensor
+    data_neighbors: Any
 
     vectorizes = True
 

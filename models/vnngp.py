@@ -113,6 +113,7 @@ class VNNGP(PredictiveMethod):
     graph_type: type[NeighborGraph] = NeighborGraph
     draws_together = True
     local: LocalGaussian | AmortizedGaussian | GaussianSites
+    data_neighbors: Any
 
     @from_tables
     def __init__(

@@ -127,19 +127,19 @@ class DataSites(GPModule):
         """
         if rows is not None and self.offset is not None:
             return self._mean_at(x) + self.offset[rows].movedim(0, -1)
-        rows = len(x)
+        count = len(x)
         if isinstance(self.mean, ConstantMean) and "value" in self.mean._pyro_samples:
             value = self.mean.value.to(x.dtype)
             batch = batch_shape_of(self.mean, "value", value)
             own, batch = value.shape[len(batch) :], placed(batch)
             shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
-            return value.reshape(*shape, 1).expand(*shape, rows)
+            return value.reshape(*shape, 1).expand(*shape, count)
         mean = self.mean(x)
-        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((rows,), (rows, 1), (rows, *self.latent_shape)):
+        if not isinstance(mean, Tensor) or tuple(mean.shape) not in ((count,), (count, 1), (count, *self.latent_shape)):
             where, actual = type(self).__name__, tuple(mean.shape) if isinstance(mean, Tensor) else type(mean).__name__
-            columns = f", or ({rows}, {self.num_latents})" if self.latent_shape else ""
+            columns = f", or ({count}, {self.num_latents})" if self.latent_shape else ""
             cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
-            fail(where, "mean(x)", f"of shape ({rows},) or ({rows}, 1){columns}", actual, cure)
+            fail(where, "mean(x)", f"of shape ({count},) or ({count}, 1){columns}", actual, cure)
         if mean.dim() == 1:
             return mean
         return mean.squeeze(-1) if mean.shape[-1] == 1 else mean.mT
