@@ -10,7 +10,7 @@ intervals of an exact posterior then cover at their nominal rate. Gaussian data 
 ``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
 kind beside NUTS on the whitened program. ``seconds``: one Poisson data set of 10,000 points, without groups.
 
-Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...] [--out FILE]
+Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...] [--rows FILE.csv] [--out FILE.md]
 """
 
 import argparse
@@ -25,7 +25,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal, init_to_median
 from pyro.optim import ClippedAdam
-from rows import commit  # beside this file
+from rows import append, commit, read  # beside this file
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, NNGPReparam
 from pyro_nngp.kernels import Matern32
@@ -33,6 +33,7 @@ from pyro_nngp.kernels import Matern32
 GROUPS, NEIGHBORS = 20, 15
 KINDS = ("Poisson", "Bernoulli", "Gaussian")
 SITES = ("intercept", "slope", "group_scale", "variance", "lengthscale", "noise")
+NUMBERS = ("intercept", "slope 1", "slope 2", "group_scale", "variance", "lengthscale", "noise")
 PRIORS = {
     "intercept": lambda: dist.Normal(number(0.5), 1.0),
     "slope": lambda: dist.Normal(torch.zeros(2), 1.0).to_event(1),
@@ -141,30 +142,38 @@ def intervals(problem, guide):
 
 
 def coverage(args):
-    """Coverage of 95 % intervals: a row for each kind and guide."""
-    lines, header = [], None
-    for kind in args.kinds:
-        for guide in args.guides:
-            hits, widths, losses, seconds = {}, {}, [], []
-            for seed in range(args.sets):
+    """Coverage of 95 % intervals: a row for each kind and guide. Data sets that are in the rows are not repeated."""
+    rows = read(args.rows)
+    done = {(row["kind"], row["guide"], row["seed"]) for row in rows}
+    for seed in range(args.sets):
+        for kind in args.kinds:
+            for guide in args.guides:
+                if (kind, guide, str(seed)) in done:
+                    continue
                 problem = Problem(kind, args.points, seed)
-                _, trained, loss, spent = train(problem, guide)
-                losses.append(loss)
-                seconds.append(spent)
+                _, trained, loss, seconds = train(problem, guide)
+                row = {"kind": kind, "guide": guide, "seed": seed, "loss": loss, "seconds": seconds}
                 truth = quantities({name: value[None] for name, value in problem.truth.items()})
                 for name, ends in intervals(problem, trained).items():
-                    low, high = ends.tolist()
-                    hits.setdefault(name, []).append(low <= truth[name].item() <= high)
-                    widths.setdefault(name, []).append(high - low)
-            names = ["intercept", "slope 1", "slope 2", "group_scale", "variance", "lengthscale", "noise"]
-            if header is None:
-                header = ["data", "guide", "- ELBO", *names, "seconds"]
-                lines += [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
-                print("\n".join(lines))
-            share = [f"{100 * sum(hits[n]) / len(hits[n]):.0f} %" if n in hits else "" for n in names]
-            loss, spent = (torch.tensor(values).mean() for values in (losses, seconds))
-            lines.append(f"| {kind} | {guide} | {loss:.1f} | {' | '.join(share)} | {spent:.1f} |")
-            print(lines[-1], flush=True)
+                    row[name] = int(ends[0] <= truth[name].item() <= ends[1])
+                append(args.rows, ["kind", "guide", "seed", "loss", "seconds", *NUMBERS], row)
+    return table(read(args.rows), args)
+
+
+def table(rows, args):
+    """Shares of intervals that cover, and averages of minus the ELBO and of processor seconds."""
+    header = ["data", "guide", "sets", "- ELBO", *NUMBERS, "seconds"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for kind in args.kinds:
+        for guide in args.guides:
+            own = [row for row in rows if (row["kind"], row["guide"]) == (kind, guide)]
+            if not own:
+                continue
+            hits = [[int(row[name]) for row in own if row[name]] for name in NUMBERS]
+            share = [f"{100 * sum(each) / len(each):.0f} %" if each else "" for each in hits]
+            loss, seconds = (sum(float(row[name]) for row in own) / len(own) for name in ("loss", "seconds"))
+            lines.append(f"| {kind} | {guide} | {len(own)} | {loss:.1f} | {' | '.join(share)} | {seconds:.1f} |")
+    print("\n".join(lines), flush=True)
     return lines
 
 
@@ -222,6 +231,7 @@ def main():
     parser.add_argument("--nuts-draws", type=int, default=1000)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--guides", nargs="+", choices=GUIDES, default=["AutoNNGP"])
+    parser.add_argument("--rows", type=Path, default=Path("mixed_models.csv"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_default_dtype(torch.float64)

@@ -34,7 +34,7 @@ from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.nn import PyroParam
 from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
-from torch.distributions import biject_to
+from torch.distributions import biject_to, register_kl
 
 from pyro_nngp._checks import check_number, fail
 from pyro_nngp.distributions import NNGP
@@ -276,7 +276,7 @@ class AutoNNGP(AutoGuide):
                 for frame in site["cond_indep_stack"]:
                     stack.enter_context(plates[frame.name])
                 event_dim = site["fn"].event_dim
-                result[name] = pyro.sample(name, dist.Delta(values[name], densities[name], event_dim))
+                result[name] = pyro.sample(name, _Value(values[name], densities[name], event_dim))
         return result
 
     def _draw_hyperparameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -376,6 +376,15 @@ class _White(TorchDistribution):
     def log_prob(self, value: Float[Tensor, "*S d"]) -> Float[Tensor, "*S"]:
         """Log density of the white values."""
         return self._q.log_white_prob(value)
+
+
+class _Value(dist.Delta):
+    """A value whose log density :class:`~pyro.infer.TraceMeanField_ELBO` counts, which Pyro's divergence leaves out."""
+
+
+@register_kl(_Value, dist.Distribution)
+def _kl_value(q: _Value, p: Any) -> Tensor:
+    return q.log_density - p.log_prob(q.v)
 
 
 def _base(site: Any) -> Any:

@@ -122,7 +122,7 @@ class ConditionalPosterior:
     @cached_property
     def _log_det_processes(self) -> float:
         every = [self.trace.nodes[name]["fn"] for name in self._names]
-        return sum(float(log_det_root(fn).sum()) for fn in every if isinstance(gaussian_base(fn), NNGP))
+        return sum(float(log_det_root(fn).detach().sum()) for fn in every if isinstance(gaussian_base(fn), NNGP))
 
     def _product(self, leaves: Float[Tensor, "*S d"]) -> Float[Tensor, "*S r"]:
         m, flat = self._sparse.shape[1], leaves.reshape(-1, leaves.shape[-1]).numpy()
