@@ -12,7 +12,9 @@ from pyro.optim import Adam
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, to_arviz
 from pyro_nngp.kernels import Matern32, Matern52
-from pyro_nngp.likelihoods import Poisson
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.means import LinearMean
+from pyro_nngp.models import VNNGP
 
 N, GROUPS = 24, 9
 NUMBER = {"dtype": torch.float64}
@@ -266,3 +268,25 @@ def test_calls_that_do_not_fit():
     message = r"expected the guide outside vectorized plates, got \['particles'\]"
     with pytest.raises(ValueError, match=message), pyro.plate("particles", 3, dim=-2):
         guide(Y)
+
+
+def test_methods_with_a_linear_mean_have_the_exact_posterior():
+    """The program of a method is one like any other; predictions from its draws include the coefficients."""
+    mean = LinearMean(2, prior=dist.Normal(number(0.0), 2.0))
+    kernel = Matern32(2, variance=0.8, lengthscale=0.4).double()
+    gp = VNNGP(X, Y, kernel, Gaussian(0.1).double(), mean=mean, num_neighbors=N - 1)
+    guide = AutoNNGP(gp.model)
+    basis = mean.basis(X)
+    cov = kernel(X).detach() + 4 * basis @ basis.mT + (0.1 + 0.8e-6) * torch.eye(N, **NUMBER)
+    want = torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y)
+    assert Trace_ELBO().loss(gp.model, guide) == pytest.approx(-want.item(), rel=1e-6)
+    assert guide.gaussian == ["mean.value", "mean.slope", "u"]
+    with torch.no_grad():
+        draws = Predictive(gp.model, guide=guide, num_samples=50)()
+    x_new = X[:3] + 0.01
+    found = gp.predict(x_new, samples={name: draws[name] for name in guide.gaussian}).mean
+    weights = torch.cholesky_solve(Y[:, None], torch.linalg.cholesky(cov))
+    exact = (kernel(x_new, X).detach() + 4 * mean.basis(x_new) @ basis.mT) @ weights
+    torch.testing.assert_close(found, exact[:, 0], rtol=0, atol=6 * 0.4 / 50**0.5)
+    idata = to_arviz((gp.model, guide), num_samples=3, progress=False)
+    assert idata.posterior["mean.slope"].shape == (1, 3, 2)
