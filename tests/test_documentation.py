@@ -31,6 +31,7 @@ FEWER = {  # sizes on a page, and in the test
     ],
     "docs/howto/memory_and_threads.md": [("2_000", "300"), ("50_000", "500"), ("x[:500]", "x[:50]")],
     "docs/howto/priors.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("200)", "20)")],
+    "docs/howto/mixed_models.md": [("range(50)", "range(3)"), ("num_samples=100", "num_samples=3"), ("=20)", "=2)")],
     "docs/howto/missing_and_offsets.md": [("gp, 150", "gp, 20"), ("600", "200")],
     "docs/howto/scikit_learn.md": [
         (", 400)", ", 80)"),

@@ -10,7 +10,8 @@ intervals of an exact posterior then cover at their nominal rate. Gaussian data 
 ``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
 kind beside NUTS on the whitened program. ``seconds``: one Poisson data set of 10,000 points, without groups.
 
-Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...] [--rows FILE.csv] [--out FILE.md]
+Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...]
+    [--rows FILE.csv] [--out FILE.md]
 """
 
 import argparse

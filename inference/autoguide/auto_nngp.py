@@ -106,6 +106,7 @@ class AutoNNGP(AutoGuide):
     loc: Tensor
     scale: Tensor
     scale_tril: Tensor
+    prototype_trace: Any
 
     def __init__(self, model: Callable, *, init_loc_fn: Callable = init_to_median, init_scale: float = 0.1) -> None:
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
@@ -334,7 +335,8 @@ class AutoNNGP(AutoGuide):
         """
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        found, draws = {}, {name: [] for name in self.gaussian}
+        found: dict[str, Tensor] = {}
+        draws: dict[str, list[Tensor]] = {name: [] for name in self.gaussian}
         levels = torch.tensor(quantiles, dtype=torch.float64)
         count = _HYPER_DRAWS if self.hyperparameters else 1
         latent = None

@@ -212,12 +212,12 @@ def linear_sites(
 
     if not is_linear(chosen):
         steps |= {name: torch.zeros_like(steps[name]) for name in chosen}
-    found = True
-    while found:
+    while True:
         found = next((name for name in waiting if is_linear([*chosen, name], name)), None)
-        if found:
-            chosen.append(found)
-            waiting.remove(found)
+        if found is None:
+            break
+        chosen.append(found)
+        waiting.remove(found)
     return [name for name in sites if name in chosen]
 
 

@@ -50,7 +50,8 @@ class ObservedSite:
         leaves: the latent values, which require gradients.
 
     Attributes:
-        phi: the parameters that depend on the leaves, in unconstrained space, (n, k); with gradients.
+        is_free: whether any parameter depends on the leaves.
+        phi: the parameters that do, in unconstrained space, (n, k); with gradients.
 
     Raises:
         ValueError: if the distribution cannot be rebuilt from its parameters.
@@ -79,7 +80,8 @@ class ObservedSite:
             self._free[name] = constraint, unconstrained.shape[len(self._shape) :]
             parts.append(unconstrained.reshape(self._shape.numel(), -1))
         self._fixed = {n: v.detach() if isinstance(v, Tensor) else v for n, v in self._fixed.items()}
-        self.phi = torch.cat(parts, -1) if parts else None
+        self.is_free = bool(parts)
+        self.phi = torch.cat(parts, -1) if parts else torch.empty(0)
         weight = torch.as_tensor(site["scale"], dtype=torch.float64)
         self._weight = weight if mask is None else weight * mask
         if parts:
@@ -139,7 +141,7 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
     for site in sample_sites(trace).values():
         if is_data(site):
             observed = ObservedSite(where, site, leaves)
-            found += [observed] if observed.phi is not None else []
+            found += [observed] if observed.is_free else []
     if not found:
         cure = "Call the guide with the data, as SVI does, before Predictive."
         fail(where, "the program", "to have an observed site that depends on its NNGP sites", "none", cure)
