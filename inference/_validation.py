@@ -1,4 +1,4 @@
-"""Switch off the checks of Pyro and torch in a loop whose first step has passed them."""
+"""Switch off the checks of Pyro and torch, and of row numbers, in a loop whose first step has passed them."""
 
 import threading
 from collections.abc import Iterator
@@ -8,6 +8,8 @@ import pyro
 from pyro.distributions import is_validation_enabled as distributions_checked
 from pyro.infer.util import is_validation_enabled as inference_checked
 from pyro.poutine.util import is_validation_enabled as handlers_checked
+
+from pyro_nngp._checks import trusted_rows
 
 _lock, _inside, _before = threading.Lock(), 0, (True, True, True)
 
@@ -22,7 +24,8 @@ def validation_off() -> Iterator[None]:
             _set(False, False, False)
         _inside += 1
     try:
-        yield
+        with trusted_rows():
+            yield
     finally:
         with _lock:
             _inside -= 1

@@ -3,13 +3,27 @@
 import math
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
+
+_ROWS_TRUSTED: ContextVar[int] = ContextVar("rows_trusted", default=0)
+
+
+@contextmanager
+def trusted_rows() -> Iterator[None]:
+    """Leave the values of row numbers unchecked within this block, in this thread: on a GPU each check waits for it."""
+    _ROWS_TRUSTED.set(_ROWS_TRUSTED.get() + 1)  # counted: blocks may end in another order than that of nesting
+    try:
+        yield
+    finally:
+        _ROWS_TRUSTED.set(_ROWS_TRUSTED.get() - 1)
 
 
 def fail(
@@ -176,14 +190,17 @@ def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbor
 
 
 def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | None = None, lowest: int = 0) -> None:
-    """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1."""
+    """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1.
+
+    Within :func:`trusted_rows` their values are not checked.
+    """
     check_tensor(where, arg, rows)
     if rows.dtype != torch.int64:
         fail(where, arg, "of dtype torch.int64", rows.dtype, "Give row numbers of x.", TypeError)
     if rows.dim() != 1 or (len(rows) == 0 if size is None else len(rows) != size):
         expectation = "of shape (B,) with B >= 1" if size is None else f"of shape ({size},)"
         fail(where, arg, expectation, tuple(rows.shape), "Give a vector of row numbers of x.")
-    if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
+    if not _ROWS_TRUSTED.get() and len(rows) and (rows.min() < lowest or rows.max() >= num_points):
         actual = f"{int(rows.min())}..{int(rows.max())}"
         fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
 
@@ -205,11 +222,13 @@ def check_row_numbers(where: str, arg: str, rows: Tensor, num_points: int) -> No
 def check_batch(where: str, arg: str, rows: Any, num_points: int) -> None:
     """Raise unless `rows` holds distinct row numbers in 0..num_points-1, at least one.
 
-    Under :func:`torch.func.vmap`, which hides values, they are not checked.
+    Under :func:`torch.func.vmap`, which hides values, they are not checked, nor within :func:`trusted_rows`.
     """
     if isinstance(rows, Tensor) and is_batchedtensor(rows):
         return
     check_rows(where, arg, rows, num_points)
+    if _ROWS_TRUSTED.get():
+        return
     if repeats := len(rows) - len(rows.unique()):
         fail(where, arg, "without repeats", f"{repeats} repeats", "Draw without replacement.")
 

@@ -19,6 +19,9 @@ import jaxtyping
 import pyro
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, which torch does not do here
 from beartype import BeartypeConf, beartype
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pyro_nngp._checks import (
+    check_batch,
     check_callable,
     check_device,
     check_int,
@@ -14,6 +15,7 @@ from pyro_nngp._checks import (
     check_same_kind,
     check_seed,
     check_tensor,
+    trusted_rows,
 )
 from pyro_nngp.kernels import RBF
 
@@ -105,3 +107,15 @@ def test_points_of_a_kernel_are_of_one_floating_point_type():
         RBF(2)(torch.ones(3, 2, dtype=torch.int64))
     with pytest.raises(TypeError, match="RBF: expected z of the dtype of x"):
         RBF(2)(torch.ones(3, 2), torch.ones(3, 2).double())
+
+
+def test_rows_are_trusted_within_blocks_that_may_end_in_any_order():
+    rows = torch.tensor([0, 0, 5])
+    first, second = trusted_rows(), trusted_rows()
+    for block in (first, second):
+        block.__enter__()
+    first.__exit__(None, None, None)
+    check_batch("f", "idx", rows, 3)
+    second.__exit__(None, None, None)
+    with pytest.raises(ValueError, match=r"f: expected idx in 0\.\.2, got 0\.\.5"):
+        check_batch("f", "idx", rows, 3)

@@ -28,6 +28,7 @@ LAYERS = (
     "pyro_nngp.means",
     "pyro_nngp.kernels",
     "pyro_nngp.native.conditional",
+    "pyro_nngp.gpu",
     "pyro_nngp.neighbors",
     "pyro_nngp.conditionals",
     "pyro_nngp.distributions",

@@ -24,18 +24,20 @@ class Minibatches:
         self.num_data = num_data
         self.size = None if size is None or size >= num_data else size
         self.generator = _generator(seed)
-        self._epoch, self._position, self._order = self.generator.get_state(), num_data, torch.empty(0)
+        self._epoch, self._position = self.generator.get_state(), num_data
+        self._order = torch.empty(0, dtype=torch.int64)
 
     def next(self, device: torch.device) -> Tensor | None:
-        """The next batch of rows."""
+        """The next batch of rows; the order of an epoch is on the device, for which a copy in each step would wait."""
         if self.size is None:
             return None
         if self._position + self.size > self.num_data:
             self._epoch, self._position = self.generator.get_state(), 0
             self._order = torch.randperm(self.num_data, generator=self.generator)
+        self._order = self._order.to(device)
         batch = self._order[self._position : self._position + self.size]
         self._position += self.size
-        return batch.to(device)
+        return batch
 
     def state(self) -> dict[str, Any]:
         """The random states now and at the start of the epoch, and how far the epoch is."""

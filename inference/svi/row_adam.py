@@ -14,7 +14,7 @@ Reference: Kingma, Ba (2015), "Adam: a method for stochastic optimization", ICLR
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,24 +48,36 @@ class RowAdam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            (beta1, beta2), eps = group["betas"], group["eps"]
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.state[param]
-                if not state:
-                    state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
-                state["step"] += 1
-                grad = coalesced(param.grad)
-                rows, grad = grad.indices()[0], grad.values()
-                first = state["exp_avg"].index_select(0, rows).lerp_(grad, 1 - beta1)
-                second = state["exp_avg_sq"].index_select(0, rows).mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-                state["exp_avg"].index_copy_(0, rows, first)
-                state["exp_avg_sq"].index_copy_(0, rows, second)
-                rate = group["lr"] * (1 - beta2 ** state["step"]) ** 0.5 / (1 - beta1 ** state["step"])
-                moved = param.index_select(0, rows).addcdiv_(first, second.sqrt_().add_(eps), value=-rate)
-                param.index_copy_(0, rows, moved)
+            self._move(group, [param for param in group["params"] if param.grad is not None])
         return loss
+
+    def _move(self, group: dict[str, Any], tables: list[Tensor]) -> None:
+        """Move some tables, in operations on all of them at a time."""
+        if not tables:
+            return
+        (beta1, beta2), states = group["betas"], [self.state[param] for param in tables]
+        for param, state in zip(tables, states, strict=True):
+            if not state:
+                state.update(step=0, exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
+            state["step"] += 1
+        sparse = [coalesced(cast(Tensor, param.grad)) for param in tables]
+        rows, grads = [grad.indices()[0] for grad in sparse], [grad.values() for grad in sparse]
+
+        def used(wholes: list[Tensor]) -> list[Tensor]:
+            return [whole.index_select(0, own) for whole, own in zip(wholes, rows, strict=True)]
+
+        wholes = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], tables
+        first, second, moved = map(used, wholes)
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        below = torch._foreach_sqrt(second)
+        torch._foreach_add_(below, group["eps"])
+        rates = [-group["lr"] * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
+        torch._foreach_addcdiv_(moved, first, below, scalars=rates)
+        for whole, parts in zip(wholes, (first, second, moved), strict=True):
+            for table, own, part in zip(whole, rows, parts, strict=True):
+                table.index_copy_(0, own, part)
 
 
 def coalesced(grad: Tensor) -> Tensor:

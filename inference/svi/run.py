@@ -26,7 +26,7 @@ from pyro_nngp.inference.svi.parameters import (
 )
 from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
-from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
 
 _FIRST_SUBSAMPLE = 1000
 
@@ -148,11 +148,11 @@ class Run:
 
     def _evaluate(self) -> Tensor:
         """The loss per data point on the next rows."""
-        args = self.batch_args(self.batches.next(self.device), self.batches.generator)
         for param in self.params.values():
             param.grad = None
         try:
             with validation_off() if self.losses else nullcontext():
+                args = self.batch_args(self.batches.next(self.device), self.batches.generator)
                 loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
@@ -173,18 +173,18 @@ class Run:
 
     def _descend(self, loss: Tensor) -> float:
         """Move the parameters along their gradients; returns the loss."""
-        value = float(loss.detach())
         norms = self._gradient_norms()
         total = torch.stack([loss.new_zeros(()), *norms.values()]).norm()
-        if not (torch.isfinite(total) and torch.isfinite(loss)):
+        value, size = torch.stack([loss.detach(), total]).tolist()  # the one place where a step waits for a GPU
+        if not (math.isfinite(value) and math.isfinite(size)):
             bad = [n for n, p in self.params.items() if not (p.isfinite().all() and norms.get(n, total * 0).isfinite())]
             raise DivergenceError(
                 f"fit: loss {value} at step {self.step}; not finite, value or gradient: {bad or 'none'}."
-            )
-        if self.clip_norm is not None and total > self.clip_norm:
+            ) from _indefinite_covariances()
+        if self.clip_norm is not None and size > self.clip_norm:
             for param in self.params.values():
                 if param.grad is not None:
-                    param.grad.mul_(self.clip_norm / total)
+                    param.grad.mul_(self.clip_norm / size)
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             optimizer.step()
             schedule.step()
@@ -290,3 +290,12 @@ class Run:
             else:
                 norms[name] = param.grad.norm()
         return norms
+
+
+def _indefinite_covariances() -> NotPositiveDefiniteError | None:
+    """The error of conditionals on a GPU that gave NaN since the last report."""
+    try:
+        report_nuggets()
+    except NotPositiveDefiniteError as error:
+        return error
+    return None

@@ -24,6 +24,7 @@ from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
+from pyro_nngp.linalg import report_nuggets
 
 _PROBE = 2048  # rows whose loss decides on convergence
 _ROUND = (50, 200)  # fewest and most steps of Adam per round
@@ -121,6 +122,8 @@ class Training:
                 bar.update()
                 if run.step % 20 == 0 or run.quasi_newton is not None:
                     bar.set_postfix(loss=f"{sum(run.losses[-20:]) / len(run.losses[-20:]):.4f}", refresh=False)
+                if run.step % run.steps_per_epoch() == 0:
+                    report_nuggets()
                 if run.quasi_newton is None:
                     self._after_adam()
                 else:
@@ -133,6 +136,7 @@ class Training:
 
     def finish(self) -> None:
         """Write the checkpoint, and leave the method at its best state."""
+        report_nuggets()
         if self.checkpoint is not None:
             self._save()
         if self.best is not None:

@@ -29,7 +29,7 @@ def block_conditional(
     Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with.
     """
     rows, parts = neighbors.clamp(min=0), []
-    padded = is_batchedtensor(neighbors) or bool((neighbors < 0).any())
+    padded = may_lack(neighbors)
     batch = torch.Size() if noise is None else noise.shape[:-2]
     for part in chunks(x, neighbors.shape[1], batch.numel() * (cov.batch_shape or batch[:0]).numel()):
         target, z = x[part], points[rows[part]]
@@ -41,6 +41,11 @@ def block_conditional(
         return parts[0]
     weights, variances = zip(*parts, strict=True)
     return torch.cat(weights, -2), torch.cat(variances, -1)
+
+
+def may_lack(neighbors: Tensor) -> bool:
+    """Whether neighbors may be missing, so that masks are needed; not looked up on a GPU, for which it would wait."""
+    return neighbors.device.type != "cpu" or is_batchedtensor(neighbors) or bool((neighbors < 0).any())
 
 
 def _member_by_member(

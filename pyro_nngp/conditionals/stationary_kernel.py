@@ -28,7 +28,15 @@ from torch import Tensor
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._provenance import apply
-from pyro_nngp.conditionals.general_kernel import block_conditional, chunks, each_member, solve, solve_gradient
+from pyro_nngp.conditionals.general_kernel import (
+    block_conditional,
+    chunks,
+    each_member,
+    may_lack,
+    solve,
+    solve_gradient,
+)
+from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.radial import Radial, block, of_columns, of_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
@@ -59,7 +67,7 @@ def radial_conditional(
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
-    engine = NATIVE if compiled.supported(problem) else TORCH
+    engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
         return w, var
@@ -188,7 +196,7 @@ def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, t
     lead, k = shape[:-1], shape[-1]
     w, var, extra, inside = new(shape), new(lead), problem.x.new_zeros(lead), new(lead, dtype=torch.bool)
     packed = memory.empty((*shape, k), problem.x.dtype, problem.x.device) if recording else None
-    below, padded = problem.x.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
+    below, padded = problem.x.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, noise = _chunk(problem, part, padded)
         cov_nn, slope = problem.profile.function(squared_distance(scaled, scaled), of_numbers(problem.variance, 3))
@@ -216,7 +224,7 @@ def _backward(
     w, var, inside, extra, packed = kept
     d, k, scale = problem.x.shape[1], w.shape[-1], of_columns(problem.lengthscale, 3) * problem.profile.stretch
     grad_var = grad_var * inside
-    below, padded = w.new_ones(k, k).tril(-1), bool((problem.neighbors < 0).any())
+    below, padded = w.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     log_lengthscale = torch.zeros_like(problem.lengthscale)
     log_variance = (grad_var * var).sum(-1) if problem.sets else torch.dot(grad_var, var)
     grad_noise = torch.empty_like(w)
@@ -258,3 +266,4 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
 
 
 TORCH, NATIVE = Engine(_forward, _backward), Engine(compiled.forward, compiled.backward)
+GPU = Engine(on_gpu.forward, on_gpu.backward)

@@ -39,6 +39,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
+from pyro_nngp.neighbors.table import same_rows
 
 _LOG_TWO_PI = math.log(2 * math.pi)
 
@@ -128,7 +129,7 @@ class SitePosterior(Expandable):
 @register_kl(SitePosterior, NNGP)
 def _kl_site_posterior_nngp(q: SitePosterior, p: NNGP) -> Tensor:
     """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
-    if q.event_shape != p.event_shape or not torch.equal(q.prior.batch.rows, p.batch.rows):
+    if q.event_shape != p.event_shape or not same_rows(q.prior.batch.rows, p.batch.rows):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     rows = p.batch.targets

@@ -29,6 +29,7 @@ from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.neighbors import distinct_rows
+from pyro_nngp.neighbors.table import same_rows
 
 _INDICES = 10  # memory for sorting the row numbers of a block, in units of its entries
 
@@ -194,7 +195,7 @@ class SparseCholeskyNormal(Expandable):
 def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
     """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
     batch = p.batch
-    if q.event_shape != p.event_shape or not (q.rows is None or torch.equal(q.rows, batch.rows)):
+    if q.event_shape != p.event_shape or not (q.rows is None or same_rows(q.rows, batch.rows)):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     w, var = p.conditionals

@@ -43,10 +43,14 @@ class _Units(Transform):
         self.unit = unit
 
     def _call(self, x: Tensor) -> Tensor:
-        return x * self.unit.to(x)
+        return x * self._beside(x)
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return y / self.unit.to(y)
+        return y / self._beside(y)
+
+    def _beside(self, x: Tensor) -> Tensor | float:
+        """The unit for a product with x, without waiting for the device of x."""
+        return self.unit.to(x, non_blocking=True) if self.unit.dim() else self.unit.item()
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         """Logarithm of the unit."""

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 DEFAULT_JITTER = 1e-6
@@ -96,19 +96,61 @@ def factorize(
         count, failed = int((extra > 0).sum()), again
         if not failed.any():
             if not _QUIET.get():
-                warnings.warn(
-                    f"nn_conditional: {count} of the neighbor covariances were indefinite in {system.dtype} and took "
-                    f"an extra nugget of up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale "
-                    "are the usual cause; a larger jitter or float64 makes the nugget deliberate.",
-                    stacklevel=2,
-                )
+                _warn_of_nuggets(count, step, system.dtype)
             return tril, extra
-    # Pyro's Hamiltonian Monte Carlo treats errors with these words as divergences.
-    raise NotPositiveDefiniteError(
-        f"nn_conditional: input is not positive-definite: {int(failed.sum())} of the neighbor covariances of "
-        f"size {system.shape[-1]} in {system.dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN "
-        "hyperparameters, or a kernel that is not positive definite, are the usual cause."
+    raise _indefinite(str(int(failed.sum())), system.shape[-1], system.dtype)
+
+
+def _warn_of_nuggets(count: int, step: float, dtype: torch.dtype) -> None:
+    warnings.warn(
+        f"nn_conditional: {count} of the neighbor covariances were indefinite in {dtype} and took an extra nugget of "
+        f"up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale are the usual cause; a larger "
+        "jitter or float64 makes the nugget deliberate.",
+        stacklevel=3,
     )
+
+
+def _indefinite(count: str, size: int, dtype: torch.dtype) -> NotPositiveDefiniteError:
+    # Pyro's Hamiltonian Monte Carlo treats errors with these words as divergences.
+    return NotPositiveDefiniteError(
+        f"nn_conditional: input is not positive-definite: {count} of the neighbor covariances of size {size} in "
+        f"{dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN hyperparameters, or a kernel that is not "
+        "positive definite, are the usual cause."
+    )
+
+
+_FLAGS: dict[tuple[torch.device, torch.dtype, int, bool], Tensor] = {}
+
+
+def nugget_flags(device: torch.device, dtype: torch.dtype, size: int) -> Int[Tensor, " 2"]:
+    """Counters on a device for code that factorizes there without the host: :func:`report_nuggets` reads them.
+
+    The first is the number of the largest extra nugget that some matrix needed, 1 to 5, or 6 where none sufficed; the
+    second is how many matrices needed one.
+    """
+    key = device, dtype, size, _QUIET.get()
+    if key not in _FLAGS:
+        _FLAGS[key] = torch.zeros(2, dtype=torch.int32, device=device)
+    return _FLAGS[key]
+
+
+def report_nuggets() -> None:
+    """Warn of extra nuggets that were added on a device since the last call; the host waits for the device.
+
+    Conditionals on a GPU add nuggets without asking the host, and give NaN where none suffices. ``fit`` calls this once
+    per epoch and at its end.
+
+    Raises:
+        NotPositiveDefiniteError: if some matrix stayed indefinite.
+    """
+    found = [(key, flags.tolist()) for key, flags in _FLAGS.items()]
+    for flags in _FLAGS.values():
+        flags.zero_()
+    for (_, dtype, size, quiet), (level, count) in found:
+        if level > len(_ESCALATION):
+            raise _indefinite(f"some of {count}", size, dtype)
+        if level and not quiet:
+            _warn_of_nuggets(count, _ESCALATION[level - 1], dtype)
 
 
 def cholesky_ex(system: Tensor) -> tuple[Tensor, Tensor]:

@@ -329,6 +329,11 @@ def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tens
     return found.long(), places
 
 
+def same_rows(one: Tensor, two: Tensor) -> bool:
+    """Whether two tensors hold the same rows; of one and the same tensor no values are compared."""
+    return one is two or torch.equal(one, two)
+
+
 def positions_in(order: Tensor) -> Tensor:
     """Position of each row in an ordering."""
     positions = torch.empty_like(order)
@@ -344,8 +349,8 @@ def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
     if is_batchedtensor(numbers):
         every = torch.arange(len(numbers), device=numbers.device)
         return numbers.clamp(min=0), torch.where(numbers < 0, -1, every)
-    rows, positions = distinct_rows(numbers)
-    return (rows[1:], positions - 1) if rows[0] < 0 else (rows, positions)
+    rows, positions = distinct_rows(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
+    return rows[1:], positions[1:] - 1
 
 
 def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:

@@ -1,6 +1,7 @@
 """Nothing mixes devices: everything runs on a pretended device and agrees with the CPU."""
 
 import copy
+from collections import Counter
 from contextlib import nullcontext
 
 import pyro
@@ -9,6 +10,7 @@ import torch
 from oracles.methods import METHODS, P, build, data
 from oracles.pretended_device import DEVICE, pretended_device
 from pyro.infer import MCMC, Predictive
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_nngp.distributions import NNGP, PolyaGamma
 from pyro_nngp.inference import SGHMC, Minibatch, PolyaGammaGibbs, fit, to_arviz
@@ -124,3 +126,43 @@ def test_gibbs_elsewhere(there):
     mcmc.run()
     assert mcmc.get_samples()["f"].device == there
     assert Predictive(model, mcmc.get_samples())()["y"].shape == (2, len(labels))
+
+
+class Waits(TorchDispatchMode):
+    """Operations whose result the host waits for, by the step in which they were made."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        aten = torch.ops.aten
+        reads = (aten._local_scalar_dense, aten.nonzero, aten._unique2, aten.equal, aten._coalesce, aten.masked_select)
+        if func.overloadpacket in reads and args[0].device == DEVICE:
+            self.made.append(func.overloadpacket)
+        if func is aten._to_copy.default and args[0].device != ((kwargs or {}).get("device") or args[0].device):
+            self.made.append(func.overloadpacket)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "Vecchia"])
+def test_a_step_waits_for_the_device_at_its_distinct_rows_and_at_its_loss(name, there, monkeypatch):
+    """The loss is read by ``tolist``, not counted here; on the torch path a step also asks whether a factor failed.
+
+    Of two steps the second begins an epoch, whose order is copied to the device.
+    """
+    moved, waits, advance = build(name).to(there), Waits(), Run.advance
+
+    def counted(run):
+        if run.step < 2:
+            return advance(run)
+        with waits:
+            return advance(run)
+
+    monkeypatch.setattr(Run, "advance", counted)
+    fit(moved, 4, batch_size=20, progress=False, lr=0.01, solve_every=0)
+    assert Counter(str(each) for each in waits.made) == {
+        "aten._unique2": 2,
+        "aten._local_scalar_dense": 2,
+        "aten._to_copy": 1,
+    }

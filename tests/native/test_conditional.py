@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from oracles.conditionals import Case, general
 
 from pyro_nngp import native
 from pyro_nngp._memory import block_limit
@@ -19,52 +20,6 @@ needs_library = pytest.mark.skipif(native.library() is None, reason="this instal
 
 def levels():
     return range(native.library().nn_levels() if native.library() else 0)
-
-
-class Case:
-    """Targets among points with duplicates, padded neighbors, noise, and one unused point."""
-
-    def __init__(self, kernel, b=21, k=7, d=3, dtype=F64, n=40):
-        self.x, self.points = torch.randn(b, d, dtype=dtype), torch.randn(n, d, dtype=dtype)
-        self.points[1] = self.points[0]
-        self.x[2] = self.points[3]
-        self.neighbors = torch.rand(b, n).argsort(-1)[:, :k]
-        self.neighbors[0, : min(2, k)] = torch.arange(min(2, k))
-        self.neighbors[2, 0] = 3
-        self.neighbors[4] = -1
-        self.neighbors[torch.rand(b, k) < 0.2] = -1
-        self.noise = torch.rand(n, dtype=dtype)
-        self.lengthscale, self.variance = torch.rand(d, dtype=dtype) + 0.5, torch.tensor(1.7, dtype=dtype)
-        self.kernel, self.grad_w, self.grad_v = kernel, torch.randn(b, k, dtype=dtype), torch.randn(b, dtype=dtype)
-
-    def inputs(self):
-        every = [self.x, self.points, self.lengthscale, self.variance, self.noise]
-        return [t.clone().requires_grad_() for t in every]
-
-    def bound(self, lengthscale, variance):
-        kernel = self.kernel(len(lengthscale))
-        del kernel.lengthscale, kernel.variance
-        kernel.lengthscale, kernel.variance = lengthscale, variance
-        return kernel
-
-    def problem(self, dtype=F64, jitter=1e-3):
-        rows = self.neighbors.clamp(min=0)
-        tensors = [self.x, self.points, self.lengthscale, self.variance, self.noise[rows]]
-        return compiled.Problem(*(t.to(dtype) for t in tensors), self.neighbors, self.kernel.profile, jitter)
-
-    def run(self, jitter=1e-3, kernel=None):
-        """w, v and the gradients of x, points, lengthscale, variance, noise."""
-        inputs = self.inputs()
-        x, points, lengthscale, variance, noise = inputs
-        made = self.bound(lengthscale, variance)
-        w, v = graph_conditional(kernel(made) if kernel else made, x, points, self.neighbors, noise, jitter=jitter)
-        grads = torch.autograd.grad((w, v), inputs, (self.grad_w, self.grad_v))
-        return [w.detach(), v.detach(), *grads]
-
-
-def general(kernel):
-    """The same kernel as a plain function, which takes the general way."""
-    return lambda a, b: kernel(a, b)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ Symbols: N or P points, Q queries, R rows asked for, D dimensions, k neighbors.
 """
 
 import sys
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -49,6 +50,7 @@ from pyro_nngp.neighbors.search.backends import (
     has_gpu_faiss,
 )
 from pyro_nngp.neighbors.search.certification import Queries, Source, earlier_copies
+from pyro_nngp.neighbors.search.on_device import GRID_DIMS, DeviceIndex
 
 BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
 SPARE = 9  # candidates beyond k: one point left out, and eight ties, as grids have
@@ -136,10 +138,12 @@ class SearchIndex:
 
     Args:
         points: finite points, (P, D). Distances are taken in float64 whatever their dtype.
-        backend: "kdtree" (CPU; compiled where the installation could, else SciPy's), "torch" (brute force on the device
-            of the points), "faiss" (flat, float32 candidates), all exact and identical; "ivf" (FAISS inverted file,
-            approximate); "auto" picks an exact one by dimension, size, device and what is installed: on a CPU the
-            compiled tree up to 40 dimensions, then FAISS, or without compiled code SciPy's up to 8.
+        backend: "kdtree" (CPU; compiled where the installation could, else SciPy's), "torch" (torch operations on
+            the device of the points: grid cells up to 3 dimensions, then tiles of all distances), "faiss" (flat,
+            float32 candidates), all exact and identical; "ivf" (FAISS inverted file, approximate); "auto" picks an
+            exact one by dimension, size, device and what is installed: on a CPU the compiled tree up to 40 dimensions,
+            then FAISS, or without compiled code SciPy's up to 8; on a GPU "torch" up to 3 dimensions, then FAISS if it
+            is built for GPUs, else "torch".
         metric: callable (n, D), (m, D) -> (n, m) of distances: any real numbers that grow with distance; infinity marks
             pairs that must not be neighbors. Brute force only.
         nprobe: inverted lists searched per query by "ivf".
@@ -163,29 +167,36 @@ class SearchIndex:
         check_int("SearchIndex", "nprobe", nprobe, 1, "Search at least one inverted list.")
         self.backend = _choose_backend(backend, points, metric)
         self._tensor = points.detach()
-        self._points: Floats = self._tensor.cpu().double().numpy()
         self._metric, self._nprobe, self._progress = metric, nprobe, progress
-        self._copies = earlier_copies(self._points)
-        self._most_copies = int(self._copies.max())
+        self._on_device = DeviceIndex(points) if self.backend == "torch" and metric is None else None
         self._sources: dict[int, Source] = {}
+
+    @cached_property
+    def _points(self) -> Floats:
+        return self._tensor.cpu().double().numpy()
+
+    @cached_property
+    def _copies(self) -> Ints:
+        return earlier_copies(self._points)
 
     def nearest(
         self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
         """Indices and distances (float64; squared if Euclidean) of the k nearest points; arguments as for `nearest`."""
-        size = len(self._points)
+        size = len(self._tensor)
         _check_places("queries", queries)
         check_same_kind("nearest", points=self._tensor, queries=queries)
         if queries.shape[1] != self._tensor.shape[1]:
             expectation = f"with {self._tensor.shape[1]} columns, as points have"
             fail("nearest", "queries", expectation, queries.shape[1], "Give both the same input dimensions.")
         check_num_neighbors("nearest", k, size if exclude is None else size - 1, "k")
-        if exclude is None:
-            without = np.full(len(queries), -1)
-        else:
+        if exclude is not None:
             _check_exclude(exclude, len(queries), size)
-            without = exclude.cpu().numpy()
-        copies = min(k, self._most_copies) + 1
+        if self._on_device is not None:
+            with self._bar(len(queries)) as bar:
+                return self._on_device.nearest(queries, k, exclude, bar.update)
+        without = np.full(len(queries), -1) if exclude is None else exclude.cpu().numpy()
+        copies = min(k, int(self._copies.max())) + 1
         if copies not in self._sources:
             self._sources[copies] = self._build(copies)
             self._sources[copies].prefix(size)
@@ -197,10 +208,13 @@ class SearchIndex:
 
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
         """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
-        size = len(self._points)
+        size = len(self._tensor)
         check_num_neighbors("nearest_predecessors", k, sys.maxsize, "k")
         if not 0 <= start < size:
             fail("nearest_predecessors", "start", f"in 0..{size - 1}", start, "It is the first row to answer for.")
+        if self._on_device is not None:
+            with self._bar(size - start) as bar:
+                return self._on_device.predecessors(k, start, bar.update)
         source = self._build(k + 1)
         growth = source.backend.growth
         fetch = k + SPARE + (0 if source.backend.filters else int(k * growth))
@@ -265,9 +279,7 @@ def _choose_backend(backend: str, points: Tensor, metric: Metric | None) -> str:
         return backend
     size, dim = points.shape
     if points.is_cuda:
-        if dim <= 3 and size > 500_000:
-            return "kdtree"
-        return "faiss" if has_gpu_faiss() else "torch"
+        return "faiss" if dim > GRID_DIMS and has_gpu_faiss() else "torch"
     has_tree = compiled.supported(size)
     if dim <= (40 if has_tree else 8):
         return "kdtree"

@@ -96,7 +96,6 @@ def test_small_blocks_and_threads_change_nothing(monkeypatch, use):
         monkeypatch.setattr(tree, "threads", lambda self: 3)
         assert torch.equal(nearest_predecessors(points, 12, backend=use(name)), expected)
     monkeypatch.setattr(search_backends, "CPU_BLOCK", 4000)
-    assert torch.equal(nearest_predecessors(points, 12, backend="torch"), expected)
     constant = nearest_predecessors(points, 12, metric=lambda a, b: a.new_zeros(len(a), len(b)))
     assert torch.equal(constant[20:], torch.arange(12).expand(N - 20, 12))
 

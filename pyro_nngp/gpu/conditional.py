@@ -1,0 +1,177 @@
+"""The nearest-neighbor conditional on a GPU: launches of :mod:`pyro_nngp.gpu.kernels`.
+
+The host waits for nothing. Covariances that need an extra nugget get it on the device and are counted there;
+:func:`pyro_nngp.linalg.cholesky.report_nuggets` warns or raises when it is called.
+
+Cost: O(S B K^3) time; memory for one factor per program, or where gradients are recorded O(S B K^2), if that is at most
+1 GiB; beyond it the backward pass factorizes again.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nngp.gpu import wanted
+from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF
+from pyro_nngp.linalg.cholesky import nugget_flags
+from pyro_nngp.native.conditional import Gradients, Problem
+
+MAX_NEIGHBORS = 512
+FACTORS_BYTES = 2**30
+_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
+
+
+class Tiles(NamedTuple):
+    """How a kernel is cut into programs."""
+
+    columns: int  # T, of a panel
+    rows: int  # R, of a tile
+    warps: int  # of a program
+    programs: int  # per multiprocessor, each of which works on one target after the other
+    registers: int | None = None  # most per thread; None leaves it to the compiler
+
+
+def tiles(num_neighbors: int) -> Tiles:
+    """Those with the fewest registers and no or few spills when compiled for compute capability 9.0."""
+    if num_neighbors <= 32:
+        return Tiles(16, 32, 1, 12)
+    if num_neighbors <= 128:
+        return Tiles(16, 64, 2, 8, 128)
+    return Tiles(16, 128, 4, 4, 128)
+
+
+def supported(problem: Problem) -> bool:
+    """Whether the kernels cover this device, profile, dtype and K, and Triton is installed."""
+    x, (num_targets, num_neighbors) = problem.x, problem.neighbors.shape
+    return (
+        x.device.type == "cuda"
+        and problem.profile in _KERNELS
+        and x.dtype in (torch.float32, torch.float64)
+        and problem.points.dtype == x.dtype
+        and num_targets > 0
+        and problem.num_sets > 0
+        and 0 < num_neighbors <= MAX_NEIGHBORS
+        and wanted()
+    )
+
+
+def forward(problem: Problem, recording: bool = False) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+    """Weights (B, K), variances (B,), None and what to keep for `backward`; with S in front for S sets.
+
+    None says that no target is left for the caller to repair.
+    """
+    from pyro_nngp.gpu import kernels
+
+    b, k = problem.neighbors.shape
+    lead, new = (*problem.sets, b), problem.x.new_empty
+    w, var, extra = new((*lead, k)), new(lead), new(lead)
+    size, programs = _factor_size(k), _programs(problem)
+    keeps = recording and problem.num_sets * b * size * w.element_size() <= FACTORS_BYTES
+    factors = new(size * (problem.num_sets * b if keeps else programs))
+    outputs = w, var, extra, nugget_flags(w.device, w.dtype, k), factors
+    _launch(kernels.conditional, problem, programs, outputs, {"KEEP": keeps})
+    return w, var, None, (extra, factors) if keeps else (extra,)
+
+
+def backward(
+    problem: Problem,
+    kept: tuple[Tensor, ...],
+    grad_w: Tensor,
+    grad_var: Tensor,
+    *,
+    kernel: bool,
+    noise: bool,
+    inputs: bool,
+) -> Gradients:
+    """Gradients of the kernel, the noise and the inputs, as the flags say."""
+    from pyro_nngp.gpu import kernels
+
+    (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
+    lead, programs = (*problem.sets, b), _programs(problem)
+    grad_noise, sums = new((*lead, k)), new((*lead, d + 1))
+    grad_x, grad_z = (new((*lead, d)), new((*lead, k, d))) if inputs else (None, None)
+    factors = kept[1] if len(kept) > 1 else new(_factor_size(k) * programs)
+    unused = sums
+    outputs = (
+        grad_w.contiguous(),
+        grad_var.contiguous(),
+        kept[0],
+        grad_noise,
+        unused if grad_x is None else grad_x,
+        unused if grad_z is None else grad_z,
+        sums,
+        factors,
+    )
+    flags = {"KEEP": len(kept) > 1, "PULL": kernel or inputs, "INPUTS": inputs}
+    _launch(kernels.gradient, problem, programs, outputs, flags)
+    total = sums.sum(-2)
+    return Gradients(
+        total[..., :-1] if kernel else None,
+        total[..., -1] if kernel else None,
+        grad_noise if noise else None,
+        grad_x,
+        grad_z,
+    )
+
+
+def _padded(num_neighbors: int) -> int:
+    """K rounded up to whole panels."""
+    columns = tiles(num_neighbors).columns
+    return -(-num_neighbors // columns) * columns
+
+
+def _factor_size(num_neighbors: int) -> int:
+    """Values of a factor, two right-hand sides and the reciprocal diagonal."""
+    return _padded(num_neighbors) * (_padded(num_neighbors) + 3)
+
+
+def _programs(problem: Problem) -> int:
+    most = tiles(problem.neighbors.shape[1]).programs * _multiprocessors(problem.x.device)
+    return min(problem.num_sets * len(problem.x), most)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    """Two where there is no device, so that a program works on several targets in Triton's interpreter too."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def constants(problem: Problem) -> dict[str, Any]:
+    """What the kernels are compiled for."""
+    k, noise = problem.neighbors.shape[1], problem.noise
+    return {
+        "D": problem.x.shape[1],
+        "ROWS": _padded(k),
+        "KERNEL": _KERNELS[problem.profile],
+        "JITTER": problem.jitter,
+        "NOISE": 0 if noise is None else noise.dim() - 1,
+        "TINY": torch.finfo(problem.x.dtype).tiny,
+        "T": tiles(k).columns,
+        "R": tiles(k).rows,
+    }
+
+
+def _launch(kernel: Any, problem: Problem, programs: int, tensors: tuple[Tensor, ...], flags: dict[str, bool]) -> None:
+    (b, k), d, x = problem.neighbors.shape, problem.x.shape[1], problem.x.contiguous()
+    options: dict[str, Any] = {"num_warps": tiles(k).warps, "num_stages": 1}  # no loads ahead: scratch is read back
+    if tiles(k).registers is not None:
+        options["maxnreg"] = tiles(k).registers
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        kernel[(programs,)](
+            x,
+            problem.points.contiguous(),
+            (problem.lengthscale * problem.profile.stretch).contiguous(),
+            problem.variance.contiguous(),
+            x if problem.noise is None else problem.noise.contiguous(),
+            problem.neighbors.contiguous(),
+            *tensors,
+            x.new_empty(programs * (2 * d + 3) * _padded(k)),
+            problem.num_sets * b,
+            b,
+            k,
+            **constants(problem),
+            **flags,
+            **options,
+        )

@@ -1,0 +1,411 @@
+"""Triton kernels of the nearest-neighbor conditional and its gradient: one program per target.
+
+A program gathers the neighbors of a target, takes the covariance matrix of neighbors and target apart column panel by
+column panel, and solves. The matrix has K' rows of neighbors, K rounded up to whole panels of T columns, and below them
+the right-hand sides as further rows: k_n, which needs no code of its own because the target is a point at the origin,
+and in the backward pass grad_w. Factorizing the panels solves for them. A panel is worked on in tiles (T, R) of its T
+columns and R of its rows. Panels to the left are subtracted as products of tiles; then the T steps of an elimination,
+unrolled, select a column and subtract a tile of rank one. Triangles are solved by substitution, not by inverses, which
+lose positive definiteness in float32 where near neighbors are almost collinear.
+
+A covariance that is not positive definite is factorized again with an extra nugget, in the same program: the host is
+not asked. What remains indefinite gives NaN. Both are counted in `flags`, which the host reads when it has time.
+
+Scratch memory of a program, in values: factor (K' + 3, K'), its diagonal tiles transposed, with two right-hand sides
+and the reciprocal diagonal as last rows; places (D, K'), scaled neighbors relative to the target; pull (D, K'),
+the gradient of the places; vectors (3, K'): w, a and the slope of k_n. Between a store and the load of another thread
+is a barrier.
+
+Formulas are in :mod:`pyro_nngp.conditionals.stationary_kernel`. Symbols: B targets, K neighbors, S sets of
+hyperparameters, D dimensions, P right-hand sides, q squared scaled distances.
+"""
+
+import triton
+import triton.language as tl
+
+# Nothing is compiled again for other sizes of a batch, nor for inputs that begin elsewhere in memory.
+SIZES = ["total", "B", "K"]
+INPUTS = ["x", "points", "scale", "variances", "noise", "neighbors"]
+
+
+@triton.jit
+def covariance(q, variance, KERNEL: tl.constexpr):
+    """k(q) for squared distances on inputs divided by the stretch of the profile; NaN stays NaN."""
+    if KERNEL == 0:
+        return variance * tl.exp(-q)
+    if KERNEL == 1:
+        return variance * tl.exp(-tl.sqrt(q))
+    q = tl.where(q > 1e30, 1e30, q)
+    s = tl.sqrt(q)
+    f = variance * tl.exp(-s)
+    if KERNEL == 2:
+        return f + s * f
+    return f + s * f + q * f / 3
+
+
+@triton.jit
+def slope(q, variance, KERNEL: tl.constexpr):
+    """dk/dq."""
+    if KERNEL == 0:
+        return -variance * tl.exp(-q)
+    if KERNEL == 1:
+        s = tl.sqrt(q)
+        return tl.where(q > 1e-24, -0.5 * variance * tl.exp(-s) / tl.where(q > 1e-24, s, 1.0), 0.0)
+    s = tl.sqrt(tl.where(q > 1e30, 1e30, q))
+    f = variance * tl.exp(-s)
+    if KERNEL == 2:
+        return -0.5 * f
+    return (f + s * f) / -6
+
+
+@triton.jit
+def distances(places, columns, rows, D: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
+    """Squared distances (T, R) between two sets of rows; those from ROWS on are the target, the origin."""
+    q = tl.zeros((T, R), places.dtype.element_ty)
+    for d in range(D):
+        a = tl.load(places + d * ROWS + columns, columns < ROWS, 0.0)
+        b = tl.load(places + d * ROWS + rows, rows < ROWS, 0.0)
+        difference = a[:, None] - b[None, :]
+        q += difference * difference
+    return q
+
+
+@triton.jit
+def gather(x, points, scale, neighbors, places, D: tl.constexpr, K, ROWS: tl.constexpr, R: tl.constexpr):
+    """Scaled neighbors relative to the target; zero where there is none."""
+    for start in range(0, ROWS, R):
+        rows = start + tl.arange(0, R)
+        number = tl.load(neighbors + rows, rows < K, -1)
+        for d in range(D):
+            near = tl.load(points + number * D + d, number >= 0, 0.0)
+            moved = tl.where(number >= 0, (near - tl.load(x + d)) / tl.load(scale + d), 0.0)
+            tl.store(places + d * ROWS + rows, moved, rows < ROWS)
+    tl.debug_barrier()
+
+
+@triton.jit
+def system(
+    neighbors,
+    noise,
+    grad_w,
+    places,
+    columns,
+    rows,
+    variance,
+    extra,
+    D: tl.constexpr,
+    K,
+    ROWS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    JITTER: tl.constexpr,
+    NOISY: tl.constexpr,
+    P: tl.constexpr,
+    T: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Tile (T, R) of the matrix; columns < ROWS. Rows and columns without a neighbor are those of the identity."""
+    real = tl.load(neighbors + columns, columns < K, -1) >= 0
+    beside = (tl.load(neighbors + rows, rows < K, -1) >= 0) | (rows == ROWS)
+    tile = covariance(distances(places, columns, rows, D, ROWS, T, R), variance, KERNEL)
+    tile = tl.where(real[:, None] & beside[None, :], tile, 0.0)
+    if P > 1:
+        right = tl.load(grad_w + columns, real, 0.0)
+        tile = tl.where(rows[None, :] == ROWS + 1, right[:, None], tile)
+    added = variance * JITTER + extra
+    if NOISY:
+        added = added + tl.load(noise + columns, real, 0.0)
+    diagonal = tl.where(real, variance + added, 1.0)
+    return tl.where(columns[:, None] == rows[None, :], diagonal[:, None], tile)
+
+
+@triton.jit
+def left_of(tile, factor, columns, rows, stop, height, ROWS: tl.constexpr, T: tl.constexpr):
+    """A tile less what the panels left of it contribute: the left-looking step."""
+    for start in range(0, stop, T):
+        across = start + tl.arange(0, T)
+        a = tl.load(factor + columns[:, None] * ROWS + across[None, :])
+        b = tl.load(factor + rows[:, None] * ROWS + across[None, :], (rows < height)[:, None], 0.0)
+        tile -= tl.dot(a, tl.trans(b), input_precision="ieee", out_dtype=tile.dtype)
+    return tile
+
+
+@triton.jit
+def factorize(
+    neighbors,
+    noise,
+    grad_w,
+    places,
+    factor,
+    vectors,
+    variance,
+    extra,
+    D: tl.constexpr,
+    K,
+    ROWS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    JITTER: tl.constexpr,
+    NOISY: tl.constexpr,
+    P: tl.constexpr,
+    KEPT: tl.constexpr,
+    T: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Fill `factor` and the reciprocal diagonal; 1 if some pivot is not positive. If KEPT, only right-hand sides."""
+    bad = 0
+    index = tl.arange(0, T)
+    for panel in range(0, ROWS, T):
+        columns = panel + index
+        if not KEPT:
+            corner = system(
+                neighbors, noise, grad_w, places, columns, columns, variance, extra, D,
+                K, ROWS, KERNEL, JITTER, NOISY, 1, T, T,
+            )  # fmt: skip
+            corner = left_of(corner, factor, columns, columns, panel, ROWS, ROWS, T)
+            for c in tl.static_range(T):
+                column = tl.sum(tl.where(index[:, None] == c, corner, 0.0), 0)
+                pivot = tl.sum(tl.where(index == c, column, 0.0), 0)
+                bad = tl.where(pivot > 0, bad, 1)
+                inverse = 1 / tl.sqrt(tl.where(pivot > 0, pivot, 1.0))
+                column = tl.where(index >= c, column * inverse, 0.0)
+                corner -= column[:, None] * column[None, :]
+                tl.store(factor + (panel + c) * ROWS + columns, column)
+                tl.store(vectors + panel + c, inverse)
+            tl.debug_barrier()
+        height: tl.constexpr = ROWS + P
+        for start in range(ROWS if KEPT else panel + T, height, R):
+            rows = start + tl.arange(0, R)
+            tile = system(
+                neighbors, noise, grad_w, places, columns, rows, variance, extra, D,
+                K, ROWS, KERNEL, JITTER, NOISY, P, T, R,
+            )  # fmt: skip
+            tile = left_of(tile, factor, columns, rows, panel, height, ROWS, T)
+            for c in tl.static_range(T):
+                below = tl.load(factor + (panel + c) * ROWS + columns, index > c, 0.0)
+                solved = tl.sum(tl.where(index[:, None] == c, tile, 0.0), 0) * tl.load(vectors + panel + c)
+                tile = tl.where(index[:, None] == c, solved[None, :], tile - below[:, None] * solved[None, :])
+            tl.store(factor + rows[None, :] * ROWS + columns[:, None], tile, (rows < height)[None, :])
+        tl.debug_barrier()
+    return bad
+
+
+@triton.jit
+def solve_transposed(factor, vectors, right, out, ROWS: tl.constexpr, T: tl.constexpr):
+    """out <- L^-T right, both of K' values; `right` is a row of `factor`."""
+    index = tl.arange(0, T)
+    for panel in range(ROWS - T, -1, -T):
+        columns = panel + index
+        value = tl.load(right + columns)
+        for start in range(panel + T, ROWS, T):
+            rows = start + tl.arange(0, T)
+            tile = tl.load(factor + rows[:, None] * ROWS + columns[None, :])
+            value -= tl.sum(tile * tl.load(out + rows)[:, None], 0)
+        solved = tl.zeros((T,), value.dtype)
+        for up in range(T):
+            c = T - 1 - up
+            below = tl.load(factor + (panel + c) * ROWS + columns, index > c, 0.0)
+            residual = tl.sum(tl.where(index == c, value, 0.0) - below * solved, 0)
+            solved = tl.where(index == c, residual * tl.load(vectors + panel + c), solved)
+        tl.store(out + columns, solved)
+        tl.debug_barrier()
+
+
+@triton.jit
+def variance_left(factor, variance, JITTER: tl.constexpr, TINY: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr):
+    """v before its floor, and the floor."""
+    squares = tl.zeros((T,), factor.dtype.element_ty)
+    for start in range(0, ROWS, T):
+        half = tl.load(factor + ROWS * ROWS + start + tl.arange(0, T))
+        squares += half * half
+    floor = variance * JITTER
+    return variance * (1 + JITTER) - tl.sum(squares, 0), tl.where(floor < TINY, TINY, floor)
+
+
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=INPUTS)
+def conditional(
+    x,  # (B, D)
+    points,  # (N, D)
+    scale,  # (S, D), lengthscales times the stretch of the profile
+    variances,  # (S,)
+    noise,  # (B, K) or (S, B, K), or anything
+    neighbors,  # (B, K), -1 for none
+    weights,  # (S, B, K), written
+    left,  # (S, B), v, written
+    extras,  # (S, B), extra nuggets, written
+    flags,  # (2,), the largest number of the nugget that was needed, and how many needed one
+    factors,  # scratch
+    scratch,
+    total,  # S B
+    B,
+    K,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    JITTER: tl.constexpr,
+    NOISE: tl.constexpr,  # 0 none, 1 of all sets, 2 of each set
+    KEEP: tl.constexpr,  # whether each target has its own factor, for the backward pass
+    TINY: tl.constexpr,
+    T: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Weights and variances."""
+    program = tl.program_id(0).to(tl.int64)
+    places = scratch + program * (2 * D + 3) * ROWS
+    vectors = places + 2 * D * ROWS
+    unit = program
+    while unit < total:
+        target, group = unit % B, unit // B
+        near, target_noise = neighbors + target * K, noise + (unit if NOISE == 2 else target) * K
+        factor = factors + (unit if KEEP else program) * (ROWS + 3) * ROWS
+        inverse = factor + (ROWS + 2) * ROWS
+        gather(x + target * D, points, scale + group * D, near, places, D, K, ROWS, R)
+        variance = tl.load(variances + group)
+        size = tl.zeros((T,), factor.dtype.element_ty)  # the diagonal, whose mean the nuggets are relative to
+        for start in range(0, ROWS, T):
+            rows = start + tl.arange(0, T)
+            real = tl.load(near + rows, rows < K, -1) >= 0
+            own = tl.where(real, variance + variance * JITTER, 1.0)
+            if NOISE > 0:
+                own += tl.load(target_noise + rows, real, 0.0)
+            size += tl.where(rows < K, own, 0.0)
+        mean = tl.sum(size, 0) / K
+        step = mean * 0
+        extra = mean * 0
+        level = 0
+        trying = 1
+        while trying > 0:
+            bad = factorize(
+                near, target_noise, weights, places, factor, inverse, variance, extra, D,
+                K, ROWS, KERNEL, JITTER, NOISE > 0, 1, False, T, R,
+            )  # fmt: skip
+            level += bad
+            trying = tl.where(level < 6, bad, 0)
+            step = tl.where(step > 0, step * 10, 1e-6)
+            extra = tl.where(trying > 0, mean * step, extra)
+        if level > 0:
+            tl.atomic_max(flags, level)
+            tl.atomic_add(flags + 1, 1)
+        solve_transposed(factor, inverse, factor + ROWS * ROWS, vectors, ROWS, T)
+        v, floor = variance_left(factor, variance, JITTER, TINY, ROWS, T)
+        hopeless = level > 5
+        tl.store(left + unit, tl.where(hopeless, float("nan"), tl.where(v < floor, floor, v)))
+        tl.store(extras + unit, extra)
+        for start in range(0, ROWS, T):
+            rows = start + tl.arange(0, T)
+            w = tl.where(hopeless, float("nan"), tl.load(vectors + rows))
+            tl.store(weights + unit * K + rows, w, rows < K)
+        tl.debug_barrier()
+        unit += tl.num_programs(0)
+
+
+@triton.jit(do_not_specialize=SIZES, do_not_specialize_on_alignment=[*INPUTS, "grad_w", "grad_v"])
+def gradient(
+    x,
+    points,
+    scale,
+    variances,
+    noise,
+    neighbors,
+    grad_w,  # (S, B, K)
+    grad_v,  # (S, B)
+    extras,
+    grad_noise,  # (S, B, K), written
+    grad_x,  # (S, B, D), written if INPUTS
+    grad_z,  # (S, B, K, D), written if INPUTS
+    sums,  # (S, B, D + 1), written: of the logarithms of lengthscales and variance
+    factors,
+    scratch,
+    total,
+    B,
+    K,
+    D: tl.constexpr,
+    ROWS: tl.constexpr,
+    KERNEL: tl.constexpr,
+    JITTER: tl.constexpr,
+    NOISE: tl.constexpr,
+    KEEP: tl.constexpr,
+    PULL: tl.constexpr,  # whether gradients of kernel or inputs are wanted
+    INPUTS: tl.constexpr,
+    TINY: tl.constexpr,
+    T: tl.constexpr,
+    R: tl.constexpr,
+):
+    """Gradients; arguments as in :func:`conditional`."""
+    program = tl.program_id(0).to(tl.int64)
+    places = scratch + program * (2 * D + 3) * ROWS
+    pull = places + D * ROWS
+    w = pull + D * ROWS
+    a = w + ROWS
+    far = a + ROWS
+    unit = program
+    while unit < total:
+        target, group = unit % B, unit // B
+        near, target_noise = neighbors + target * K, noise + (unit if NOISE == 2 else target) * K
+        factor = factors + (unit if KEEP else program) * (ROWS + 3) * ROWS
+        inverse = factor + (ROWS + 2) * ROWS
+        gather(x + target * D, points, scale + group * D, near, places, D, K, ROWS, R)
+        variance, extra = tl.load(variances + group), tl.load(extras + unit)
+        factorize(
+            near, target_noise, grad_w + unit * K, places, factor, inverse, variance, extra, D,
+            K, ROWS, KERNEL, JITTER, NOISE > 0, 2, KEEP, T, R,
+        )  # fmt: skip
+        solve_transposed(factor, inverse, factor + ROWS * ROWS, w, ROWS, T)
+        solve_transposed(factor, inverse, factor + (ROWS + 1) * ROWS, a, ROWS, T)
+        v, floor = variance_left(factor, variance, JITTER, TINY, ROWS, T)
+        bar = tl.where(v < floor, 0.0, tl.load(grad_v + unit))
+        log_variance = bar * v
+        for start in range(0, ROWS, T):
+            rows = start + tl.arange(0, T)
+            weight = tl.load(w + rows)
+            own = (bar * weight - tl.load(a + rows)) * weight
+            tl.store(grad_noise + unit * K + rows, own, rows < K)
+            added = tl.zeros((T,), own.dtype) + extra
+            if NOISE > 0:
+                real = tl.load(near + rows, rows < K, -1) >= 0
+                added += tl.load(target_noise + rows, real, 0.0)
+            log_variance -= tl.sum(own * added, 0)
+        if PULL:
+            tl.store(sums + unit * (D + 1) + D, log_variance)
+            for start in range(0, ROWS, R):
+                rows = start + tl.arange(0, R)
+                inside = rows < ROWS
+                here, side = tl.load(w + rows, inside, 0.0), tl.load(a + rows, inside, 0.0)
+                here_left = bar * here - side
+                q = tl.zeros((R,), here.dtype)
+                for d in range(D):
+                    s = tl.load(places + d * ROWS + rows, inside, 0.0)
+                    q += s * s
+                tug = -2 * (here_left + bar * here) * slope(q, variance, KERNEL)
+                tl.store(far + rows, tug, inside)
+                for d in range(D):
+                    s = tl.load(places + d * ROWS + rows, inside, 0.0)
+                    tl.store(pull + d * ROWS + rows, tug * s, inside)
+                tl.debug_barrier()
+                for panel in range(0, ROWS, T):
+                    columns = panel + tl.arange(0, T)
+                    there = tl.load(w + columns)
+                    there_left = bar * there - tl.load(a + columns)
+                    force = slope(distances(places, columns, rows, D, ROWS, T, R), variance, KERNEL)
+                    force *= 2 * (there_left[:, None] * here[None, :] + there[:, None] * here_left[None, :])
+                    for d in range(D):
+                        s = tl.load(places + d * ROWS + rows, inside, 0.0)
+                        r = tl.load(places + d * ROWS + columns)
+                        moved = tl.load(pull + d * ROWS + rows, inside, 0.0)
+                        moved += tl.sum(force * (s[None, :] - r[:, None]), 0)
+                        tl.store(pull + d * ROWS + rows, moved, inside)
+                    tl.debug_barrier()
+            for d in range(D):
+                inward, outward = tl.zeros((T,), bar.dtype), tl.zeros((T,), bar.dtype)
+                length = tl.load(scale + group * D + d)
+                for start in range(0, ROWS, T):
+                    rows = start + tl.arange(0, T)
+                    s = tl.load(places + d * ROWS + rows)
+                    moved = tl.load(pull + d * ROWS + rows)
+                    inward -= moved * s
+                    outward -= tl.load(far + rows) * s
+                    if INPUTS:
+                        tl.store(grad_z + (unit * K + rows) * D + d, moved / length, rows < K)
+                tl.store(sums + unit * (D + 1) + d, tl.sum(inward, 0))
+                if INPUTS:
+                    tl.store(grad_x + unit * D + d, tl.sum(outward, 0) / length)
+        tl.debug_barrier()
+        unit += tl.num_programs(0)

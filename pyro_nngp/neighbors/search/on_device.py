@@ -1,0 +1,297 @@
+"""Exact neighbor search in torch operations alone, on the device of the points, which no point or answer leaves.
+
+Up to three dimensions points are sorted into the cells of a grid. A query looks at its cell and the cells around it,
+and is answered if its k-th distance is below the distance to whatever lies outside of them; otherwise it is asked again
+on a grid of cells twice as wide. The first grid is so fine that even the fullest cells hold few points, so clusters and
+empty regions cost about the same as evenly spread points. In more dimensions distances to all points are computed in
+tiles, as products of matrices in float64, with a bound on their rounding.
+
+Either way an answer is exact: distances are those of `squared_distances`, bit for bit, and ties go to the smaller
+number, as in all backends.
+
+Cost per query over P points: O(k 3^D) on a grid, after O(P log P) per grid; O(P D) in tiles. Memory is bounded.
+
+Symbols: Q queries, P points, D dimensions, k neighbors, C candidates.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+GRID_DIMS = 3
+_SPARE = 9  # candidates beyond k among which ties are resolved
+_FINEST = 20  # cells per side, as a power of two: three of them fit into one key
+_WANTED = 4, 8, 16  # candidates per neighbor: for the sphere in a cube of cells, and where half are later points
+_CROWDED = 8  # times as many are too many
+CPU_BLOCK, GPU_BLOCK = 2**21, 2**26  # candidates held at a time
+TILE = 2**13  # points
+_ROUNDING = 1e-12  # of cell borders, relative to the extent of the points
+
+Found = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+Done = Callable[[int], object]  # called with the number of queries answered since the last call
+
+
+class DeviceIndex:
+    """Fixed points, searched where they are; of coinciding ones only the first k + 1 can be neighbors.
+
+    Args:
+        points: finite points, (P, D); distances are taken in float64 whatever their dtype.
+    """
+
+    def __init__(self, points: Tensor) -> None:
+        self.points = points.detach().double()
+        self._copies = earlier_copies(self.points)
+        self._most_copies = int(self._copies.max())
+        self._sources: dict[int, tuple[Tensor, _Points]] = {}
+
+    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Done) -> Found:
+        """The k nearest points of each query, nearest first, ties by number; `exclude` is (Q,), -1 for none."""
+        copies = min(k, self._most_copies) + 1
+        if copies not in self._sources:
+            kept = self._kept(copies)
+            self._sources[copies] = kept, _Points(self.points[kept])
+        kept, points = self._sources[copies]
+        if exclude is None:
+            exclude = torch.full((len(queries),), -1, device=self.points.device)
+        place = torch.searchsorted(kept, exclude).clamp(max=len(kept) - 1)
+        exclude = torch.where(kept[place] == exclude, place, -1)
+        limit = torch.full_like(exclude, len(kept))
+        return self._numbered(kept, points.search(queries.detach().double(), k, limit, exclude, done))
+
+    def predecessors(self, k: int, start: int, done: Done) -> Found:
+        """The k nearest predecessors of the rows from `start`, block by block among points up to twice their first."""
+        kept, size, parts = self._kept(k + 1), len(self.points), []
+        while start < size:
+            stop = min(size, max(256, 2 * start))
+            rows = torch.arange(start, stop, device=kept.device)
+            inside = _Points(self.points[kept[: int(torch.searchsorted(kept, stop))]])
+            limit, none = torch.searchsorted(kept, rows), torch.full_like(rows, -1)
+            parts.append(self._numbered(kept, inside.search(self.points[rows], k, limit, none, done)))
+            start = stop
+        index, value = zip(*parts, strict=True)
+        return torch.cat(index), torch.cat(value)
+
+    def _kept(self, copies: int) -> Tensor:
+        """Numbers of the points that have fewer than `copies` earlier duplicates."""
+        return torch.nonzero(self._copies < copies)[:, 0]
+
+    def _numbered(self, kept: Tensor, found: Found) -> Found:
+        index, value = found
+        return torch.where(index < 0, -1, kept[index]), value
+
+
+class _Points:
+    """Points and the grids over them that were made so far."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.points, self.columns, self.low = points, points.T.contiguous(), points.amin(0)
+        self.extent = float((points.amax(0) - self.low).max())
+        self._grids: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    def search(self, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Done) -> Found:
+        """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
+        index = torch.full((len(queries), k), -1, device=queries.device)
+        value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=queries.device)
+        if self.points.shape[1] <= GRID_DIMS:
+            _by_grid(self, queries, k, limit, exclude, index, value, done)
+        else:
+            _by_tiles(self, queries, k, limit, exclude, index, value, done)
+        return index, value
+
+    def grid(self, level: int) -> tuple[Tensor, Tensor, int]:
+        """The sorted cells of the points, the numbers of the points in this order, and the most points in a cell."""
+        if level not in self._grids:
+            key = torch.zeros(len(self.points), dtype=torch.int64, device=self.points.device)
+            for column in self.cells(self.points, level).T:
+                key = (key << level) + column
+            keys, order = key.sort(stable=True)
+            self._grids[level] = keys, order, int(keys.unique_consecutive(return_counts=True)[1].max())
+        return self._grids[level]
+
+    def cells(self, places: Tensor, level: int) -> Tensor:
+        """The cell of each place, counted along each dimension, (Q, D)."""
+        side = 2**level
+        return ((places - self.low) * (side / (self.extent or 1.0))).floor().clamp(0, side - 1).long()
+
+    def finest(self, wanted: int) -> int:
+        """The level to begin with: on average and in the fullest cells there are about as many points as wanted."""
+        dim = self.points.shape[1]
+        if not self.extent:
+            return 0
+        level = math.ceil(math.log2(max(1.0, len(self.points) * 3**dim / wanted)) / dim)
+        while level < _FINEST and self.grid(level)[2] * 3**dim > _CROWDED * wanted:
+            level += 1
+        return level
+
+
+def distances(columns: Tensor, queries: Tensor, index: Tensor) -> Tensor:
+    """Squared distances of queries (Q, D) to points `index` (Q, C) of (D, P), rounded as everywhere in the search."""
+    total = torch.zeros(index.shape, dtype=torch.float64, device=columns.device)
+    for column, own in zip(columns, queries.T, strict=True):
+        difference = column[index] - own[:, None]
+        difference *= difference
+        total += difference
+    return total
+
+
+def earlier_copies(points: Tensor) -> Tensor:
+    """The number of earlier points that each point coincides with, (P,); see the function for arrays."""
+    code = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    for column in points.T:
+        code = (code ^ (column + 0.0).contiguous().view(torch.int64)) * -7046029254386353131  # 0x9E3779B97F4A7C15
+        code = code ^ (code >> 32)
+    code, order = code.sort(stable=True)
+    same = (code[1:] == code[:-1]) & (points[order[1:]] == points[order[:-1]]).all(-1)
+    place = torch.arange(len(points), device=points.device)
+    first = place.clone()
+    first[1:][same] = 0
+    copies = torch.empty_like(place)
+    copies[order] = place - first.cummax(0).values
+    return copies
+
+
+def _by_grid(
+    given: _Points,
+    queries: Tensor,
+    k: int,
+    limit: Tensor,
+    exclude: Tensor,
+    index: Tensor,
+    value: Tensor,
+    done: Done,
+) -> None:
+    """Grids from fine to coarse, the last of one cell, until every query is answered."""
+    wanted = _WANTED[queries.shape[1] - 1] * k
+    level = given.finest(wanted)
+    points, todo = given.points, torch.arange(len(queries), device=queries.device)
+    while len(todo):
+        order = given.grid(level)[1]
+        first, count, floor = _around(given, queries[todo], level)
+        total = count.sum(-1)
+        ready = torch.nonzero((total >= wanted) | (level == 0))[:, 0]
+        ready = ready[total[ready].argsort()]  # queries of one block have about as many candidates
+        proven = torch.zeros(len(todo), dtype=torch.bool, device=points.device)
+        ends = total[ready].cpu()
+        stop = len(ready)
+        while stop:
+            width = max(1, int(ends[stop - 1]))
+            start = max(0, stop - max(1, _block(points) // width))
+            part = ready[start:stop]
+            rows = todo[part]
+            candidates = order[_members(first[part], count[part], width)]
+            real = torch.arange(width, device=points.device) < total[part, None]
+            real &= (candidates < limit[rows, None]) & (candidates != exclude[rows, None])
+            found = distances(given.columns, queries[rows], candidates).masked_fill_(~real, math.inf)
+            numbers, least = _smallest(candidates, found, k)
+            index[rows], value[rows] = numbers, least
+            proven[part] = (least[:, -1] < floor[part]) | floor[part].isinf()
+            stop = start
+        done(int(proven.sum()))
+        todo, level = todo[~proven], level - 1
+
+
+def _around(given: _Points, queries: Tensor, level: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Runs of sorted points in the 3^D cells around queries: first and count (Q, 3^(D-1)); and the floor (Q,).
+
+    All points outside have squared distances of at least the floor.
+    """
+    side, width, low, keys = 2**level, given.extent / 2**level, given.low, given.grid(level)[0]
+    cell = given.cells(queries, level)
+    below = torch.where(cell <= 1, math.inf, queries - (low + (cell - 1) * width))
+    above = torch.where(cell >= side - 2, math.inf, low + (cell + 2) * width - queries)
+    radius = torch.minimum(below, above).amin(-1) - _ROUNDING * given.extent
+    offsets = torch.cartesian_prod(*[torch.arange(-1, 2)] * (cell.shape[1] - 1)) if cell.shape[1] > 1 else None
+    offsets = torch.zeros(1, 0, dtype=torch.int64) if offsets is None else offsets.reshape(-1, cell.shape[1] - 1)
+    firsts, counts = [], []
+    for offset in offsets.to(cell.device):
+        near = cell[:, :-1] + offset
+        inside = ((near >= 0) & (near < side)).all(-1)
+        base = torch.zeros_like(cell[:, 0])
+        for column in near.T:
+            base = (base << level) + column
+        base = base << level
+        start = torch.searchsorted(keys, base + (cell[:, -1] - 1).clamp(min=0))
+        stop = torch.searchsorted(keys, base + (cell[:, -1] + 1).clamp(max=side - 1), right=True)
+        firsts.append(start)
+        counts.append(torch.where(inside, stop - start, 0))
+    return torch.stack(firsts, -1), torch.stack(counts, -1), radius.clamp(min=0).square()
+
+
+def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
+    """Positions (Q, width) of the points of some runs, one run after the other; what is beyond them is anything."""
+    at = torch.arange(width, device=first.device)
+    ends = count.cumsum(-1)
+    position = first[:, :1] + at
+    for run in range(1, first.shape[1]):
+        shift = first[:, run] - ends[:, run - 1]
+        position = torch.where(at >= ends[:, run - 1, None], shift[:, None] + at, position)
+    return torch.where(at < ends[:, -1:], position, 0)
+
+
+def _by_tiles(
+    given: _Points,
+    queries: Tensor,
+    k: int,
+    limit: Tensor,
+    exclude: Tensor,
+    index: Tensor,
+    value: Tensor,
+    done: Done,
+) -> None:
+    """All distances, tile by tile; queries that rounding or ties leave open are repeated with more candidates."""
+    points = given.points
+    center = points.mean(0)
+    centered = points - center
+    norms = centered.square().sum(-1)
+    largest, eps, dim = norms.max(), torch.finfo(torch.float64).eps, points.shape[1]
+    size = max(1, _block(points) // TILE)
+    for start in range(0, len(queries), size):
+        rows, fetch = torch.arange(start, min(len(queries), start + size), device=points.device), k + _SPARE
+        while len(rows):
+            stop = max(1, int(limit[rows].max()))
+            query = queries[rows] - center
+            best = torch.full((len(rows), 0), math.inf, dtype=torch.float64, device=points.device)
+            numbers = torch.zeros(len(rows), 0, dtype=torch.int64, device=points.device)
+            for tile in range(0, stop, TILE):
+                every = torch.arange(tile, min(stop, tile + TILE), device=points.device)
+                near = torch.addmm(norms[every], query, centered[every].T, alpha=-2)
+                near.masked_fill_((every >= limit[rows, None]) | (every == exclude[rows, None]), math.inf)
+                top, at = near.topk(min(fetch, len(every)), largest=False)
+                best, numbers = torch.cat([best, top], -1), torch.cat([numbers, every[at]], -1)
+                best, at = best.topk(min(fetch, best.shape[1]), largest=False)
+                numbers = numbers.gather(-1, at)
+            exact = distances(given.columns, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
+            index[rows], value[rows] = _smallest(numbers, exact, k)
+            square = query.square().sum(-1)
+            bound = 2 * (dim + 8) * eps * (square.sqrt() + largest.sqrt()).square()
+            last = best[:, -1] if best.shape[1] == fetch else torch.full_like(square, math.inf)
+            proven = (value[rows, -1] < last + square - bound) | last.isinf()
+            done(int(proven.sum()))
+            rows, fetch = rows[~proven], 4 * fetch
+
+
+def _smallest(index: Tensor, value: Tensor, k: int) -> Found:
+    """The k smallest values of each row with their numbers, ties by number; -1 where a value is infinite."""
+    fetch = min(value.shape[1], k + _SPARE)
+    top, at = value.topk(fetch, largest=False)
+    numbers, least = _in_order(index.gather(-1, at), top, k)
+    if fetch < value.shape[1]:
+        open_ = torch.nonzero((top[:, -1] == top[:, k - 1]) & top[:, -1].isfinite())[:, 0]
+        if len(open_):
+            numbers[open_], least[open_] = _in_order(index[open_], value[open_], k)
+    return numbers, least
+
+
+def _in_order(index: Tensor, value: Tensor, k: int) -> Found:
+    index, at = index.sort(dim=-1)
+    value, second = value.gather(-1, at).sort(stable=True, dim=-1)
+    index = index.gather(-1, second).masked_fill_(value.isinf(), -1)
+    lacking = max(0, k - value.shape[1])
+    pad = torch.nn.functional.pad
+    return pad(index[:, :k], (0, lacking), value=-1), pad(value[:, :k], (0, lacking), value=math.inf)
+
+
+def _block(points: Tensor) -> int:
+    return CPU_BLOCK if points.device.type == "cpu" else GPU_BLOCK
