@@ -4,6 +4,7 @@ from pyro_nngp.inference.arviz.elpd import elpd
 from pyro_nngp.inference.arviz.export import to_arviz
 from pyro_nngp.inference.arviz.pointwise import PointwiseLogLikelihood
 from pyro_nngp.inference.arviz.sbc import sbc_to_arviz
+from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.checkpoint import CheckpointError
 from pyro_nngp.inference.diagnostics.calibration import (
     Reliability,
@@ -38,6 +39,7 @@ __all__ = [
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "AutoNNGP",
     "Checkpoint",
     "CheckpointError",
     "ConvergenceWarning",

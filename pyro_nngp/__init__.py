@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         variational,
     )
     from pyro_nngp.distributions import NNGP, NNGPReparam
-    from pyro_nngp.inference import fit, to_arviz
+    from pyro_nngp.inference import AutoNNGP, fit, to_arviz
     from pyro_nngp.maps import predict_grid
     from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
@@ -45,7 +45,7 @@ _PACKAGES = (
 )
 _HOME = {
     "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
-    "pyro_nngp.inference": ("fit", "to_arviz"),
+    "pyro_nngp.inference": ("AutoNNGP", "fit", "to_arviz"),
     "pyro_nngp.maps": ("predict_grid",),
     "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
     "pyro_nngp.neighbors": ("NeighborGraph",),
@@ -61,6 +61,7 @@ __all__ = [
     "SVGP",
     "SWSGP",
     "VNNGP",
+    "AutoNNGP",
     "CoregionalizedLOO",
     "MLLk",
     "NNGPReparam",

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.nn import PyroSample
 from torch import Tensor
 
 from pyro_nngp._checks import fail, undefined
@@ -114,25 +116,38 @@ class LinearMean(BasisMean):
     Args:
         input_dim: number D of input columns.
         num_latents: number L of functions, each with its coefficients; None is one.
+        prior: distribution of a number, the prior of each coefficient in the units of the data; None makes them
+            parameters. The sites are ``mean.value`` and ``mean.slope``.
 
     Attributes:
         value: c, the level at the center of the data, () or (L,).
         slope: s, (D,) or (D, L).
         center: :math:`\bar x`, which the method sets to the center of its data.
+
+    Raises:
+        TypeError: if `prior` is no distribution of a number.
     """
 
     center: Tensor
 
-    def __init__(self, input_dim: int, num_latents: int | None = None) -> None:
+    def __init__(self, input_dim: int, num_latents: int | None = None, prior: Any = None) -> None:
         super().__init__()
-        self.is_set = False
+        self.is_set, self._single, self._given_prior = False, num_latents is None, prior is not None
         shape = () if num_latents is None else (num_latents,)
         self.register_buffer("center", torch.zeros(input_dim))
-        self.value = scaled(torch.zeros(shape), 1.0)
-        self.slope = scaled(torch.zeros(input_dim, *shape), 1.0)
+        if prior is None:
+            self.value = scaled(torch.zeros(shape), 1.0)
+            self.slope = scaled(torch.zeros(input_dim, *shape), 1.0)
+        else:
+            if not isinstance(prior, TorchDistributionMixin) or tuple(prior.batch_shape + prior.event_shape):
+                cure = "Pass one such as dist.Normal(0.0, 10.0)."
+                fail("LinearMean", "prior", "to be a Pyro distribution of a number", f"{prior!r:.60}", cure, TypeError)
+            self.value = PyroSample(prior.expand(shape).to_event(len(shape)))
+            self.slope = PyroSample(prior.expand((input_dim, *shape)).to_event(1 + len(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.value.to(x.dtype) + (x - self.center.to(x)) @ self.slope.to(x.dtype)
+        value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), x - self.center.to(x)
+        return value + ((x * slope).sum(-1) if self._single else x @ slope)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
         return torch.cat([torch.ones_like(x[:, :1]), x - self.center.to(x)], -1)
@@ -144,6 +159,8 @@ class LinearMean(BasisMean):
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
+        if self._given_prior and not self.is_set:
+            self.is_set, self.center = True, x[0] + (x - x[:1]).mean(0)
         if self.is_set or not self.is_free:
             return
         shape, width = self.value.shape, (x - x[:1]).double().std(0, correction=0)

@@ -45,6 +45,7 @@ FEWER = {  # sizes on a page, and in the test
         ("600", "200"),
         ("300", "100"),
     ],
+    "docs/howto/mixed_models.md": [("range(50)", "range(3)"), ("num_samples=100", "num_samples=3"), ("=20)", "=2)")],
     "docs/howto/scikit_learn.md": [
         (", 400)", ", 80)"),
         ("[:300]", "[:60]"),

@@ -1,7 +1,9 @@
 """Mean functions by themselves."""
 
+import pyro.distributions as dist
 import pytest
 import torch
+from pyro import poutine
 
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models import VNNGP, Vecchia
@@ -49,3 +51,15 @@ def test_a_mean_function_that_lacks_a_hook_is_told_its_name(hook):
     match = rf"Bare: expected {hook} to be defined by the mean function, got nothing\. See docs/howto/write_a_method.md"
     with pytest.raises(NotImplementedError, match=match):
         getattr(Bare(), hook)(*arguments)
+
+
+def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
+    x, prior = torch.rand(20, 2, dtype=torch.float64) + 1e3, dist.Normal(torch.tensor(0.0, dtype=torch.float64), 2.0)
+    gp = Vecchia(x, x[:, 0], mean=LinearMean(2, prior=prior), num_neighbors=5)
+    assert {"mean.value", "mean.slope"} <= set(poutine.trace(gp.model).get_trace().nodes)
+    torch.testing.assert_close(gp.mean.center, x.mean(0))
+    trace = poutine.trace(gp.mean).get_trace(x)
+    value, slope = (site["value"] for site in trace.nodes.values() if site["type"] == "sample")
+    torch.testing.assert_close(trace.nodes["_RETURN"]["value"], value + (x - x.mean(0)) @ slope)
+    with pytest.raises(TypeError, match=r"LinearMean: expected prior to be a Pyro distribution of a number, got 2.0"):
+        LinearMean(2, prior=2.0)

@@ -156,6 +156,10 @@ class VecchiaFactor:
     def _matrix(self) -> csr_array:
         return square_matrix(self._root, self._columns)
 
+    def root(self) -> csr_array:
+        r""":math:`V^{-1/2} (I - A)`, whose square is :math:`\Lambda`, in SciPy's format."""
+        return self._matrix
+
     def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU, nine times as fast as gathering and scattering."""
         if m.device.type == "cpu":

@@ -1,0 +1,249 @@
+"""Intervals of coefficients in spatial mixed models: coverage on simulated data, beside other guides and NUTS.
+
+    y_i ~ p(y | intercept + slope_1 a_i + slope_2 b_i + group_{g(i)} + f(x_i)),  i = 1..N
+
+at random points in the unit square. The covariates a and b are draws of smooth processes in space, so that they are
+nearly collinear with f; groups are regions (the cells of Voronoi's diagram of 20 points). Coefficients, group effects
+and all hyperparameters are drawn from the priors of the program anew for each data set, f from the exact process: the
+intervals of an exact posterior then cover at their nominal rate. Gaussian data have a noise of unknown scale.
+
+``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
+kind beside NUTS on the whitened program. ``seconds``: one Poisson data set of 10,000 points, without groups.
+
+Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...]
+    [--rows FILE.csv] [--out FILE.md]
+"""
+
+import argparse
+import time
+import warnings
+from pathlib import Path
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro import poutine
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from pyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal, init_to_median
+from pyro.optim import ClippedAdam
+from rows import append, commit, read  # beside this file
+
+from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, NNGPReparam
+from pyro_nngp.kernels import Matern32
+
+GROUPS, NEIGHBORS = 20, 15
+KINDS = ("Poisson", "Bernoulli", "Gaussian")
+SITES = ("intercept", "slope", "group_scale", "variance", "lengthscale", "noise")
+NUMBERS = ("intercept", "slope 1", "slope 2", "group_scale", "variance", "lengthscale", "noise")
+PRIORS = {
+    "intercept": lambda: dist.Normal(number(0.5), 1.0),
+    "slope": lambda: dist.Normal(torch.zeros(2), 1.0).to_event(1),
+    "group_scale": lambda: dist.LogNormal(number(0.5).log(), 0.5),
+    "variance": lambda: dist.LogNormal(number(0.5).log(), 0.5),
+    "lengthscale": lambda: dist.LogNormal(number(0.2).log(), 0.4),
+    "noise": lambda: dist.LogNormal(number(0.5).log(), 0.5),
+}
+
+
+def number(value):
+    return torch.tensor(float(value))
+
+
+def observation(kind, predictor, noise):
+    if kind == "Poisson":
+        return dist.Poisson(predictor.exp())
+    return dist.Bernoulli(logits=predictor) if kind == "Bernoulli" else dist.Normal(predictor, noise)
+
+
+class Problem:
+    """A data set of one kind, its truth and its program."""
+
+    def __init__(self, kind, num_points, seed, groups=True):
+        pyro.set_rng_seed(seed)
+        self.kind, self.x = kind, torch.rand(num_points, 2)
+        names = [name for name in SITES if name != "noise" or kind == "Gaussian"]
+        names = [name for name in names if name != "group_scale" or groups]
+        self.truth = {name: PRIORS[name]().sample() for name in names}
+        centers = torch.rand(GROUPS, 2)
+        self.group = torch.cdist(self.x, centers).argmin(-1) if groups else None
+        self.covariates = torch.stack([_smooth(self.x, 0.4), _smooth(self.x, 0.4)], -1)
+        f = _smooth(self.x, self.truth["lengthscale"], self.truth["variance"])
+        predictor = self.truth["intercept"] + self.covariates @ self.truth["slope"] + f
+        if groups:
+            predictor = predictor + (self.truth["group_scale"] * torch.randn(GROUPS))[self.group]
+        self.y = observation(kind, predictor.clamp(max=8), self.truth.get("noise")).sample()
+        self.graph = NeighborGraph(self.x, NEIGHBORS)
+
+    def model(self):
+        values = {name: pyro.sample(name, PRIORS[name]()) for name in self.truth}
+        kernel = Matern32(2, variance=values["variance"], lengthscale=values["lengthscale"])
+        predictor = values["intercept"] + (self.covariates * values["slope"]).sum(-1)
+        if self.group is not None:
+            with pyro.plate("groups", GROUPS):
+                effect = pyro.sample("group", dist.Normal(number(0.0), values["group_scale"]))
+            predictor = predictor + effect[self.group]
+        predictor = predictor + pyro.sample("f", NNGP(kernel, self.graph))
+        with pyro.plate("points", len(self.x)):
+            pyro.sample("y", observation(self.kind, predictor, values.get("noise")), obs=self.y)
+
+    def white(self):
+        return poutine.reparam(self.model, config={"f": NNGPReparam()})
+
+
+def _smooth(x, lengthscale, variance=1.0):
+    """A draw of an exact Matérn-3/2 process, or of a nearest-neighbor process with 30 neighbors of many points."""
+    kernel = Matern32(2, variance=torch.as_tensor(variance), lengthscale=torch.as_tensor(lengthscale))
+    if len(x) > 3000:
+        return NNGP(kernel, NeighborGraph(x, 30)).sample()
+    cov = kernel(x).detach() + 1e-8 * torch.eye(len(x))
+    return torch.linalg.cholesky(cov) @ torch.randn(len(x))
+
+
+GUIDES = {  # program, guide, learning rate, steps
+    "AutoNNGP": (Problem.model.__get__, AutoNNGP, 0.02, 50),
+    "AutoNormal": (Problem.model.__get__, AutoNormal, 0.02, 1500),
+    "AutoLowRankMultivariateNormal": (Problem.model.__get__, AutoLowRankMultivariateNormal, 0.02, 1500),
+    "AutoNormal, whitened": (Problem.white, AutoNormal, 0.02, 1500),
+}
+
+
+def train(problem, name):
+    """The program, the trained guide, minus its ELBO and processor seconds."""
+    pyro.clear_param_store()
+    program, guide_type, rate, steps = GUIDES[name]
+    program = program(problem)
+    guide, start = guide_type(program, init_loc_fn=init_to_median(num_samples=50)), time.process_time()
+    svi = SVI(program, guide, ClippedAdam({"lr": rate, "lrd": 0.1 ** (1 / steps)}), Trace_ELBO())
+    for _ in range(steps):
+        svi.step()
+    seconds = time.process_time() - start
+    loss = sum(svi.evaluate_loss() for _ in range(30)) / 30
+    return program, guide, loss, seconds
+
+
+def quantities(draws):
+    """Draws of numbers by name, (S,)."""
+    found = {}
+    for name in SITES:
+        if name in draws:
+            table = draws[name].reshape(len(draws[name]), -1)
+            found |= {name if table.shape[1] == 1 else f"{name} {i + 1}": col for i, col in enumerate(table.T)}
+    return found
+
+
+def draws_of(program, guide, count):
+    with torch.no_grad():
+        return quantities(Predictive(program, guide=guide, num_samples=count)())
+
+
+def intervals(problem, guide):
+    """95 % intervals of numbers by name, (2,); the tables are (2, ...)."""
+    found = guide.quantiles([0.025, 0.975])
+    return quantities({name: found[name] for name in problem.truth})
+
+
+def coverage(args):
+    """Coverage of 95 % intervals: a row for each kind and guide. Data sets that are in the rows are not repeated."""
+    rows = read(args.rows)
+    done = {(row["kind"], row["guide"], row["seed"]) for row in rows}
+    for seed in range(args.sets):
+        for kind in args.kinds:
+            for guide in args.guides:
+                if (kind, guide, str(seed)) in done:
+                    continue
+                problem = Problem(kind, args.points, seed)
+                _, trained, loss, seconds = train(problem, guide)
+                row = {"kind": kind, "guide": guide, "seed": seed, "loss": loss, "seconds": seconds}
+                truth = quantities({name: value[None] for name, value in problem.truth.items()})
+                for name, ends in intervals(problem, trained).items():
+                    row[name] = int(ends[0] <= truth[name].item() <= ends[1])
+                append(args.rows, ["kind", "guide", "seed", "loss", "seconds", *NUMBERS], row)
+    return table(read(args.rows), args)
+
+
+def table(rows, args):
+    """Shares of intervals that cover, and averages of minus the ELBO and of processor seconds."""
+    header = ["data", "guide", "sets", "- ELBO", *NUMBERS, "seconds"]
+    lines = [f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
+    for kind in args.kinds:
+        for guide in args.guides:
+            own = [row for row in rows if (row["kind"], row["guide"]) == (kind, guide)]
+            if not own:
+                continue
+            hits = [[int(row[name]) for row in own if row[name]] for name in NUMBERS]
+            share = [f"{100 * sum(each) / len(each):.0f} %" if each else "" for each in hits]
+            loss, seconds = (sum(float(row[name]) for row in own) / len(own) for name in ("loss", "seconds"))
+            lines.append(f"| {kind} | {guide} | {len(own)} | {loss:.1f} | {' | '.join(share)} | {seconds:.1f} |")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+def beside_nuts(args):
+    """Means and standard deviations beside those of NUTS, for one data set of each kind."""
+    lines = ["| data | | AutoNNGP | NUTS | difference of means / sd | ratio of sd | n_eff |", "|---" * 7 + "|"]
+    print("\n".join(lines))
+    for kind in args.kinds:
+        problem = Problem(kind, args.nuts_points, 100)
+        program, guide, _, _ = train(problem, "AutoNNGP")
+        ours = draws_of(program, guide, 1000)
+        pyro.set_rng_seed(1)
+        start = init_to_median(num_samples=50)
+        mcmc = MCMC(NUTS(problem.white(), init_strategy=start), args.nuts_draws, 300, disable_progbar=True)
+        mcmc.run()
+        theirs = quantities(mcmc.get_samples())
+        for name, draws in theirs.items():
+            loc, scale, effective = draws.mean(), draws.std(), dist_effective(draws)
+            own, own_scale = ours[name].mean(), ours[name].std()
+            shown = f"{own:.3f} ± {own_scale:.3f} | {loc:.3f} ± {scale:.3f} | {(own - loc) / scale:.2f}"
+            lines.append(f"| {kind} | {name} | {shown} | {own_scale / scale:.2f} | {effective:.0f} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def dist_effective(draws):
+    return float(pyro.ops.stats.effective_sample_size(draws[None]))
+
+
+def many_points(args):
+    """Processor seconds at 10,000 points."""
+    lines = ["| N | first call | step | draw |", "|---|---|---|---|"]
+    problem = Problem("Poisson", 10_000, 0, groups=False)
+    guide, start = AutoNNGP(problem.model), time.process_time()
+    guide()
+    first, start = time.process_time() - start, time.process_time()
+    svi = SVI(problem.model, guide, ClippedAdam({"lr": 0.02}), Trace_ELBO())
+    for _ in range(10):
+        svi.step()
+    step, start = (time.process_time() - start) / 10, time.process_time()
+    draws_of(problem.model, guide, 10)
+    draw = (time.process_time() - start) / 10
+    lines.append(f"| 10,000 | {first:.1f} s | {step:.2f} s | {draw:.2f} s |")
+    print("\n".join(lines), flush=True)
+    return lines
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parts = {"coverage": coverage, "nuts": beside_nuts, "seconds": many_points}
+    parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
+    parser.add_argument("--sets", type=int, default=50)
+    parser.add_argument("--points", type=int, default=200)
+    parser.add_argument("--nuts-points", type=int, default=200)
+    parser.add_argument("--nuts-draws", type=int, default=1000)
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--guides", nargs="+", choices=GUIDES, default=["AutoNNGP"])
+    parser.add_argument("--rows", type=Path, default=Path("mixed_models.csv"))
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    lines = [f"Commit {commit()}, torch {torch.__version__}, one thread."]
+    for part in args.parts:
+        lines += ["", *parts[part](args)]
+    if args.out:
+        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A guide for programs with nearest-neighbor Gaussian processes, coefficients and group effects."""

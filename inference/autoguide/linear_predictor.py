@@ -1,0 +1,245 @@
+r"""The Gaussian latent sites of a Pyro program, and how its data depend on them.
+
+Given the hyperparameters, a generalized linear mixed model is linear in what is Gaussian a priori: values u of
+nearest-neighbor Gaussian processes, and whites of coefficients and group effects, :math:`c = \mu + \sigma w`. Together
+they are the leaves. The parameters of the data are then :math:`\phi = \phi_0 + J\, \mathrm{leaves}`. J is read from
+the program by automatic differentiation, so it does not matter how the program is written. A row of J has one entry for
+each nearest-neighbor site and for each set of group effects, and a dense part for coefficients. Which entry it is is
+found once, from products with the row numbers.
+
+A program whose data are not linear in the leaves is linearized at the center of the guide.
+
+Cost: one run of the program and a product with J for each coefficient and each sparse block. Symbols: r rows of J.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from pyro import poutine
+from pyro.distributions import MultivariateNormal, Normal
+from pyro.poutine import Trace
+from pyro.poutine.messenger import Messenger
+from scipy.sparse import csr_array
+from torch import Tensor
+from torch.distributions import Independent
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import NNGP
+
+_FEW, _MOST = 8, 1000  # entries of a site that are dense columns at once, or if they must be
+_LINEAR = 1e-3  # largest second difference of parameters that count as linear, relative to the first
+
+
+def gaussian_base(fn: Any) -> Any:
+    """The distribution within independent dimensions, if it is an NNGP over all points or a normal one; else None."""
+    while isinstance(fn, Independent):
+        fn = fn.base_dist
+    if isinstance(fn, NNGP):
+        return fn if fn.event_shape[0] == fn.graph.num_points else None
+    return fn if isinstance(fn, Normal | MultivariateNormal) else None
+
+
+def leaf_shape(fn: Any) -> torch.Size:
+    """Shape of the leaf of a site."""
+    base = gaussian_base(fn)
+    return base.batch_shape + base.event_shape
+
+
+def value_at(fn: Any, leaf: Tensor) -> Tensor:
+    """The value of a site at its leaf."""
+    base = gaussian_base(fn)
+    if isinstance(base, NNGP):
+        return leaf.to(base.graph.x)
+    if isinstance(base, Normal):
+        return base.loc + base.scale * leaf.to(base.loc)
+    return base.loc + (base.scale_tril @ leaf.to(base.loc)[..., None])[..., 0]
+
+
+def colored(fn: Any, leaf: Tensor) -> Tensor:
+    """The value of a site as a function of hyperparameters, with the white values behind it held fixed."""
+    base = gaussian_base(fn)
+    return base.color(base.whiten(leaf.to(base.graph.x)).detach()) if isinstance(base, NNGP) else value_at(fn, leaf)
+
+
+def log_det_root(fn: Any) -> Tensor:
+    """Log determinant of the map from independent standard normal values to the value of a site, per event."""
+    base = gaussian_base(fn)
+    if isinstance(base, NNGP):
+        found = 0.5 * base.conditionals[1].log().sum(-1)
+        found = found.expand(torch.broadcast_shapes(found.shape, base.batch_shape))
+    elif isinstance(base, Normal):
+        found = base.scale.log().expand(base.batch_shape)
+    else:
+        found = base.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(base.batch_shape)
+    own = fn.event_dim - base.event_dim
+    return found.sum(tuple(range(-own, 0))) if own else found
+
+
+class AtLeaves(Messenger):
+    """Sets hyperparameters to values, and Gaussian sites to their values at leaves."""
+
+    def __init__(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor], place: Callable = value_at) -> None:
+        super().__init__()
+        self._values, self._leaves, self._place = values, leaves, place
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if msg["is_observed"]:
+            return
+        if msg["name"] in self._values:
+            msg["value"] = self._values[msg["name"]]
+        elif msg["name"] in self._leaves:
+            msg["value"] = self._place(msg["fn"], self._leaves[msg["name"]])
+
+
+def run_at_leaves(
+    model: Callable,
+    args: tuple,
+    kwargs: Mapping[str, Any],
+    values: Mapping[str, Tensor],
+    leaves: Mapping[str, Tensor],
+    place: Callable = value_at,
+) -> Trace:
+    """Trace of a program, hidden from the handlers around it."""
+    with poutine.block():
+        return poutine.trace(AtLeaves(values, leaves, place)(model)).get_trace(*args, **kwargs)
+
+
+class Jacobian:
+    """Products with the derivative of parameters phi in leaves.
+
+    Args:
+        phi: (r,), with gradients in the leaves.
+        leaves: the leaves by name.
+    """
+
+    def __init__(self, phi: Float[Tensor, " r"], leaves: Mapping[str, Tensor]) -> None:
+        self.leaves = leaves
+        self._right = torch.zeros_like(phi).requires_grad_()
+        settings: dict[str, Any] = {"create_graph": True, "allow_unused": True}
+        self._transposed = torch.autograd.grad(phi, list(leaves.values()), self._right, **settings)
+
+    def __len__(self) -> int:
+        return len(self._right)
+
+    def __call__(self, name: str, direction: Tensor) -> Float[Tensor, " r"]:
+        """J times a direction in one leaf."""
+        image = self._transposed[list(self.leaves).index(name)]
+        if image is None or not image.requires_grad:
+            return torch.zeros_like(self._right, requires_grad=False)
+        (found,) = torch.autograd.grad(image, self._right, direction.to(image), retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self._right, requires_grad=False) if found is None else found.detach()
+
+
+class Blocks:
+    """The structure of J: which entry of each leaf each row reads, or that all of them are dense columns.
+
+    Args:
+        where: name of the caller, for messages.
+        jacobian: J at some hyperparameters.
+        processes: {name: N} of the leaves that are values of processes, (*L, N).
+
+    Attributes:
+        entries: {name: (L, r)} for sparse leaves, the entry that each row reads of each of the L vectors of a leaf.
+        dense: names of other leaves.
+
+    Raises:
+        ValueError: if a row reads several entries of a process, or of another leaf of more than 1,000.
+    """
+
+    def __init__(self, where: str, jacobian: Jacobian, processes: Mapping[str, int]) -> None:
+        self.entries: dict[str, Tensor] = {}
+        self.dense: list[str] = []
+        for name, leaf in jacobian.leaves.items():
+            small = leaf.numel() <= _FEW and name not in processes
+            found = None if small else _entries(jacobian, name, processes.get(name, leaf.numel()))
+            if found is not None:
+                self.entries[name] = found
+            elif name in processes or leaf.numel() > _MOST:
+                cure = "Let each observation read one of its values, or take another guide after NNGPReparam."
+                fail(where, f"site {name!r}", "read at one point by each observation", "several points", cure)
+            else:
+                self.dense.append(name)
+
+    def of(self, jacobian: Jacobian) -> tuple[dict[str, csr_array], Float[np.ndarray, "r p"]]:
+        """The sparse blocks of J by name, and its dense columns."""
+        sparse, columns = {}, []
+        for name, entries in self.entries.items():
+            number, rows = entries.shape
+            leaf = jacobian.leaves[name]
+            size = leaf.numel() // number
+            scales = torch.stack([jacobian(name, ones) for ones in _ones(leaf, number)])
+            indices = entries + size * torch.arange(number)[:, None]
+            table = scales.double().cpu().mT.flatten().numpy(), indices.mT.flatten().numpy()
+            pointers = np.arange(0, rows * number + 1, number)
+            sparse[name] = csr_array((*table, pointers), shape=(rows, leaf.numel()))
+        for name in self.dense:
+            leaf = jacobian.leaves[name]
+            each = torch.eye(leaf.numel(), dtype=leaf.dtype, device=leaf.device).reshape(-1, *leaf.shape)
+            columns += [jacobian(name, direction).double().cpu().numpy() for direction in each]
+        return sparse, np.stack(columns, -1) if columns else np.zeros((len(jacobian), 0))
+
+
+def linear_sites(
+    sites: Mapping[str, Any], phi_at: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
+) -> list[str]:
+    """Names of the processes, and of the normal sites in which, jointly with them, the data are linear.
+
+    Args:
+        sites: the latent sites of a trace.
+        phi_at: parameters of the data, (r,), at values of sites and at leaves of others.
+    """
+    waiting = [
+        name for name, site in sites.items() if isinstance(gaussian_base(site["fn"]), Normal | MultivariateNormal)
+    ]
+    chosen = [name for name, site in sites.items() if isinstance(gaussian_base(site["fn"]), NNGP)]
+    steps = {}
+    for i, name in enumerate([*chosen, *waiting]):
+        shape = leaf_shape(sites[name]["fn"])
+        steps[name] = torch.sin(1.0 + i + torch.arange(shape.numel())).reshape(shape).to(sites[name]["value"])
+
+    def at(length: float, names: list[str], new: str | None) -> Tensor:
+        values = {name: site["value"].detach() for name, site in sites.items() if name not in names}
+        return phi_at(values, {name: steps[name] * (length if name != new else 0.0) for name in names})
+
+    def is_linear(names: list[str], new: str | None = None) -> bool:
+        zero, one, two = (at(length, names, None) for length in (0.0, 1.0, 2.0))
+        if new is not None and torch.equal(at(1.0, names, new), one):
+            return False  # it has no effect while sites that depend on it are fixed
+        return bool((two - 2 * one + zero).abs().max() <= _LINEAR * (two - zero).abs().max())
+
+    if not is_linear(chosen):
+        steps |= {name: torch.zeros_like(steps[name]) for name in chosen}
+    while True:
+        found = next((name for name in waiting if is_linear([*chosen, name], name)), None)
+        if found is None:
+            break
+        chosen.append(found)
+        waiting.remove(found)
+    return [name for name in sites if name in chosen]
+
+
+def _ones(leaf: Tensor, number: int) -> list[Tensor]:
+    """One direction for each vector of a leaf: 1 in all its entries."""
+    each = torch.eye(number, dtype=leaf.dtype, device=leaf.device)
+    return list(each[..., None].expand(number, number, leaf.numel() // number).reshape(number, *leaf.shape))
+
+
+def _entries(jacobian: Jacobian, name: str, size: int) -> Tensor | None:
+    """The entry that each row reads of each vector of a leaf, (L, r); None if some row reads several."""
+    leaf, found = jacobian.leaves[name], []
+    numbers = torch.arange(size, dtype=leaf.dtype, device=leaf.device)
+    numbers = numbers.expand(leaf.numel() // size, size).reshape(leaf.shape)
+    for ones in _ones(leaf, leaf.numel() // size):
+        scale = jacobian(name, ones)
+        largest = scale.abs().max()
+        read = scale.abs() > 1e-12 * largest
+        entry = torch.where(read, jacobian(name, ones * numbers) / torch.where(read, scale, 1.0), 0.0)
+        entry = entry.round().long().clamp(0, size - 1)
+        image, want = jacobian(name, ones * torch.sin(1.0 + numbers)), scale * torch.sin(1.0 + entry.to(scale))
+        if not bool(((image - want).abs() <= 1e-3 * largest).all()):
+            return None
+        found.append(entry.cpu())
+    return torch.stack(found)

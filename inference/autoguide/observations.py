@@ -1,0 +1,164 @@
+r"""Observed sites of a Pyro program as functions of their distributions' parameters, in unconstrained space.
+
+Let :math:`\phi_i` hold the parameters of the distribution of observation i that depend on the latent values, mapped to
+unconstrained space: the log of a Poisson rate, the logit of a probability, the mean of a normal distribution. In a
+generalized linear mixed model they are the linear predictor. At the distribution :math:`q(\phi_i)` of which particles
+are given, the log likelihood is replaced by the quadratic function with the gradient and the curvature
+
+.. math:: g_i = E_q\, \nabla \log p(y_i \mid \phi_i), \qquad H_i = -E_q\, \nabla^2 \log p(y_i \mid \phi_i),
+
+those of the optimal Gaussian q (Opper and Archambeau 2009). With one particle, at the mode, it is Laplace's method.
+
+Cost: O(S n k^2). Symbols: n observations with k parameters each, S particles.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from pyro.distributions import MaskedDistribution
+from pyro.poutine import Trace
+from torch import Tensor
+from torch.distributions import Independent, biject_to
+
+from pyro_nngp._checks import fail
+from pyro_nngp.inference._traces import is_data, sample_sites
+
+_TWINS = {"probs": "logits", "gate": "gate_logits", "covariance_matrix": "scale_tril", "precision_matrix": "scale_tril"}
+_LEAST = 1e-6  # curvature of an observation, relative to the average
+
+
+class Quadratic(NamedTuple):
+    """Gradients g (n, k) and curvatures H (n, k, k) of the observations of a site; H is positive definite."""
+
+    gradient: Tensor
+    curvature: Tensor
+
+    def root(self) -> Float[Tensor, "n k k"]:
+        """R with H = R' R."""
+        if self.curvature.shape[-1] == 1:
+            return self.curvature.sqrt()
+        return torch.linalg.cholesky(self.curvature).mT
+
+
+class ObservedSite:
+    """An observed site whose distribution depends on some latent values.
+
+    Args:
+        where: name of the caller, for messages.
+        site: the site of a trace.
+        leaves: the latent values, which require gradients.
+
+    Attributes:
+        is_free: whether any parameter depends on the leaves.
+        phi: the parameters that do, in unconstrained space, (n, k); with gradients.
+
+    Raises:
+        ValueError: if the distribution cannot be rebuilt from its parameters.
+    """
+
+    def __init__(self, where: str, site: Any, leaves: list[Tensor]) -> None:
+        self._where, self.name, fn, mask = where, site["name"], site["fn"], site["mask"]
+        while isinstance(fn, (Independent, MaskedDistribution)):
+            if isinstance(fn, MaskedDistribution):
+                mask = fn._mask if mask is None else mask & fn._mask
+            elif isinstance(mask, Tensor):
+                mask = mask[(..., *[None] * fn.reinterpreted_batch_ndims)]
+            fn = fn.base_dist
+        self._kind, self._shape, self._value = type(fn), fn.batch_shape, site["value"]
+        names = [name for name in fn.arg_constraints if _TWINS.get(name) not in fn.arg_constraints]
+        self._fixed = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
+        self._free, parts = {}, []
+        for name in names:
+            value = self._fixed[name]
+            if not (isinstance(value, Tensor) and _depends(value, leaves)):
+                continue
+            del self._fixed[name]
+            constraint = fn.arg_constraints[name]
+            value = value.expand(self._shape + value.shape[value.dim() - constraint.event_dim :])
+            unconstrained = biject_to(constraint).inv(value)
+            self._free[name] = constraint, unconstrained.shape[len(self._shape) :]
+            parts.append(unconstrained.reshape(self._shape.numel(), -1))
+        self._fixed = {n: v.detach() if isinstance(v, Tensor) else v for n, v in self._fixed.items()}
+        self.is_free = bool(parts)
+        self.phi = torch.cat(parts, -1) if parts else torch.empty(0)
+        weight = torch.as_tensor(site["scale"], dtype=torch.float64)
+        self._weight = weight if mask is None else weight * mask
+        if parts:
+            self._check(fn)
+
+    def log_prob(self, phi: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:
+        """Log densities of the observations, with their scales and masks."""
+        batch, start, values = phi.shape[:-2], 0, {}
+        for name, (constraint, own) in self._free.items():
+            part = phi[..., start : start + own.numel()]
+            values[name] = biject_to(constraint)(part.reshape(*batch, *self._shape, *own))
+            start += own.numel()
+        found = self._kind(**values, **self._fixed, validate_args=False).log_prob(self._value)
+        found = torch.where(self._weight > 0, found, 0.0) * self._weight.to(found)
+        return found.reshape(*batch, -1)
+
+    def quadratic(self, particles: Float[Tensor, "S n k"]) -> Quadratic:
+        """Gradients and curvatures, averaged over particles."""
+        with torch.enable_grad():
+            phi = particles.detach().clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.log_prob(phi).sum(), phi, create_graph=True)
+            rows = [
+                torch.autograd.grad(gradient[..., k].sum(), phi, retain_graph=True, allow_unused=True)[0]
+                if gradient.requires_grad
+                else None
+                for k in range(phi.shape[-1])
+            ]
+        zero = torch.zeros_like(phi)
+        hessian = torch.stack([zero if row is None else row for row in rows], -1).detach()
+        return Quadratic(gradient.detach().mean(0), _positive(-hessian.mean(0)))
+
+    def _check(self, fn: Any) -> None:
+        """Raise unless the distribution was rebuilt as it is."""
+        phi = self.phi.detach()
+        try:
+            again = self.log_prob(phi)
+        except (TypeError, ValueError, NotImplementedError, RuntimeError, AttributeError) as cause:
+            self._refuse(fn, cause)
+        with torch.no_grad():
+            want = torch.where(self._weight > 0, fn.log_prob(self._value), 0.0) * self._weight
+        if not torch.allclose(again.double(), want.double().flatten(), rtol=1e-4, atol=1e-4):
+            self._refuse(fn, None)
+
+    def _refuse(self, fn: Any, cause: Exception | None) -> None:
+        expectation = "to have a distribution that is determined by its arg_constraints"
+        cure = "Use a distribution such as Normal, Poisson or Bernoulli, or another guide."
+        fail(self._where, f"observed site {self.name!r}", expectation, type(fn).__name__, cure, ValueError, cause)
+
+
+def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[ObservedSite]:
+    """The observed sites of a trace that depend on the leaves.
+
+    Raises:
+        ValueError: if there are none, or a factor depends on the leaves.
+    """
+    found = []
+    for site in sample_sites(trace).values():
+        if is_data(site):
+            observed = ObservedSite(where, site, leaves)
+            found += [observed] if observed.is_free else []
+    if not found:
+        cure = "Call the guide with the data, as SVI does, before Predictive."
+        fail(where, "the program", "to have an observed site that depends on its NNGP sites", "none", cure)
+    return found
+
+
+def _depends(value: Tensor, leaves: list[Tensor]) -> bool:
+    if not value.requires_grad:
+        return False
+    grads = torch.autograd.grad(value.sum(), leaves, retain_graph=True, allow_unused=True)
+    return any(grad is not None for grad in grads)
+
+
+def _positive(curvature: Float[Tensor, "n k k"]) -> Float[Tensor, "n k k"]:
+    """Curvatures with eigenvalues of at least 1e-6 times the average."""
+    average = curvature.diagonal(dim1=-2, dim2=-1).abs().mean().clamp(min=torch.finfo(curvature.dtype).tiny)
+    if curvature.shape[-1] == 1:
+        return curvature.clamp(min=_LEAST * average)
+    values, vectors = torch.linalg.eigh((curvature + curvature.mT) / 2)
+    return (vectors * values.clamp(min=_LEAST * average)[..., None, :]) @ vectors.mT

@@ -1,0 +1,292 @@
+"""AutoNNGP beside exact posteriors, importance weights, and as an automatic guide of Pyro."""
+
+import pickle
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.optim import Adam
+
+from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, to_arviz
+from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.means import LinearMean
+from pyro_nngp.models import VNNGP
+
+N, GROUPS = 24, 9
+NUMBER = {"dtype": torch.float64}
+
+
+def number(value):
+    return torch.tensor(value, **NUMBER)
+
+
+def points():
+    x = torch.rand(N, 2, generator=torch.Generator().manual_seed(0), **NUMBER)
+    return x, torch.stack([x[:, 0], torch.sin(5 * x[:, 1])], -1), torch.arange(N) % GROUPS
+
+
+X, COVARIATES, GROUP = points()
+GRAPH = NeighborGraph(X, N - 1)
+Y = torch.sin(4 * X.sum(-1)) + 0.3 * torch.cos(torch.arange(N, **NUMBER))
+COUNTS = torch.arange(N, **NUMBER) % 5
+
+
+def mixed(y=Y, noise=0.3, lengthscale=0.4, graph=GRAPH):
+    """Coefficients, group effects with a mean of their own, and a process."""
+    intercept = pyro.sample("intercept", dist.Normal(number(1.0), 3.0))
+    slope = pyro.sample("slope", dist.MultivariateNormal(torch.zeros(2, **NUMBER), torch.eye(2, **NUMBER) + 0.5))
+    level = pyro.sample("level", dist.Normal(number(0.0), 0.5))
+    with pyro.plate("groups", GROUPS):
+        effect = pyro.sample("effect", dist.Normal(level, 0.7))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(lengthscale)), graph))
+    mean = intercept + (COVARIATES * slope).sum(-1) + effect[..., GROUP] + f
+    with pyro.plate("points", N):
+        pyro.sample("y", dist.Normal(mean, noise), obs=y)
+
+
+def mixed_moments():
+    """Mean and covariance of the data of :func:`mixed`, and the covariance of f with them."""
+    kernel = Matern32(2, variance=0.8, lengthscale=0.4).double()(X).detach()
+    kernel = kernel + 0.8e-6 * torch.eye(N, **NUMBER)
+    slope = COVARIATES @ (torch.eye(2, **NUMBER) + 0.5) @ COVARIATES.mT
+    same = (GROUP[:, None] == GROUP).double()
+    rest = 9.0 + slope + 0.25 + 0.49 * same + 0.09 * torch.eye(N, **NUMBER)
+    return torch.ones(N, **NUMBER), kernel + rest, kernel
+
+
+def varying(y=Y):
+    """Two processes, one of them as a coefficient, and two sets of data."""
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.5)), GRAPH))
+    g = pyro.sample("g", NNGP(Matern52(2, variance=number(0.5), lengthscale=number(0.5)), GRAPH))
+    with pyro.plate("points", N):
+        pyro.sample("y", dist.Normal(f + COVARIATES[:, 0] * g, 0.3), obs=y)
+        pyro.sample("z", dist.Normal(2 * g, 0.5), obs=-y)
+
+
+def varying_moments():
+    first = Matern32(2, variance=1.0, lengthscale=0.5).double()(X).detach() + 1e-6 * torch.eye(N, **NUMBER)
+    second = Matern52(2, variance=0.5, lengthscale=0.5).double()(X).detach() + 0.5e-6 * torch.eye(N, **NUMBER)
+    a, eye = COVARIATES[:, :1], torch.eye(N, **NUMBER)
+    top = torch.cat([first + a * second * a.mT + 0.09 * eye, 2 * a * second], -1)
+    cov = torch.cat([top, torch.cat([2 * second * a.mT, 4 * second + 0.25 * eye], -1)])
+    return torch.zeros(2 * N, **NUMBER), cov, torch.cat([first, torch.zeros(N, N, **NUMBER)], -1)
+
+
+@pytest.mark.parametrize(
+    ("model", "moments", "data", "gaussian"),
+    [
+        (mixed, mixed_moments, Y, ["intercept", "slope", "level", "effect", "f"]),
+        (varying, varying_moments, torch.cat([Y, -Y]), ["f", "g"]),
+    ],
+)
+def test_gaussian_data_have_the_exact_posterior(model, moments, data, gaussian):
+    """At each draw the joint density over that of the guide is the evidence, which checks mean, covariance and size."""
+    loc, cov, cross = moments()
+    guide, want = AutoNNGP(model), torch.distributions.MultivariateNormal(loc, cov).log_prob(data)
+    for elbo in (Trace_ELBO(), TraceMeanField_ELBO()):
+        for _ in range(2):
+            assert elbo.loss(model, guide) == pytest.approx(-want.item(), rel=1e-6)
+    assert guide.gaussian == gaussian
+    assert guide.hyperparameters == []
+    mean = cross @ torch.cholesky_solve((data - loc)[:, None], torch.linalg.cholesky(cov))
+    torch.testing.assert_close(guide.median()["f"], mean[:, 0], rtol=1e-5, atol=1e-6)
+    scale = (
+        cross.diagonal() - (cross @ torch.cholesky_inverse(torch.linalg.cholesky(cov)) @ cross.mT).diagonal()
+    ).sqrt()
+    low, high = guide.quantiles([0.05, 0.95])["f"]
+    torch.testing.assert_close((high - low) / 2 / 1.645, scale, rtol=6 * 2.1 / 1024**0.5 / 1.645 / 2**0.5, atol=0)
+
+
+def hyper(y=COUNTS):
+    """Counts with an unknown kernel."""
+    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 0.5))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+    intercept = pyro.sample("intercept", dist.Normal(number(0.0), 2.0))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), GRAPH))
+    with pyro.plate("points", N):
+        return pyro.sample("y", dist.Poisson((intercept + f).exp()), obs=y)
+
+
+def test_importance_weights_of_counts_are_even():
+    """The guide is close to the posterior: a mean-field guide's effective share is a few percent here."""
+    guide = AutoNNGP(hyper)
+    svi = SVI(hyper, guide, Adam({"lr": 0.02}), Trace_ELBO())
+    for _ in range(30):
+        svi.step()
+    with torch.no_grad():
+        weights = torch.tensor([-svi.evaluate_loss() for _ in range(100)])
+    share = weights.softmax(0).square().sum().reciprocal() / len(weights)
+    assert share > 0.5
+    assert guide.hyperparameters == ["variance", "lengthscale"]
+
+
+def test_gradients_of_hyperparameters_are_those_of_the_evidence():
+    def model():
+        lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))
+        noise = pyro.sample("noise", dist.LogNormal(number(-1.0), 0.5))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=lengthscale), GRAPH))
+        with pyro.plate("points", N):
+            pyro.sample("y", dist.Normal(f, noise), obs=Y)
+
+    def log_evidence(u):
+        lengthscale, noise = u.exp()
+        cov = Matern32(2, variance=number(0.8), lengthscale=lengthscale)(X) + (0.8e-6 + noise**2) * torch.eye(N)
+        prior = dist.Normal(number(-1.0), 0.5).log_prob(u).sum()
+        return torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y) + prior
+
+    guide = AutoNNGP(model)
+    guide()
+    mode = guide.loc.detach().clone()
+    assert torch.func.grad(log_evidence)(mode).abs().max() < 0.5
+    curvature = -torch.autograd.functional.hessian(log_evidence, mode)
+    tril = guide.scale.detach()[:, None] * guide.scale_tril.detach()
+    torch.testing.assert_close(tril @ tril.mT, torch.linalg.inv(curvature), rtol=0.1, atol=1e-3)
+
+    at = mode + 0.3
+    guide.loc.data.copy_(at)
+    guide.scale = torch.full_like(at, 1e-4)
+    draws = []
+    for _ in range(100):
+        loss = Trace_ELBO().differentiable_loss(model, guide)
+        draws.append(-torch.autograd.grad(loss, guide.loc)[0])
+    found = torch.stack(draws)
+    error = found.std(0) / len(found) ** 0.5
+    assert ((found.mean(0) - torch.func.grad(log_evidence)(at)).abs() < 6 * error).all()
+    assert (error < 3.0).all()
+
+
+def test_it_is_an_automatic_guide():
+    guide = AutoNNGP(hyper)
+    trace = poutine.trace(guide).get_trace()
+    assert {"variance", "lengthscale", "intercept", "f"} <= set(trace.nodes)
+    svi = SVI(hyper, guide, Adam({"lr": 0.02}), Trace_ELBO())
+    svi.step()
+    draws = Predictive(hyper, guide=guide, num_samples=5)()
+    assert draws["f"].shape[0] == 5
+    assert draws["f"].shape[-1] == N
+    new = Predictive(hyper, guide=guide, num_samples=5)(None)  # the data are those of the first call
+    assert new["y"].shape == (5, N)
+    medians, quantiles = guide.median(), guide.quantiles([0.25, 0.5, 0.75])
+    assert medians["f"].shape == (N,)
+    for name in ("variance", "intercept"):
+        assert quantiles[name].shape == (3,)
+        assert quantiles[name][0] < medians[name] < quantiles[name][2]
+    exact = dist.LogNormal(guide.loc.detach()[0], guide.scale.detach()[0])
+    torch.testing.assert_close(quantiles["variance"], exact.icdf(number([0.25, 0.5, 0.75])))
+    idata = to_arviz((hyper, guide), num_samples=3, progress=False)
+    assert idata.posterior["f"].shape == (1, 3, N)
+    state = pickle.loads(pickle.dumps(guide.state_dict()))
+    assert state["phi_0"].shape == (N, 1)
+
+
+def test_likelihoods_of_the_package_and_float32():
+    graph = NeighborGraph(X.float(), 5)
+    likelihood = Poisson().bind()
+
+    def model(y):
+        intercept = pyro.sample("intercept", dist.Normal(0.0, 2.0))
+        f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.4)), graph))
+        with pyro.plate("points", N):
+            pyro.sample("y", likelihood(intercept + f), obs=y)
+
+    guide = AutoNNGP(model)
+    assert Trace_ELBO().loss(model, guide, COUNTS.float()) < 80
+    assert guide.median()["f"].dtype == torch.float32
+
+
+def test_a_coefficient_of_a_process_is_a_hyperparameter():
+    """Its product with the process is not linear."""
+
+    def model():
+        scale = pyro.sample("scale", dist.Normal(number(1.0), 0.1))
+        spread = pyro.sample("spread", dist.Normal(number(0.0), 0.1))
+        f = pyro.sample("f", NNGP(Matern32(2, variance=number(0.8), lengthscale=number(0.4)), GRAPH))
+        with pyro.plate("groups", GROUPS):
+            effect = pyro.sample("effect", dist.Normal(number(0.0), spread.exp()))
+        with pyro.plate("points", N):
+            pyro.sample("y", dist.Normal(scale * f + effect[GROUP], 0.3), obs=Y)
+
+    guide = AutoNNGP(model)
+    guide()
+    assert guide.gaussian == ["f", "effect"]
+    assert guide.hyperparameters == ["scale", "spread"]
+
+
+def without_process():
+    pyro.sample("y", dist.Normal(pyro.sample("a", dist.Normal(0.0, 1.0)), 1.0), obs=torch.tensor(1.0))
+
+
+def with_label():
+    pyro.sample("label", dist.Bernoulli(0.5))
+    hyper()
+
+
+def without_data():
+    pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+
+
+def of_sums():
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    pyro.sample("y", dist.Normal(f[:5] + f[5:10], 1.0).to_event(1), obs=Y[:5])
+
+
+def subsampled():
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    with pyro.plate("points", N, subsample_size=5) as rows:
+        pyro.sample("effect", dist.Normal(number(0.0), 1.0))
+        pyro.sample("y", dist.Normal(f[rows], 1.0), obs=Y[rows])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (without_process, r"AutoNNGP: expected the program to have an NNGP site over all points, got \['a'\]"),
+        (with_label, r"AutoNNGP: expected latent sites continuous, got \['label'\]"),
+        (of_sums, r"AutoNNGP: expected site 'f' read at one point by each observation, got several points"),
+        (subsampled, r"AutoNNGP: expected plates with all their rows, got subsampled \['points'\]"),
+        (without_data, r"expected the program to have an observed site that depends on its NNGP sites"),
+    ],
+)
+def test_programs_that_do_not_fit(model, message):
+    guide = AutoNNGP(model)
+    for _ in range(2):  # the guide stays as it was
+        with pytest.raises(ValueError, match=message):
+            guide()
+
+
+def test_calls_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"AutoNNGP: expected init_scale"):
+        AutoNNGP(hyper, init_scale=-1.0)
+    guide = AutoNNGP(mixed)
+    guide(Y)
+    with pytest.raises(ValueError, match=r"expected arguments while training as at the first call, got others"):
+        guide(2 * Y)
+    message = r"expected the guide outside vectorized plates, got \['particles'\]"
+    with pytest.raises(ValueError, match=message), pyro.plate("particles", 3, dim=-2):
+        guide(Y)
+
+
+def test_methods_with_a_linear_mean_have_the_exact_posterior():
+    """The program of a method is one like any other; predictions from its draws include the coefficients."""
+    mean = LinearMean(2, prior=dist.Normal(number(0.0), 2.0))
+    kernel = Matern32(2, variance=0.8, lengthscale=0.4).double()
+    gp = VNNGP(X, Y, kernel, Gaussian(0.1).double(), mean=mean, num_neighbors=N - 1)
+    guide = AutoNNGP(gp.model)
+    basis = mean.basis(X)
+    cov = kernel(X).detach() + 4 * basis @ basis.mT + (0.1 + 0.8e-6) * torch.eye(N, **NUMBER)
+    want = torch.distributions.MultivariateNormal(torch.zeros(N, **NUMBER), cov).log_prob(Y)
+    assert Trace_ELBO().loss(gp.model, guide) == pytest.approx(-want.item(), rel=1e-6)
+    assert guide.gaussian == ["mean.value", "mean.slope", "u"]
+    with torch.no_grad():
+        draws = Predictive(gp.model, guide=guide, num_samples=50)()
+    x_new = X[:3] + 0.01
+    found = gp.predict(x_new, samples={name: draws[name] for name in guide.gaussian}).mean
+    weights = torch.cholesky_solve(Y[:, None], torch.linalg.cholesky(cov))
+    exact = (kernel(x_new, X).detach() + 4 * mean.basis(x_new) @ basis.mT) @ weights
+    torch.testing.assert_close(found, exact[:, 0], rtol=0, atol=6 * 0.4 / 50**0.5)
+    idata = to_arviz((gp.model, guide), num_samples=3, progress=False)
+    assert idata.posterior["mean.slope"].shape == (1, 3, 2)

@@ -1,0 +1,98 @@
+"""Observed sites as functions of their parameters, beside closed forms."""
+
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro import poutine
+
+from pyro_nngp.inference.autoguide.observations import observed_sites
+
+Y = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
+F = torch.tensor([0.1, -0.3, 0.7], dtype=torch.float64)
+
+
+def observed(make, y=Y, **settings):
+    """The observed site of a program whose latent values are F."""
+    leaf = F.clone().requires_grad_()
+
+    def program():
+        pyro.sample("y", make(leaf), obs=y, **settings)
+
+    return observed_sites("Test", poutine.trace(program).get_trace(), [leaf])
+
+
+@pytest.mark.parametrize(
+    ("make", "gradient", "curvature"),
+    [
+        (lambda f: dist.Poisson(f.exp()), lambda f: Y - f.exp(), lambda f: f.exp()),
+        (lambda f: dist.Normal(f, 0.5), lambda f: 4 * (Y - f), lambda f: torch.full_like(f, 4.0)),
+        (
+            lambda f: dist.Binomial(5, probs=f.sigmoid()),
+            lambda f: Y - 5 * f.sigmoid(),
+            lambda f: 5 * f.sigmoid() * (-f).sigmoid(),
+        ),
+    ],
+)
+def test_gradient_and_curvature_are_the_closed_forms(make, gradient, curvature):
+    (site,) = observed(make)
+    torch.testing.assert_close(site.phi.detach()[:, 0], F)
+    torch.testing.assert_close(site.log_prob(site.phi.detach()), make(F).log_prob(Y))
+    particles = torch.stack([F - 0.25, F + 0.35])[..., None]
+    found = site.quadratic(particles)
+    torch.testing.assert_close(found.gradient[:, 0], (gradient(F - 0.25) + gradient(F + 0.35)) / 2)
+    torch.testing.assert_close(found.curvature[:, 0, 0], (curvature(F - 0.25) + curvature(F + 0.35)) / 2)
+
+
+def test_several_parameters_have_a_curvature_matrix():
+    (site,) = observed(lambda f: dist.Normal(f, (0.5 * f).exp()))
+    phi = site.phi.detach()
+    torch.testing.assert_close(phi, torch.stack([F, 0.5 * F], -1))
+    found = site.quadratic(phi[None])
+    residual = (Y - F) / (0.5 * F).exp()
+    want = torch.stack([(-F).exp(), 2 * residual * (-0.5 * F).exp(), 2 * residual.square()], -1)
+    root = found.root()
+    torch.testing.assert_close(root.mT @ root, found.curvature)
+    exact = torch.stack([want[:, 0], want[:, 1], want[:, 1], want[:, 2]], -1).reshape(-1, 2, 2)
+    values, vectors = torch.linalg.eigh(exact)
+    clamped = (vectors * values.clamp(min=1e-6)[:, None]) @ vectors.mT
+    torch.testing.assert_close(found.curvature, clamped, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_and_scales_weigh_the_density():
+    mask = torch.tensor([True, False, True])
+
+    def program(leaf):
+        with poutine.scale(scale=2.0), poutine.mask(mask=mask):
+            pyro.sample("y", dist.Poisson(leaf.exp()), obs=torch.tensor([0.0, torch.nan, 4.0]))
+
+    leaf = F.clone().requires_grad_()
+    with pyro.validation_enabled(False):
+        (site,) = observed_sites("Test", poutine.trace(program).get_trace(leaf), [leaf])
+        want = torch.where(mask, 2 * dist.Poisson(F.exp()).log_prob(Y), 0.0)
+        torch.testing.assert_close(site.log_prob(site.phi.detach()), want)
+
+
+def test_independent_dimensions_are_single_observations():
+    (site,) = observed(lambda f: dist.Poisson(f.exp()).mask(torch.tensor([True, True, False])).to_event(1))
+    assert site.phi.shape == (3, 1)
+    assert site.log_prob(site.phi.detach())[2] == 0
+
+
+class Shifted(dist.Normal):
+    """A normal distribution that its parameters do not determine."""
+
+    def log_prob(self, value):
+        return super().log_prob(value - getattr(self, "shift", 0.0))
+
+
+def test_errors():
+    def shifted(f):
+        found = Shifted(f, 1.0)
+        found.shift = 1.0
+        return found
+
+    with pytest.raises(ValueError, match=r"Test: expected observed site 'y' to have a distribution that is determined"):
+        observed(shifted)
+    with pytest.raises(ValueError, match=r"expected the program to have an observed site that depends on its NNGP"):
+        observed(lambda f: dist.Normal(torch.zeros(3, dtype=torch.float64), 1.0))
