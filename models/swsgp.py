@@ -36,7 +36,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, Ordinal
+from pyro_nngp.likelihoods import Bernoulli, BetaBinomial, Binomial, Categorical, IntervalCensored, Likelihood, Ordinal
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod
@@ -46,7 +46,7 @@ from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGauss
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
 _USUAL_NEIGHBORS = 32
-_LABELS = (Bernoulli, Binomial, Categorical, Ordinal)
+_LABELS = (Bernoulli, BetaBinomial, Binomial, Categorical, IntervalCensored, Ordinal)
 
 
 class SWSGP(PredictiveMethod):

@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float, Shaped
 from pyro import poutine
 from pyro.ops.stats import fit_generalized_pareto
-from scipy import stats
 from torch import Tensor
 from torch.distributions import Distribution
 from tqdm.auto import tqdm
@@ -185,6 +184,8 @@ def uniformity(values: Float[Tensor, "..."], num_bins: int = 20) -> float:
     if values.numel() < 5 * num_bins:
         fail("uniformity", "values", f"to be >= {5 * num_bins} for {num_bins} bins", values.numel(), "Use fewer bins.")
     counts = torch.histc(values.detach().cpu().double(), num_bins, 0, 1)
+    from scipy import stats  # takes a second to import
+
     return float(stats.chisquare(counts.numpy()).pvalue)
 
 
@@ -197,6 +198,8 @@ def symmetry(values: Float[Tensor, "..."]) -> float:
         values: as in :func:`uniformity`.
     """
     _check_transforms("symmetry", values)
+    from scipy import stats
+
     return float(stats.wilcoxon((values.detach().cpu().double() - 0.5).flatten().numpy()).pvalue)
 
 

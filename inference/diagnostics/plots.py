@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 from torch import Tensor
 
 from pyro_nngp._matplotlib import axis
@@ -33,6 +32,8 @@ def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -
     """
     ax = axis("plot_pit", ax)
     n = values.numel()
+    from scipy import stats  # takes a second to import
+
     low, high = stats.binom.ppf(_BAND, n, 1 / num_bins) * num_bins / n
     counts, edges = np.histogram(values.detach().cpu(), num_bins, (0, 1))
     ax.axhspan(low, high, color="0.85", label="99 % band")
@@ -57,6 +58,8 @@ def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
     """
     ax = axis("plot_coverage", ax)
     levels = np.linspace(0, 1, 101)
+    from scipy import stats
+
     low, high = (stats.binom.ppf(p, values.numel(), levels) / values.numel() for p in _BAND)
     ax.fill_between(levels, low, high, color="0.85", label="99 % band")
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)

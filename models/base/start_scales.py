@@ -1,15 +1,29 @@
 """Step 2 of :mod:`pyro_nngp.models.base.starts`: hyperparameters from the spread of inputs and observations."""
 
 import math
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
+from pyro.nn import PyroModule
 from torch import Tensor, nn
+from torch.distributions import constraints
 
 from pyro_nngp.hyperparameters import freeze
-from pyro_nngp.kernels import Kernel, Periodic, Product, Stationary, Sum, VerticalScaling, bind
+from pyro_nngp.kernels import (
+    Gibbs,
+    Gneiting,
+    Kernel,
+    Periodic,
+    Product,
+    Stationary,
+    Sum,
+    VerticalScaling,
+    Warped,
+    bind,
+)
 from pyro_nngp.kernels.metric import column_scale
 
 
@@ -18,6 +32,11 @@ class Slot(NamedTuple):
 
     part: nn.Module
     name: str
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether any positive value will do."""
+        return cast(PyroModule, self.part)._pyro_params[self.name][0] is constraints.positive
 
 
 def moved(module: Any, device: torch.device) -> Any:
@@ -47,21 +66,37 @@ def put_back(open_kernel: Sequence[tuple[nn.Module, str]], slots: Sequence[Slot]
 
 def place_scales(kernel: Any, slots: Sequence[Slot], x: Tensor, obs: Tensor | None, variance: float) -> None:
     """Step 2: lengthscales and periods from the columns, variances from the observations."""
-    spread, uses = column_scale(x), dict.fromkeys(range(x.shape[1]), 0)
+    places, uses = dict(_inputs_of_parts(kernel, x)), defaultdict[tuple[int, int], int](int)
     inside = isinstance(kernel, Kernel)
     for part, name in slots:
-        value = part.__dict__[name].double()
+        value, at = part.__dict__[name].double(), places.get(id(part), x)
         if name == "lengthscale" and isinstance(part, Stationary) and inside and not isinstance(part, Periodic):
             columns = list(part.active_dims or range(part.input_dim))
-            value = spread[columns] * len(columns) ** 0.5 / 4.0 ** max(uses[d] for d in columns)
-            uses.update({d: uses[d] + 1 for d in columns})
+            value = column_scale(at)[columns] * len(columns) ** 0.5 / 4.0 ** max(uses[id(at), d] for d in columns)
+            value = value.log().mean().exp() if part.isotropic else value
+            for d in columns:
+                uses[id(at), d] += 1
+        elif name == "timescale" and isinstance(part, Gneiting):
+            value = column_scale(at)[part.time_dim]
         elif name == "lengthscale" and isinstance(part, Stationary):
-            value = value.expand(part.input_dim)
+            value = value if part.isotropic else value.expand(part.input_dim)
         elif name == "period" and isinstance(part, Periodic) and inside:
             columns = list(part.active_dims or range(part.input_dim))
-            value = torch.stack([_period(x[:, d], obs) for d in columns])
+            value = torch.stack([_period(at[:, d], obs) for d in columns])
         part.__dict__[name] = value.clone()
     _place_variances(kernel, {(id(part), name) for part, name in slots}, variance, x[:512])
+
+
+def _inputs_of_parts(kernel: Any, x: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """The inputs that each part of a kernel sees, by the identity of the part."""
+    yield id(kernel), x
+    if isinstance(kernel, Sum | Product):
+        yield from _inputs_of_parts(kernel.kern0, x)
+        yield from _inputs_of_parts(kernel.kern1, x)
+    elif isinstance(kernel, Warped):
+        yield from _inputs_of_parts(kernel.kern, kernel.mapped(x))
+    elif isinstance(kernel, VerticalScaling | Gibbs | Gneiting):
+        yield from _inputs_of_parts(kernel.kern, x)
 
 
 def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: Tensor) -> None:
@@ -76,9 +111,10 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             target = (target / math.prod(fixed)) ** (1 / max(1, len(open_parts)))
         for part in open_parts:
             _place_variances(part, free, target, x)
-    elif isinstance(kernel, VerticalScaling):
-        amplitude = float(kernel.vscaling_fn(x).square().mean())
-        _place_variances(kernel.kern, free, target / amplitude, x)
+    elif isinstance(kernel, VerticalScaling | Warped | Gibbs | Gneiting):
+        at = kernel.mapped(x) if isinstance(kernel, Warped) else x
+        gain = _mean_variance(kernel, x) / _mean_variance(kernel.kern, at)
+        _place_variances(kernel.kern, free, target / gain, at)
     elif isinstance(kernel, Kernel):
         if (id(kernel), "variance") in free:
             kernel.__dict__["variance"] = x.new_ones(())

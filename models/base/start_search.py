@@ -47,7 +47,7 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
     place_scales(problem.kernel, problem.slots, problem.x, problem.obs, 0.9 * total)
     base = [part.__dict__[name].clone() for part, name in problem.slots]
     noise = problem.x.new_tensor(0.1 * total) if problem.learn_noise else problem.noise
-    moving = [i for i, slot in enumerate(problem.slots) if slot.name != "period"]
+    moving = [i for i, slot in enumerate(problem.slots) if slot.name != "period" and slot.is_positive]
     start = [base[i].log().flatten() for i in moving] + ([noise.log()[None]] if problem.learn_noise else [])
     if not start:
         return noise

@@ -104,7 +104,7 @@ def start_from_data(
         noise = maximize_leave_one_out(problem)
         put_back(open_kernel, slots, x)
         for part, name in noisy:
-            value = noise.sqrt() / 1.2 if name == "scale" else noise
+            value = noise.sqrt() / part.sd_per_scale if name == "scale" else noise
             setattr(part, name, value.to(getattr(part, name)).expand_as(getattr(part, name)).clone())
     return Start(seen.level.to(x.device), spread.to(x.device))
 
@@ -147,9 +147,10 @@ def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> 
     """Noise variances (L, P), or one for all; an initial guess if they are to be estimated."""
     if seen.noise is not None:
         return torch.atleast_2d(seen.noise)
-    for name, power in (("variance", 1), ("scale", 2)):
-        if isinstance(getattr(likelihood, name, None), Tensor):
-            return getattr(likelihood, name).detach().double().mean() ** power
+    for part in likelihood.modules():
+        for name, unit, power in (("variance", 1.0, 1), ("scale", getattr(part, "sd_per_scale", 1.0), 2)):
+            if isinstance(getattr(part, name, None), Tensor):
+                return (unit * getattr(part, name).detach().double().mean()) ** power
     return 0.1 * obs.square().mean()
 
 

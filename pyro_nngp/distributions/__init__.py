@@ -2,9 +2,23 @@
 
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP, in_plate
+from pyro_nngp.distributions.normal_laplace import NormalLaplace
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
+from pyro_nngp.distributions.positive import GeneralizedPareto, InverseGaussian, Tweedie
 from pyro_nngp.distributions.reparam import NNGPReparam
 from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
-__all__ = ["NNGP", "Mixture", "NNGPReparam", "PolyaGamma", "SitePosterior", "SparseCholeskyNormal", "in_plate"]
+__all__ = [
+    "NNGP",
+    "GeneralizedPareto",
+    "InverseGaussian",
+    "Mixture",
+    "NNGPReparam",
+    "NormalLaplace",
+    "PolyaGamma",
+    "SitePosterior",
+    "SparseCholeskyNormal",
+    "Tweedie",
+    "in_plate",
+]

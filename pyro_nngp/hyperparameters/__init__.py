@@ -1,7 +1,7 @@
 """Pyro modules that hold their parameters, positive hyperparameters, priors and their guide."""
 
 from pyro_nngp.hyperparameters.module import GPModule, bound_copy, freeze, pyro_entry, release, unset_hyperparameters
-from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, lognormal_priors, positive
+from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, between, lognormal_priors, positive
 from pyro_nngp.hyperparameters.priors import HyperparameterGuide, check_same_sites, place_draws, read_hyperparameters
 from pyro_nngp.hyperparameters.scaled import Scaled, assign, scaled
 
@@ -12,6 +12,7 @@ __all__ = [
     "Scaled",
     "Unset",
     "assign",
+    "between",
     "bound_copy",
     "check_same_sites",
     "freeze",

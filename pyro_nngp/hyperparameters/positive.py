@@ -1,5 +1,6 @@
-"""Hyperparameters of kernels and likelihoods: positive parameters by default, priors wherever the user wants them."""
+"""Hyperparameters of kernels and likelihoods: constrained parameters, or what the user gives in their place."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -43,6 +44,23 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     Raises:
         ValueError: if the value is not positive, finite and in floating point.
     """
+    expectation = "to be positive and finite, in floating point"
+    return _parameter(where, arg, value, default, constraints.positive, expectation, 0.0, math.inf)
+
+
+def between(where: str, arg: str, value: Hyperparameter | None, low: float, high: float, default: float) -> Any:
+    """A ``PyroParam`` in the open interval (low, high); else as :func:`positive`.
+
+    Raises:
+        ValueError: if the value is not in the interval and in floating point.
+    """
+    expectation = f"to lie between {low:g} and {high:g}, in floating point"
+    return _parameter(where, arg, value, default, constraints.interval(low, high), expectation, low, high)
+
+
+def _parameter(
+    where: str, arg: str, value: Any, default: float, constraint: Any, expectation: str, low: float, high: float
+) -> Any:
     if isinstance(value, PyroParam | PyroSample):
         return value
     if is_computed(value):
@@ -53,9 +71,9 @@ def positive(where: str, arg: str, value: Hyperparameter | None, default: float 
     elif isinstance(value, bool) or not isinstance(value, int | float | None):
         fail(where, arg, "to be a number, a tensor, a PyroParam or a PyroSample", f"{value!r:.40}", cure, TypeError)
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(default if value is None else value))
-    if not (tensor.is_floating_point() and bool((tensor > 0).all()) and bool(tensor.isfinite().all())):
-        fail(where, arg, "to be positive and finite, in floating point", tensor.tolist(), cure)
-    return (Unset if value is None else PyroParam)(tensor, constraints.positive)
+    if not (tensor.is_floating_point() and bool(((tensor > low) & (tensor < high)).all())):
+        fail(where, arg, expectation, tensor.tolist(), cure)
+    return (Unset if value is None else PyroParam)(tensor, constraint)
 
 
 def lognormal_priors(

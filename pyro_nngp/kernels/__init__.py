@@ -13,8 +13,11 @@ Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2
 """
 
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Product, Sum, bind, bind_double, check_covariance
-from pyro_nngp.kernels.elementary import Constant, Linear, VerticalScaling
+from pyro_nngp.kernels.elementary import ArcCosine, Constant, Cosine, Linear, VerticalScaling
+from pyro_nngp.kernels.gibbs import Gibbs
+from pyro_nngp.kernels.matern import Matern
 from pyro_nngp.kernels.metric import KernelMetric, column_scale, neighbor_metric
+from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import (
     RBF,
     Matern12,
@@ -23,26 +26,36 @@ from pyro_nngp.kernels.stationary import (
     Periodic,
     RationalQuadratic,
     Stationary,
+    Wendland,
     neighbor_lengthscale,
 )
+from pyro_nngp.kernels.warped import Rotation, Warped
 
 __all__ = [
     "RBF",
+    "ArcCosine",
     "Constant",
+    "Cosine",
     "Covariance",
+    "Gibbs",
+    "Gneiting",
     "Kernel",
     "KernelLike",
     "KernelMetric",
     "Linear",
+    "Matern",
     "Matern12",
     "Matern32",
     "Matern52",
     "Periodic",
     "Product",
     "RationalQuadratic",
+    "Rotation",
     "Stationary",
     "Sum",
     "VerticalScaling",
+    "Warped",
+    "Wendland",
     "bind",
     "bind_double",
     "check_covariance",

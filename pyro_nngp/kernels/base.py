@@ -156,6 +156,9 @@ class Kernel(GPModule):
         ValueError: if ``input_dim`` < 1, or ``active_dims`` is of another length, negative or repeated.
     """
 
+    moves_inputs: bool = False
+    """Whether lengthscales of its parts are not those of the columns."""
+
     def __init__(self, input_dim: int, active_dims: Sequence[int] | None = None) -> None:
         super().__init__()
         name = type(self).__name__

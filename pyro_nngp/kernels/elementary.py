@@ -1,8 +1,9 @@
-r"""Kernels without a lengthscale: a random constant, a random linear function, a varying amplitude.
+r"""Kernels without a lengthscale: random constants, linear functions, waves and wide layers; a varying amplitude.
 
 Cost: one product per block. Symbols: \sigma^2 variance.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
-from pyro_nngp.kernels.radial import of_numbers
+from pyro_nngp.kernels.radial import map_pair, of_columns, of_numbers
+
+_PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite
 
 
 class Constant(Kernel):
@@ -71,6 +74,101 @@ class Linear(Kernel):
             return of_numbers(variance.to(x.dtype), x.dim() - 1) * self._columns(x).square().sum(-1)
 
         return Covariance(block, diag, None, variance.shape)
+
+
+class Cosine(Kernel):
+    r"""A random wave, :math:`k(x, z) = \sigma^2 \cos\big(2 \pi \sum_d (x_d - z_d) / p_d\big)`.
+
+    A sum of products ``RBF(D) * Cosine(D)`` is the spectral mixture kernel (Wilson and Adams 2013).
+
+    Args:
+        input_dim: number D of input columns that the kernel acts on.
+        variance: :math:`\sigma^2`, a scalar.
+        period: wavelength along each column, a scalar or of shape (D,).
+        active_dims: which columns of the input to use; by default the input has exactly D columns.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        variance: Hyperparameter | None = None,
+        period: Hyperparameter | None = None,
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(input_dim, active_dims)
+        self.declare("variance", variance)
+        self.declare("period", period, input_dim)
+
+    @pyro_entry
+    def bind(self) -> Covariance:
+        values = {arg: self.read(arg) for arg in ("variance", "period")}
+        batch = self.batch_shape_of(values)
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            period = of_columns(values["period"].to(x.dtype), rank)
+
+            def wind(x: Tensor) -> Tensor:
+                angle = 2 * math.pi * (x / period).expand(*x.shape[:-1], self.input_dim).sum(-1, keepdim=True)
+                return torch.cat([angle.cos(), angle.sin()], -1)
+
+            x, z = map_pair(wind, *self._column_pair(x, z))
+            return of_numbers(values["variance"].to(x.dtype), rank) * (x @ z.mT)
+
+        def diag(x: Tensor) -> Tensor:
+            shape = self._columns(x).shape[:-1]
+            return of_numbers(values["variance"].to(x.dtype), len(shape)).expand(*batch, *shape)
+
+        return Covariance(block, diag, None, batch)
+
+
+class ArcCosine(Kernel):
+    r"""The kernel of an infinitely wide layer of rectified units (Cho and Saul 2009, order 1).
+
+    .. math:: k(x, z) = \frac{|x'| |z'|}{\pi} \big(\sin\theta + (\pi - \theta) \cos\theta\big), \qquad
+       |x'|^2 = \sigma_0^2 + \sigma^2 |x|^2
+
+    with :math:`\theta` the angle between :math:`x' = (\sigma_0, \sigma x)` and :math:`z'`: piecewise linear functions
+    that go on linearly outside the data.
+
+    Args:
+        input_dim: number D of input columns that the kernel acts on.
+        variance: :math:`\sigma^2` of the weights, a scalar.
+        bias: :math:`\sigma_0^2`, the variance of the biases, a scalar.
+        active_dims: which columns of the input to use; by default the input has exactly D columns.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        variance: Hyperparameter | None = None,
+        bias: Hyperparameter | None = None,
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
+        super().__init__(input_dim, active_dims)
+        self.declare("variance", variance)
+        self.declare("bias", bias)
+
+    @pyro_entry
+    def bind(self) -> Covariance:
+        values = {arg: self.read(arg) for arg in ("variance", "bias")}
+
+        def diag(x: Tensor) -> Tensor:
+            weight, bias = (of_numbers(values[arg].to(x.dtype), x.dim() - 1) for arg in ("variance", "bias"))
+            return bias + weight * self._columns(x).square().sum(-1)
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            weight, bias = (of_numbers(values[arg].to(x.dtype), rank) for arg in ("variance", "bias"))
+            norms = (diag(x)[..., :, None] * diag(z)[..., None, :]).sqrt()
+            left, right = self._column_pair(x, z)
+            cos = ((bias + weight * (left @ right.mT)) / norms).clamp(-1, 1)
+            apart = 1 - cos.square()
+            sin = torch.where(apart > _PARALLEL, apart.clamp(min=_PARALLEL).sqrt(), 0.0)
+            angle = torch.atan2(sin, cos)
+            return norms / math.pi * (sin + (math.pi - angle) * cos)
+
+        return Covariance(block, diag, None, self.batch_shape_of(values))
 
 
 class VerticalScaling(Kernel):

@@ -6,8 +6,8 @@ spaces give candidates, which are ranked by
 
 .. math:: d(x, z) = 1 - |k(x, z)| / \sqrt{k(x, x)\, k(z, z)}
 
-(Kang and Katzfuss 2023). Where one lengthscale per column determines the correlation,
-:func:`~pyro_nngp.kernels.neighbor_lengthscale` suffices, and no ranking is needed.
+(Kang and Katzfuss 2023). Inputs of a kernel that maps them are mapped first. Where one lengthscale per column
+determines the correlation, :func:`~pyro_nngp.kernels.neighbor_lengthscale` suffices, and no ranking is needed.
 
 Cost: O(n D) for features, one covariance per pair. Symbols: F features.
 
@@ -26,7 +26,10 @@ from torch import Tensor, nn
 from pyro_nngp.hyperparameters import freeze
 from pyro_nngp.kernels.base import Product, Sum, bind_double
 from pyro_nngp.kernels.elementary import VerticalScaling
+from pyro_nngp.kernels.gibbs import Gibbs
+from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
+from pyro_nngp.kernels.warped import Warped
 
 _MOST = 4  # sets of features
 
@@ -64,12 +67,12 @@ class KernelMetric(nn.Module):
     def features(self, x: Float[Tensor, "n D"]) -> list[Float[Tensor, "n F"]]:
         """Feature spaces to search for candidates; the first combines all parts of the kernel."""
         x = x.double()
-        spaces = [list({id(part): part for part in parts}.values()) for parts in _products(self._kernel())]
-        parts = list({id(part): part for space in spaces for part in space}.values())
+        spaces = [list({id(part): (part, at) for part, at in parts}.values()) for parts in _products(self._kernel(), x)]
+        parts = list({id(part): (part, at) for space in spaces for part, at in space}.values())
         if not parts:
             return [x / self.spread.double()]
         chosen = [parts, *(space for space in spaces[:_MOST] if space and len(spaces) > 1)]
-        return [torch.cat([_features(part, x) for part in space], -1) for space in chosen]
+        return [torch.cat([_features(part, at) for part, at in space], -1) for space in chosen]
 
     @torch.no_grad()
     def distance(self, x: Float[Tensor, "B D"], z: Float[Tensor, "B m D"]) -> Float[Tensor, "B m"]:
@@ -126,20 +129,26 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     return torch.where(scale > 0, scale, 1.0)
 
 
-def _products(kernel: Any) -> list[list[Stationary]]:
-    """The products of stationary kernels whose sum the kernel is; other parts are left out."""
+def _products(kernel: Any, x: Tensor) -> list[list[tuple[Stationary | Gneiting, Tensor]]]:
+    """The products of stationary kernels, with their inputs, whose sum the kernel is; other parts are left out."""
     if isinstance(kernel, Stationary):
-        return [[kernel]]
-    if isinstance(kernel, VerticalScaling):
-        return _products(kernel.kern)
+        return [[(kernel, x)]]
+    if isinstance(kernel, Gneiting):
+        return [[(kernel.kern, x), (kernel, x)]]
+    if isinstance(kernel, VerticalScaling | Gibbs):
+        return _products(kernel.kern, x)
+    if isinstance(kernel, Warped):
+        return _products(kernel.kern, kernel.mapped(x))
     if isinstance(kernel, Sum):
-        return _products(kernel.kern0) + _products(kernel.kern1)
+        return _products(kernel.kern0, x) + _products(kernel.kern1, x)
     if isinstance(kernel, Product):
-        return [one + two for one in _products(kernel.kern0) for two in _products(kernel.kern1)]
+        return [one + two for one in _products(kernel.kern0, x) for two in _products(kernel.kern1, x)]
     return [[]]
 
 
-def _features(part: Stationary, x: Tensor) -> Tensor:
+def _features(part: Stationary | Gneiting, x: Tensor) -> Tensor:
+    if isinstance(part, Gneiting):
+        return x[:, part.time_dim, None] / part.read("timescale").double()
     x, scale = part._columns(x), part.read("lengthscale").double()
     if not isinstance(part, Periodic):
         return x / scale

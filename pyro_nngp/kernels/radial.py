@@ -95,6 +95,12 @@ def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     return apply(_Radial, x, z, variance, profile.function)[0]
 
 
+def of_distance(q: Tensor, variance: Tensor, profile: Profile) -> Tensor:
+    """The covariance at squared distances q, in units of ``profile.stretch`` lengthscales, by plain autograd."""
+    q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
+    return profile.function(q, variance)[0]
+
+
 def _rbf(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k = v exp(-q)."""
     k = torch.neg(q, out=_reuse(q)).exp_()
@@ -129,12 +135,21 @@ def _matern52(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return torch.addcmul(t, q, e, value=1 / 3, out=_reuse(e)), t.mul(-1 / 6)
 
 
+def _wendland(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """k = v (1 - s)^6 (35 s^2 + 18 s + 3) / 3 for s < 1, else 0; its slope is -v (28 / 3) (1 - s)^5 (1 + 5 s)."""
+    s = q.sqrt()
+    rest = (1 - s).clamp(min=0)
+    fifth = v * rest.pow(5)
+    return fifth * rest * (35 * q + 18 * s + 3) / 3, fifth * (1 + 5 * s) * (-28 / 3)
+
+
 def _identity(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """k = v q, the squared distance itself for v = 1."""
     return q * v, v.expand_as(q)
 
 
 RBF = Profile(math.sqrt(2), _rbf)
+WENDLAND = Profile(1.0, _wendland)
 MATERN12 = Profile(1.0, _matern12)
 MATERN32 = Profile(1 / math.sqrt(3), _matern32)
 MATERN52 = Profile(1 / math.sqrt(5), _matern52)

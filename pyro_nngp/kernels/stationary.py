@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Sum
@@ -29,7 +30,7 @@ def neighbor_lengthscale(kernel: KernelLike, input_dim: int) -> Float[Tensor, " 
     """
     scales: dict[int, Tensor] = {}
     for part in kernel.modules() if isinstance(kernel, Kernel) else ():
-        if isinstance(part, Sum):
+        if isinstance(part, Sum) or part.moves_inputs:
             return None
         if isinstance(part, Stationary):
             columns = part.active_dims or range(part.input_dim)
@@ -49,6 +50,7 @@ class Stationary(Kernel):
         variance: marginal variance :math:`\sigma^2`, a scalar.
         lengthscale: :math:`\ell`, a scalar or one value per input dimension, shape (D,).
         active_dims: which columns of the input to use; by default the input has exactly D columns.
+        isotropic: whether a lengthscale that is left out is one number for all columns; by default each has its own.
 
     Values of sites may have batch dimensions (*S,), those of a lengthscale in front of its columns: (*S, D). Scalars
     (*S,) whose last dimension happens to be D need their columns, ``value[..., None].expand(*value.shape, D)``.
@@ -65,15 +67,25 @@ class Stationary(Kernel):
         variance: Hyperparameter | None = None,
         lengthscale: Hyperparameter | None = None,
         active_dims: Sequence[int] | None = None,
+        isotropic: bool = False,
     ) -> None:
         super().__init__(input_dim, active_dims)
+        self.isotropic = isotropic
         self.declare("variance", variance)
-        self.declare("lengthscale", lengthscale, input_dim)
+        self.declare("lengthscale", lengthscale, 1 if isotropic else input_dim)
+
+    def read_all(self) -> dict[str, Tensor]:
+        """The values of all hyperparameters by name, as :meth:`read` returns them."""
+        return {arg: self.read(arg) for arg in self._sizes}
+
+    def columns_of(self, lengthscale: Tensor) -> Tensor:
+        """A lengthscale that :meth:`read` has read as :func:`radial.of_columns` takes it, columns last."""
+        return lengthscale[..., None] if self.isotropic and lengthscale.dim() else lengthscale
 
     @pyro_entry
     def bind(self) -> Covariance:
-        values = {arg: self.read(arg) for arg in ("lengthscale", "variance")}
-        parts = radial.Radial(self.profile, values["lengthscale"], values["variance"], self._columns)
+        values = self.read_all()
+        parts = radial.Radial(self.profile, self.columns_of(values["lengthscale"]), values["variance"], self._columns)
         return Covariance(
             lambda x, z: radial.block(*self._column_pair(x, z), parts.lengthscale, parts.variance, self.profile),
             lambda x: self._variances(x, parts.variance),
@@ -110,6 +122,32 @@ class Matern52(Stationary):
     profile = radial.MATERN52
 
 
+class Wendland(Stationary):
+    r""":math:`k(x, z) = \sigma^2 (1 - r)_+^6 (35 r^2 + 18 r + 3) / 3`, zero from one lengthscale on.
+
+    Functions have two derivatives. Positive definite in up to three dimensions (Wendland 1995). Multiplied with
+    another kernel it is a taper.
+
+    Raises:
+        ValueError: if ``input_dim`` > 3.
+    """
+
+    profile = radial.WENDLAND
+
+    def __init__(
+        self,
+        input_dim: int,
+        variance: Hyperparameter | None = None,
+        lengthscale: Hyperparameter | None = None,
+        active_dims: Sequence[int] | None = None,
+        isotropic: bool = False,
+    ) -> None:
+        super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
+        if input_dim > 3:
+            cure = "Choose columns with active_dims, or take a Matern32."
+            fail("Wendland", "input_dim", "of at most 3, where the kernel is positive definite", input_dim, cure)
+
+
 class RationalQuadratic(Stationary):
     r""":math:`k(x, z) = \sigma^2 (1 + r^2 / (2 \alpha))^{-\alpha}`, a scale mixture of RBF kernels.
 
@@ -124,18 +162,20 @@ class RationalQuadratic(Stationary):
         lengthscale: Hyperparameter | None = None,
         scale_mixture: Hyperparameter | None = None,
         active_dims: Sequence[int] | None = None,
+        isotropic: bool = False,
     ) -> None:
-        super().__init__(input_dim, variance, lengthscale, active_dims)
+        super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
         self.declare("scale_mixture", scale_mixture)
 
     @pyro_entry
     def bind(self) -> Covariance:
-        values = {arg: self.read(arg) for arg in ("lengthscale", "scale_mixture", "variance")}
+        values = self.read_all()
+        lengthscale = self.columns_of(values["lengthscale"])
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
             alpha = radial.of_numbers(values["scale_mixture"].to(x.dtype), rank)
-            scale = radial.of_columns(values["lengthscale"].to(x.dtype), rank) * (2 * alpha).sqrt()
+            scale = radial.of_columns(lengthscale.to(x.dtype), rank) * (2 * alpha).sqrt()
             variance = radial.of_numbers(values["variance"].to(x.dtype), rank)
             x, z = radial.map_pair(lambda y: y / scale, *self._column_pair(x, z))
             q = radial.radial(x, z, x.new_ones(()), radial.SQUARED_DISTANCE)
@@ -162,18 +202,20 @@ class Periodic(Stationary):
         lengthscale: Hyperparameter | None = None,
         period: Hyperparameter | None = None,
         active_dims: Sequence[int] | None = None,
+        isotropic: bool = False,
     ) -> None:
-        super().__init__(input_dim, variance, lengthscale, active_dims)
+        super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
         self.declare("period", period, input_dim)
 
     @pyro_entry
     def bind(self) -> Covariance:
-        values = {arg: self.read(arg) for arg in ("lengthscale", "period", "variance")}
+        values = self.read_all()
+        lengthscale = self.columns_of(values["lengthscale"])
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
             period = radial.of_columns(values["period"].to(x.dtype), rank)
-            scale = radial.of_columns(values["lengthscale"].to(x.dtype), rank) * self.profile.stretch
+            scale = radial.of_columns(lengthscale.to(x.dtype), rank) * self.profile.stretch
 
             def wind(x: Tensor) -> Tensor:
                 angle = 2 * math.pi * x / period

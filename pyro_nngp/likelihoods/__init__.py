@@ -4,18 +4,37 @@ See :class:`Likelihood` for the protocol and how to write one.
 """
 
 from pyro_nngp.likelihoods.base import Likelihood, Marginal
-from pyro_nngp.likelihoods.continuous import Gamma, Gaussian, HeteroskedasticGaussian, LogNormal, StudentT
+from pyro_nngp.likelihoods.censored import Censored, IntervalCensored
+from pyro_nngp.likelihoods.continuous import (
+    AsymmetricLaplace,
+    Gamma,
+    Gaussian,
+    HeteroskedasticGaussian,
+    LogNormal,
+    StudentT,
+)
 from pyro_nngp.likelihoods.convolved import convolved
 from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial, Ordinal, Poisson
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
+from pyro_nngp.likelihoods.positive import GeneralizedPareto, InverseGaussian, Tweedie
+from pyro_nngp.likelihoods.proportions import Beta, BetaBinomial
+from pyro_nngp.likelihoods.zeros import Hurdle, ZeroInflated, ZeroTruncated
 
 __all__ = [
+    "AsymmetricLaplace",
     "Bernoulli",
+    "Beta",
+    "BetaBinomial",
     "Binomial",
     "Categorical",
+    "Censored",
     "Gamma",
     "Gaussian",
+    "GeneralizedPareto",
     "HeteroskedasticGaussian",
+    "Hurdle",
+    "IntervalCensored",
+    "InverseGaussian",
     "Likelihood",
     "LogNormal",
     "Marginal",
@@ -24,5 +43,8 @@ __all__ = [
     "Poisson",
     "PolyaGammaBound",
     "StudentT",
+    "Tweedie",
+    "ZeroInflated",
+    "ZeroTruncated",
     "convolved",
 ]

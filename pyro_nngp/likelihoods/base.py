@@ -38,6 +38,7 @@ class Likelihood(GPModule):
         support: constraint that :meth:`check` demands of the data.
         expectation: the constraint in words, as in "expected y {expectation}".
         cure: advice for other data.
+        sd_per_scale: a robust standard deviation of the noise, in multiples of the attribute `scale`.
 
     Args:
         num_quadrature: number Q of nodes for expectations; for several latents they are quasi-random nodes.
@@ -51,6 +52,7 @@ class Likelihood(GPModule):
     support: constraints.Constraint = constraints.real
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
+    sd_per_scale: float = 1.0
 
     def __init__(self, num_quadrature: int = 48) -> None:
         super().__init__()
@@ -125,6 +127,29 @@ class Likelihood(GPModule):
 
         Returns:
             Center and scale, each broadcastable to the batch shape, or None.
+        """
+        return None
+
+    def direct(self, y: Tensor) -> Tensor | None:
+        """Observations of f with noise of constant scale, the attribute `variance` or `scale`, if the data are that.
+
+        Methods start from them. The default takes all real data of one latent function to be f with noise.
+
+        Returns:
+            A tensor of the shape of y, or None for data that are related to f by a link.
+        """
+        return y if self.num_latents is None and self.support is constraints.real else None
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        """A first value of a hyperparameter that the user has not set, as if neighbors had the same f.
+
+        Args:
+            name: of the hyperparameter.
+            y: some of the data in float64, shape (n,).
+            near: data at the K nearest other points, nearest first, shape (n, K).
+
+        Returns:
+            A scalar, or None for the default.
         """
         return None
 

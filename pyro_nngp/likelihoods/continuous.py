@@ -15,7 +15,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
+from torch.special import ndtr
 
+from pyro_nngp._checks import check_number, fail
+from pyro_nngp.distributions.normal_laplace import NormalLaplace, asymmetric_laplace
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, bounded
 from pyro_nngp.likelihoods.quadrature import Focus
@@ -88,6 +91,8 @@ class StudentT(Likelihood):
         num_quadrature: number of nodes of the expected log-density.
     """
 
+    sd_per_scale = 1.2
+
     def __init__(
         self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None, num_quadrature: int = 48
     ) -> None:
@@ -114,6 +119,52 @@ class StudentT(Likelihood):
         return _normal_mixture(a * (log_precision - log_precision.exp()), loc, var, noise)
 
 
+class AsymmetricLaplace(Likelihood):
+    r"""Quantile regression: f is the quantile of y of level :math:`\tau`.
+
+    .. math:: p(y \mid f) = \frac{\tau (1 - \tau)}{s} \exp\Big(-\frac{y - f}{s} (\tau - [y < f])\Big)
+
+    The mode of f minimizes the check loss of Koenker and Bassett (1978); the density is a device for that (Yu and
+    Moyeed 2001), so intervals of f are those of a pseudo-likelihood.
+
+    Args:
+        quantile: level :math:`\tau` in (0, 1), a constant.
+        scale: s.
+
+    Raises:
+        ValueError: if ``quantile`` is not between 0 and 1.
+    """
+
+    def __init__(self, quantile: float = 0.5, scale: Hyperparameter | None = None) -> None:
+        super().__init__()
+        check_number("AsymmetricLaplace", "quantile", quantile, 0.0, "Pass a level such as 0.9.")
+        if not 0 < quantile < 1:
+            fail("AsymmetricLaplace", "quantile", "to lie between 0 and 1", quantile, "Pass a level such as 0.9.")
+        self.quantile = float(quantile)
+        self.scale = positive("AsymmetricLaplace", "scale", scale)
+        self.sd_per_scale = math.sqrt(1 - 2 * quantile * (1 - quantile)) / (quantile * (1 - quantile))
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return asymmetric_laplace(f, f.new_tensor(self.quantile), self.scale.to(f.dtype))
+
+    def focus(self, y: Tensor) -> Focus:
+        return y, torch.zeros_like(y)
+
+    @pyro_entry
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        tau, scale, distance = self.quantile, self.scale.to(loc.dtype), y - loc
+        sd = var.clamp(min=torch.finfo(loc.dtype).tiny).sqrt()
+        z = distance / sd
+        below = sd * (-z.square() / 2).exp() / math.sqrt(2 * math.pi) - distance * ndtr(-z)  # E max(f - y, 0)
+        return math.log(tau * (1 - tau)) - scale.log() - (tau * distance + below) / scale
+
+    @pyro_entry
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        return NormalLaplace(loc, var, loc.new_tensor(self.quantile), self.scale.to(loc.dtype))
+
+
 class LogNormal(_NormalNoise):
     r""":math:`\log y \sim N(f, \sigma^2)`, for y > 0.
 
@@ -125,6 +176,9 @@ class LogNormal(_NormalNoise):
     expectation = "to be positive"
     cure = "Drop them, or use another likelihood for data with zeros."
     family = dist.LogNormal
+
+    def direct(self, y: Tensor) -> Tensor:
+        return y.log()
 
 
 class Gamma(Likelihood):

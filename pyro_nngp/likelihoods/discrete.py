@@ -211,7 +211,7 @@ class Ordinal(Likelihood):
         self.cure = "Renumber them from 0, in order."
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return self._between(self.cutpoints.to(f.dtype), f)
+        return interval_probabilities(self.cutpoints.to(f.dtype), f, self.link)
 
     def focus(self, y: Tensor) -> Focus:
         """The middle of the rating's interval, or its only finite end."""
@@ -224,23 +224,26 @@ class Ordinal(Likelihood):
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
             scale = (1 + var).sqrt()
-            return self._between(self.cutpoints.to(loc.dtype) / scale[..., None], loc / scale)
+            return interval_probabilities(self.cutpoints.to(loc.dtype) / scale[..., None], loc / scale, self.link)
         ratings = torch.arange(len(self.cutpoints) + 1, device=loc.device)
         return dist.Categorical(logits=Marginal(self.bind(), loc[..., None], var[..., None]).log_prob(ratings))
 
-    def _between(self, cutpoints: Tensor, f: Tensor) -> Distribution:
-        """Probabilities F(upper) - F(lower) of all ratings, computed without cancellation in the tails."""
-        ends = cutpoints.new_full((*cutpoints.shape[:-1], 1), _INFINITY)
-        bounds = torch.cat([-ends, cutpoints, ends], -1)
-        lower, upper = bounds[..., :-1] - f[..., None], bounds[..., 1:] - f[..., None]
-        if self.link == "logit":
-            logits = logsigmoid(upper) + logsigmoid(-lower) + torch.log(-torch.expm1(-bounds.diff()))
-        else:
-            flip = lower + upper > 0  # to the left tail
-            log_low = log_ndtr(torch.where(flip, -upper, lower))
-            log_high = log_ndtr(torch.where(flip, -lower, upper))
-            logits = log_high + torch.log(-torch.expm1(log_low - log_high))
-        return dist.Categorical(logits=logits)
+
+def interval_probabilities(
+    cutpoints: Float[Tensor, "... R"], f: Float[Tensor, "..."], link: Literal["logit", "probit"]
+) -> Distribution:
+    """Probabilities F(upper - f) - F(lower - f) of the R + 1 intervals between cutpoints, accurate in the tails too."""
+    ends = cutpoints.new_full((*cutpoints.shape[:-1], 1), _INFINITY)
+    bounds = torch.cat([-ends, cutpoints, ends], -1)
+    lower, upper = bounds[..., :-1] - f[..., None], bounds[..., 1:] - f[..., None]
+    if link == "logit":
+        logits = logsigmoid(upper) + logsigmoid(-lower) + torch.log(-torch.expm1(-bounds.diff()))
+    else:
+        flip = lower + upper > 0  # to the left tail
+        log_low = log_ndtr(torch.where(flip, -upper, lower))
+        log_high = log_ndtr(torch.where(flip, -lower, upper))
+        logits = log_high + torch.log(-torch.expm1(log_low - log_high))
+    return dist.Categorical(logits=logits)
 
 
 def _at_zero(y: Tensor) -> Focus:

@@ -15,10 +15,9 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.distributions import constraints
 
 from pyro_nngp.likelihoods.base import Likelihood
-from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian, LogNormal
+from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian
 from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
@@ -57,16 +56,14 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
         likelihood: with its hyperparameters read, as :meth:`Likelihood.bind` returns it.
         y: targets, outputs first, (*T, N), of any dtype.
     """
-    if isinstance(likelihood, LogNormal):
-        y = y.double().log()
-        return PseudoObservations(y.median(-1).values, y, None)
     if isinstance(likelihood, HeteroskedasticGaussian):
         y = y.double()
         residual = (y - y.median()).abs().median().clamp(min=torch.finfo(y.dtype).tiny)
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
-    if likelihood.num_latents is None and likelihood.support is constraints.real:
-        return PseudoObservations(y.double().median(-1).values, y.double(), None)
+    direct = likelihood.direct(y.double())
+    if direct is not None:
+        return PseudoObservations(direct.median(-1).values, direct, None)
     y, places, counts = y.unique(return_inverse=True, return_counts=True, dim=-1)  # labels and counts repeat
     level = _level(likelihood, y, counts)
     prior = level[..., None]
@@ -84,7 +81,8 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
 def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor) -> Tensor | None:
     """An estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), nearest first, or None.
 
-    As if neighbors had the same f: from moments, or, for counts, the size of a negative binomial that predicts best.
+    As if neighbors had the same f: from moments; for counts, the size of a negative binomial that predicts best; or
+    what :meth:`Likelihood.start` says.
 
     Args:
         likelihood: of the data.
@@ -98,7 +96,7 @@ def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor)
         return (1 / residual.square().mean().clamp(min=1e-4)).clamp(0.1, 1e4)
     if isinstance(likelihood, NegativeBinomial) and attribute == "total_count":
         return _predictive_size(y, near[:, :_SHARING])
-    return None
+    return likelihood.start(attribute, y, near)
 
 
 def _predictive_size(y: Tensor, near: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from pyro_nngp._checks import check_choice, check_int, check_seed, fail, import_
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.identity import identity
-from pyro_nngp.likelihoods import Categorical, Ordinal
+from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 from pyro_nngp.maps.cells import Cells, Tile
 from pyro_nngp.maps.formats import check_format, read, write
 from pyro_nngp.maps.parts import Parts
@@ -139,7 +139,7 @@ class _Results:
         self.thresholds = torch.tensor(list(thresholds), dtype=gp.x.dtype, device=gp.x.device)
         options = {"samples": samples, "num_neighbors": num_neighbors}
         self.options = {name: value for name, value in options.items() if value is not None}
-        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | Ordinal)
+        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | IntervalCensored | Ordinal)
 
     def moments(self, x_new: Tensor) -> Values:
         """Variables at new points, (..., P) each, computed point by point."""

@@ -9,6 +9,7 @@ from oracles.likelihoods import grid, scalar, tensor
 
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import (
+    AsymmetricLaplace,
     Gamma,
     Gaussian,
     HeteroskedasticGaussian,
@@ -80,3 +81,23 @@ def test_integer_targets_are_numbers_to_a_gaussian() -> None:
     for gp in fits:
         gp.solve()
     torch.testing.assert_close(fits[0](x[:4]), fits[1](x[:4]))
+
+
+def test_quantile_regression() -> None:
+    """The expectation has a closed form; the mode of f is the quantile; errors."""
+    likelihood = AsymmetricLaplace(0.9, 0.4).double()
+    loc, var = torch.meshgrid(tensor(-1.5, 0.0, 2.0), tensor(1e-2, 0.3, 2.0), indexing="ij")
+    numerical = Likelihood.expected_log_prob(likelihood, scalar(0.4), loc, var)
+    torch.testing.assert_close(likelihood.expected_log_prob(scalar(0.4), loc, var), numerical, rtol=1e-3, atol=1e-3)
+    y, trial = torch.randn(4001, dtype=torch.float64), torch.linspace(-3, 3, 601, dtype=torch.float64)
+    best = trial[likelihood(trial[:, None]).log_prob(y).sum(-1).argmax()]
+    assert best.item() == pytest.approx(y.quantile(0.9).item(), abs=0.01)
+    sd = AsymmetricLaplace(0.9, 1.0).double()(scalar(0.0)).variance.sqrt()
+    assert likelihood.sd_per_scale == pytest.approx(sd.item())
+    for level in (0.0, 1.0, 1.5):
+        with pytest.raises(
+            ValueError, match=f"AsymmetricLaplace: expected quantile to lie between 0 and 1, got {level}"
+        ):
+            AsymmetricLaplace(level)
+    with pytest.raises(TypeError, match="AsymmetricLaplace: expected quantile to be a number"):
+        AsymmetricLaplace("median")  # type: ignore[arg-type]

@@ -8,19 +8,23 @@ from torch import Tensor
 
 from pyro_nngp.kernels import (
     RBF,
+    ArcCosine,
     Constant,
+    Cosine,
     Covariance,
     Kernel,
     Linear,
+    Matern,
     Matern12,
     Matern32,
     Matern52,
     Periodic,
     RationalQuadratic,
+    Wendland,
 )
 
-STATIONARY = [RBF, Matern12, Matern32, Matern52, RationalQuadratic, Periodic]
-PLAIN = [*STATIONARY, Constant, Linear]
+STATIONARY = [RBF, Matern12, Matern32, Matern52, Matern, Wendland, RationalQuadratic, Periodic]
+PLAIN = [*STATIONARY, Constant, Cosine, Linear, ArcCosine]
 
 
 def tensor(*values: float) -> Tensor:

@@ -1,0 +1,72 @@
+r"""Stationary kernels whose lengthscales vary over the input space.
+
+.. math:: k(x, z) = \Big(\frac{2\, a(x)\, a(z)}{a(x)^2 + a(z)^2}\Big)^{D/2}
+   k_0\Big(\frac{|x - z|}{\sqrt{(a(x)^2 + a(z)^2) / 2}}\Big)
+
+with a positive factor a and a stationary kernel :math:`k_0` that is a mixture of RBF kernels, so that the result is
+positive definite (Gibbs 1997 for the RBF kernel; Paciorek and Schervish 2004 for all).
+
+Cost: that of :math:`k_0`, and a once per input.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from pyro_nngp._checks import check_callable, fail
+from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.kernels import radial
+from pyro_nngp.kernels.base import Covariance, Kernel
+from pyro_nngp.kernels.stationary import RBF, Matern12, Matern32, Matern52
+
+
+class Gibbs(Kernel):
+    """A stationary kernel with lengthscales that are multiplied by a factor at each place.
+
+    Args:
+        kern: an :class:`RBF`, :class:`Matern12`, :class:`Matern32` or :class:`Matern52`.
+        factor: from inputs (..., n, D) to positive factors (..., n) of all lengthscales; a ``torch.nn.Module`` is
+            trained and saved with the kernel. It sees all columns, the kernel those of its ``active_dims``.
+
+    Raises:
+        TypeError: if ``kern`` is another kernel, or ``factor`` not callable.
+        ValueError: if the factor is not one number per point.
+    """
+
+    moves_inputs = True
+
+    def __init__(self, kern: Kernel, factor: Callable[[Tensor], Tensor]) -> None:
+        if not isinstance(kern, RBF | Matern12 | Matern32 | Matern52):
+            actual = type(kern).__name__
+            fail("Gibbs", "kern", "to be RBF, Matern12, Matern32 or Matern52", actual, "Pass one of them.", TypeError)
+        check_callable("Gibbs", "factor", factor, "Pass a function of the inputs that returns one factor per point.")
+        super().__init__(kern.input_dim, kern.active_dims)
+        self.kern = kern
+        self.factor = factor
+
+    @pyro_entry
+    def bind(self) -> Covariance:
+        cov, factor = self.kern.bind(), self.factor
+        parts, dim = cov.radial, self.kern.input_dim
+        assert parts is not None
+
+        def at(x: Tensor) -> Tensor:
+            a = factor(x)
+            if not isinstance(a, Tensor) or a.shape != x.shape[:-1]:
+                actual = tuple(a.shape) if isinstance(a, Tensor) else type(a).__name__
+                fail("Gibbs", "factor", f"of shape {tuple(x.shape[:-1])}", actual, "Return one factor per point.")
+            return a
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            a = at(x)
+            b = (a if z is x else at(z))[..., None, :]
+            a = a[..., :, None]
+            mean = (a.square() + b.square()) / 2
+            scale = radial.of_columns(parts.lengthscale.to(x.dtype), rank) * parts.profile.stretch
+            pair = radial.map_pair(lambda y: y / scale, *self._column_pair(x, z))
+            q = radial.radial(*pair, x.new_ones(()), radial.SQUARED_DISTANCE) / mean
+            variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
+            return (a * b / mean).pow(dim / 2) * radial.of_distance(q, variance, parts.profile)
+
+        return Covariance(block, cov.diag, None, cov.batch_shape)

@@ -1,0 +1,96 @@
+r"""A kernel of space and time that is not a product of one in space and one in time.
+
+.. math:: k(h, u) = \psi(u)^{-(\delta + \beta D / 2)}\; k_0\big(|h|\, \psi(u)^{-\beta / 2}\big), \qquad
+   \psi(u) = 1 + |u / \tau|^{2 \alpha}
+
+(Gneiting 2002, eq. 14), for places h apart and times u apart. With :math:`\beta = 0` it is separable; with a larger one
+the correlation in space reaches further the longer the time between two observations, as of weather that moves.
+Cost: that of :math:`k_0`.
+"""
+
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import check_int, fail
+from pyro_nngp.hyperparameters import Hyperparameter, between, positive, pyro_entry
+from pyro_nngp.kernels import radial
+from pyro_nngp.kernels.base import Covariance, Kernel
+from pyro_nngp.kernels.stationary import RBF, Matern12, Matern32, Matern52
+
+_FLOOR = 1e-24  # squared times up to this count as zero
+
+
+class Gneiting(Kernel):
+    r"""Non-separable covariance of space and time.
+
+    Args:
+        kern: the kernel :math:`k_0` of space, an :class:`RBF`, :class:`Matern12`, :class:`Matern32` or
+            :class:`Matern52` whose ``active_dims`` name the columns of space.
+        time_dim: the column of time.
+        timescale: :math:`\tau`, in the unit of that column.
+        interaction: :math:`\beta` in (0, 1): how far the process is from a separable one.
+        exponent: :math:`\alpha` in (0, 1): paths in time are rough at 1/2 and almost smooth at 1.
+        decay: :math:`\delta > 0`: the correlation of one place with itself falls as :math:`|u|^{-2 \alpha \delta}`
+            beyond that of the interaction.
+
+    Raises:
+        TypeError: if ``kern`` is another kernel.
+        ValueError: if ``kern`` has no ``active_dims``, or they contain ``time_dim``; if a hyperparameter is out of
+            range.
+    """
+
+    moves_inputs = True
+
+    def __init__(
+        self,
+        kern: Kernel,
+        time_dim: int,
+        timescale: Hyperparameter | None = None,
+        interaction: Hyperparameter | None = None,
+        exponent: Hyperparameter | None = None,
+        decay: Hyperparameter | None = None,
+    ) -> None:
+        name = "Gneiting"
+        if not isinstance(kern, RBF | Matern12 | Matern32 | Matern52):
+            actual = type(kern).__name__
+            fail(name, "kern", "to be RBF, Matern12, Matern32 or Matern52", actual, "Pass one of them.", TypeError)
+        check_int(name, "time_dim", time_dim, 0, "Give the number of the column of time.")
+        if kern.active_dims is None or time_dim in kern.active_dims:
+            cure = "Write Matern32(2, active_dims=[0, 1]) for space in the first two columns."
+            fail(name, "kern", f"with active_dims without the column {time_dim} of time", kern.active_dims, cure)
+        super().__init__(kern.input_dim + 1, [*kern.active_dims, time_dim])
+        self.kern = kern
+        self.time_dim = time_dim
+        self.declare("timescale", timescale)
+        self.interaction = between(name, "interaction", interaction, 0.0, 1.0, 0.5)
+        self.exponent = between(name, "exponent", exponent, 0.0, 1.0, 0.5)
+        self.decay = positive(name, "decay", decay, 0.5)
+        self._sizes.update(interaction=1, exponent=1, decay=1)
+
+    @pyro_entry
+    def bind(self) -> Covariance:
+        cov = self.kern.bind()
+        parts = cov.radial
+        assert parts is not None
+        values = {arg: self.read(arg) for arg in ("timescale", "interaction", "exponent", "decay")}
+        batch = torch.broadcast_shapes(self.batch_shape_of(values), cov.batch_shape or ())
+
+        def block(x: Tensor, z: Tensor) -> Tensor:
+            rank = max(x.dim(), z.dim())
+            tau, beta, alpha, delta = (radial.of_numbers(v.to(x.dtype), rank) for v in values.values())
+            u = (x[..., self.time_dim, None] - z[..., None, :, self.time_dim]) / tau
+            power = torch.where(u.square() > _FLOOR, u.square().clamp(min=_FLOOR).pow(alpha), 0.0)
+            log_psi = torch.log1p(power)
+            scale = radial.of_columns(parts.lengthscale.to(x.dtype), rank) * parts.profile.stretch
+            pair = radial.map_pair(lambda y: y / scale, parts.columns(x), parts.columns(z))
+            q = radial.radial(*pair, x.new_ones(()), radial.SQUARED_DISTANCE) * (-beta * log_psi).exp()
+            variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
+            fall = (-(delta + beta * self.kern.input_dim / 2) * log_psi).exp()
+            return fall * radial.of_distance(q, variance, parts.profile)
+
+        def diag(x: Tensor) -> Tensor:
+            variances = cov.diag(x)
+            shape = x.shape[:-1]
+            return variances.expand(*batch, *shape) if variances.dim() == len(shape) else variances
+
+        return Covariance(block, diag, None, batch)

@@ -1,0 +1,236 @@
+r"""Counts with more, or fewer, zeros than their distribution has: zero-inflated, zero-truncated, hurdle.
+
+Each is made of another likelihood of counts: ``ZeroInflated(NegativeBinomial())``. Draws of zero-truncated counts are
+exact at any mean, without rejection: a Poisson or negative binomial count is that of a process of events on (0, 1), of
+which the time of the first has a truncated exponential distribution.
+
+Reference: Kemp (1981), "Efficient generation of logarithmically distributed pseudo-random variables", Applied
+Statistics, for the first batch of events of a negative binomial process. Cost: that of the other likelihood.
+"""
+
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float
+from pyro.distributions import constraints
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import logsigmoid
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.expandable import Expandable
+from pyro_nngp.hyperparameters import Hyperparameter, between, pyro_entry
+from pyro_nngp.likelihoods.base import Likelihood
+from pyro_nngp.likelihoods.discrete import Binomial, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods.proportions import BetaBinomial
+
+
+class _OfCounts(Likelihood):
+    """Made of the likelihood `counts`, one of the classes in `allowed`."""
+
+    counts: Likelihood
+    allowed: tuple[type[Likelihood], ...] = (NegativeBinomial, Poisson)
+
+    def __init__(self, counts: Likelihood, num_quadrature: int) -> None:
+        super().__init__(num_quadrature)
+        if not isinstance(counts, self.allowed):
+            names = " or ".join(c.__name__ for c in self.allowed)
+            fail(type(self).__name__, "counts", f"to be {names}", f"{counts!r:.60}", "Pass one of them.", TypeError)
+        self.counts = counts
+
+    @pyro_entry
+    def bind(self) -> "_OfCounts":
+        bound = super().bind()
+        bound.__dict__["counts"] = self.counts.bind()
+        return bound
+
+
+class ZeroInflated(_OfCounts):
+    r"""Zero with probability :math:`\pi`, else a count, which may be zero too.
+
+    Args:
+        counts: the likelihood of the counts: :class:`Poisson`, :class:`NegativeBinomial`, :class:`Binomial` or
+            :class:`BetaBinomial`.
+        gate: probability :math:`\pi` of an extra zero.
+        num_quadrature: number of nodes of the expected log-density of a zero.
+
+    Raises:
+        TypeError: if ``counts`` is another likelihood.
+        ValueError: if ``gate`` is not between 0 and 1.
+    """
+
+    allowed = (NegativeBinomial, Poisson, Binomial, BetaBinomial)
+
+    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
+        super().__init__(counts, num_quadrature)
+        self.gate = between(type(self).__name__, "gate", gate, 0.0, 1.0, 0.2)
+        self.support, self.expectation, self.cure = counts.support, counts.expectation, counts.cure
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return dist.ZeroInflatedDistribution(self.counts(f), gate_logits=self._gate_logits(f))
+
+    @pyro_entry
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        counted = self.counts.expected_log_prob(y, loc, var) + torch.log1p(-self.gate.to(loc.dtype))
+        return torch.where(y > 0, counted, super().expected_log_prob(torch.zeros_like(y), loc, var))
+
+    @pyro_entry
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        return dist.ZeroInflatedDistribution(self.counts.marginal(loc, var), gate_logits=self._gate_logits(loc))
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        """The gate that explains the zeros beside positive counts, if those are Poisson at the mean of the others."""
+        if name != "gate":
+            return None
+        some = (near > 0).sum(-1)
+        mean, zero = near.sum(-1)[some > 0] / some[some > 0], (y[some > 0] == 0).to(y.dtype)
+        chance = (-mean).exp()
+        return ((zero - chance).sum() / (1 - chance).sum().clamp(min=1)).clamp(0.02, 0.9)
+
+    def _gate_logits(self, f: Tensor) -> Tensor:
+        gate = self.gate.to(f.dtype)
+        return gate.log() - torch.log1p(-gate)
+
+
+class Hurdle(_OfCounts):
+    r"""Zero with probability :math:`\pi`, else a positive count: zeros say nothing about f.
+
+    Args:
+        counts: as for :class:`ZeroTruncated`.
+        gate: probability :math:`\pi` of a zero.
+        num_quadrature: number of nodes of expectations.
+
+    Raises:
+        TypeError: if ``counts`` is another likelihood.
+        ValueError: if ``gate`` is not between 0 and 1.
+    """
+
+    support = constraints.nonnegative_integer
+    expectation = "to be counts 0, 1, 2, .."
+    cure = "Round them, or use a likelihood of continuous data."
+
+    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
+        super().__init__(counts, num_quadrature)
+        self.gate = between("Hurdle", "gate", gate, 0.0, 1.0, 0.2)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return _Hurdle(self.gate.to(f.dtype), _ZeroTruncated(self.counts(f)))
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        return ((y == 0).to(y.dtype).sum() + 1) / (len(y) + 2) if name == "gate" else None
+
+
+class ZeroTruncated(_OfCounts):
+    r"""Counts 1, 2, ..: a count given that it is not zero.
+
+    With a :class:`Bernoulli` of zero or not, a second Gaussian process, this is the hurdle (delta) model whose zeros
+    depend on place as the counts do.
+
+    Args:
+        counts: the likelihood of the counts: :class:`Poisson` or :class:`NegativeBinomial`.
+        num_quadrature: number of nodes of expectations.
+
+    Raises:
+        TypeError: if ``counts`` is another likelihood.
+    """
+
+    support = constraints.positive_integer
+    expectation = "to be counts 1, 2, .."
+    cure = "Drop the zeros, or use Hurdle()."
+
+    def __init__(self, counts: Likelihood, num_quadrature: int = 48) -> None:
+        super().__init__(counts, num_quadrature)
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return _ZeroTruncated(self.counts(f))
+
+
+class _Hurdle(Expandable):
+    """Zero with probability `gate`, else a draw of `positive`."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.nonnegative_integer
+    batched = ("gate",)
+
+    def __init__(self, gate: Tensor, positive: Any, validate_args: bool | None = None) -> None:
+        shape = torch.broadcast_shapes(gate.shape, positive.batch_shape)
+        self.gate, self.positive = gate.expand(shape), positive.expand(shape)
+        super().__init__(shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "_Hurdle":
+        return _Hurdle(self.gate, self.positive.expand(batch_shape), self._validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return (1 - self.gate) * self.positive.mean
+
+    @property
+    def variance(self) -> Tensor:
+        return (1 - self.gate) * (self.positive.variance + self.positive.mean.square()) - self.mean.square()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        counted = torch.log1p(-self.gate) + self.positive.log_prob(value.clamp(min=1))
+        return torch.where(value > 0, counted, self.gate.log())
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        with torch.no_grad():
+            count = self.positive.sample(sample_shape)
+            return torch.where(torch.rand_like(count) < self.gate, 0.0, count)
+
+
+class _ZeroTruncated(Expandable):
+    """A Poisson or negative binomial distribution given that the count is positive."""
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.positive_integer
+    batched = ()
+
+    def __init__(self, counts: Any, validate_args: bool | None = None) -> None:
+        self.counts = counts
+        super().__init__(counts.batch_shape, validate_args=validate_args)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "_ZeroTruncated":
+        return _ZeroTruncated(self.counts.expand(batch_shape), self._validate_args)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.counts.mean / -torch.expm1(self._log_zero())
+
+    @property
+    def variance(self) -> Tensor:
+        square = (self.counts.variance + self.counts.mean.square()) / -torch.expm1(self._log_zero())
+        return square - self.mean.square()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        return self.counts.log_prob(value) - torch.log(-torch.expm1(self._log_zero()))
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
+        with torch.no_grad():
+            shape = self._extended_shape(sample_shape)
+            rate = -self._log_zero().expand(shape)
+            time = (torch.log1p(torch.rand_like(rate) * torch.expm1(-rate)) / -rate).clamp(0, 1)
+            if isinstance(self.counts, dist.Poisson):
+                return 1 + torch.poisson(rate * (1 - time))
+            logits = self.counts.logits.expand(shape)
+            size = (self.counts.total_count * (1 - time)).clamp(min=torch.finfo(rate.dtype).tiny)
+            return _logarithmic(logits) + dist.NegativeBinomial(size, logits=logits).sample()
+
+    def _log_zero(self) -> Tensor:
+        """The log probability of a zero, with all its digits where it is tiny."""
+        if isinstance(self.counts, dist.Poisson):
+            return -self.counts.rate
+        return self.counts.total_count * logsigmoid(-self.counts.logits)
+
+
+def _logarithmic(logits: Tensor) -> Tensor:
+    r"""Draws 1, 2, .. with probabilities proportional to :math:`p^k / k`, by Kemp's second algorithm."""
+    log_q = torch.log(-torch.expm1(torch.rand_like(logits) * logsigmoid(-logits)))  # q = 1 - (1 - p)^U
+    count = torch.log(torch.rand_like(logits).clamp(min=torch.finfo(logits.dtype).tiny)) / log_q
+    return 1 + count.nan_to_num(0.0, posinf=0.0).floor()

@@ -1,0 +1,57 @@
+"""Likelihoods of positive data: closed forms, limits, starts from data."""
+
+import pytest
+import torch
+from oracles.likelihoods import scalar, tensor
+
+from pyro_nngp.likelihoods import Gamma, GeneralizedPareto, InverseGaussian, Likelihood, Tweedie
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "y"), [(InverseGaussian(2.0), 0.7), (Tweedie(0.8, 1.4), 0.0), (Tweedie(0.8, 1.6), 3.0)]
+)
+def test_closed_forms_equal_quadrature(likelihood: Likelihood, y: float) -> None:
+    likelihood = likelihood.double()
+    likelihood.num_quadrature = 100
+    loc, var = torch.meshgrid(tensor(-1.5, 0.0, 2.0), tensor(1e-4, 0.3, 2.0), indexing="ij")
+    closed = likelihood.expected_log_prob(scalar(y), loc, var)
+    numerical = Likelihood.expected_log_prob(likelihood, scalar(y), loc, var)
+    torch.testing.assert_close(closed, numerical, rtol=1e-6, atol=1e-7)
+
+
+def test_light_tails_are_exponential() -> None:
+    f, y = tensor(-1.0, 0.5, 2.0), tensor(0.1, 1.0, 4.0)
+    torch.testing.assert_close(GeneralizedPareto(1e-6)(f).log_prob(y), Gamma(1.0)(f).log_prob(y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("true", "fresh", "name"),
+    [
+        (InverseGaussian(300.0), InverseGaussian(), "concentration"),
+        (Tweedie(2.0, 1.5), Tweedie(), "dispersion"),
+    ],
+    ids=["InverseGaussian", "Tweedie"],
+)
+def test_starts_are_near_the_truth(true: Likelihood, fresh: Likelihood, name: str) -> None:
+    draws = true(torch.full((500, 9), 3.0, dtype=torch.float64)).sample()
+    start = fresh.start(name, draws[:, 0], draws[:, 1:])
+    assert start is not None
+    assert 0.5 < start.item() / getattr(true, name).item() < 2
+    assert Tweedie().start("power", draws[:, 0], draws[:, 1:]) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: InverseGaussian(0.0), "InverseGaussian: expected concentration to be positive"),
+        (lambda: GeneralizedPareto(-0.1), "GeneralizedPareto: expected concentration to be positive"),
+        (lambda: Tweedie(-1.0), "Tweedie: expected dispersion to be positive"),
+        (lambda: Tweedie(1.0, 2.0), "Tweedie: expected power to lie between 1 and 2, in floating point, got 2.0"),
+        (lambda: Tweedie().check(tensor(-1.0)), "Tweedie: expected y to be zero or positive, got 1 of 1"),
+        (lambda: InverseGaussian().check(tensor(0.0)), "InverseGaussian: expected y to be positive.*Tweedie"),
+        (lambda: GeneralizedPareto().check(tensor(0.0)), "GeneralizedPareto: expected y to be positive.*threshold"),
+    ],
+)
+def test_errors(make: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()  # type: ignore[operator]

@@ -1,0 +1,51 @@
+"""Likelihoods of shares: moments, the binomial limit, starts from data, errors."""
+
+import pytest
+import torch
+from oracles.likelihoods import tensor
+
+from pyro_nngp.likelihoods import Beta, BetaBinomial, Binomial
+
+
+def test_moments() -> None:
+    f = tensor(-2.0, 0.0, 1.0)
+    mean = f.sigmoid()
+    torch.testing.assert_close(Beta(4.0)(f).mean, mean)
+    torch.testing.assert_close(Beta(4.0)(f).variance, mean * (1 - mean) / 5)
+    counts = BetaBinomial(7, 4.0)(f)
+    torch.testing.assert_close(counts.mean, 7 * mean)
+    torch.testing.assert_close(counts.variance, 7 * mean * (1 - mean) * (1 + 6 / 5))
+
+
+def test_binomial_is_the_limit() -> None:
+    loc, var, y = tensor(-2.0, 0.0, 1.0), tensor(0.5, 1.0, 2.0), tensor(0.0, 3.0, 7.0)
+    for ours, theirs in (
+        (BetaBinomial(7, 1e7).marginal(loc, var), Binomial(7).marginal(loc, var)),
+        (BetaBinomial(7, 1e7)(loc), Binomial(7)(loc)),
+    ):
+        torch.testing.assert_close(ours.log_prob(y), theirs.log_prob(y), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("likelihood", [Beta(6.0), BetaBinomial(10, 6.0)], ids=["Beta", "BetaBinomial"])
+def test_starts_are_near_the_truth(likelihood: Beta | BetaBinomial) -> None:
+    draws = likelihood(torch.zeros(500, 9, dtype=torch.float64)).sample()
+    start = likelihood.start("concentration", draws[:, 0], draws[:, 1:])
+    assert 3 < start.item() < 12
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Beta(0.0), "Beta: expected concentration to be positive"),
+        (lambda: BetaBinomial(0), "BetaBinomial: expected total_count >= 1, got 0"),
+        (lambda: BetaBinomial(3, -1.0), "BetaBinomial: expected concentration to be positive"),
+        (
+            lambda: Beta().check(tensor(0.0, 0.5)),
+            "Beta: expected y to lie strictly between 0 and 1, got 1 of 2.*Squeeze",
+        ),
+        (lambda: BetaBinomial(3).check(tensor(4.0)), "BetaBinomial: expected y to be counts in 0..3, got 1 of 1"),
+    ],
+)
+def test_errors(make: object, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()  # type: ignore[operator]
