@@ -22,6 +22,7 @@ from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
 from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.quick_nuts import QuickNUTS
 from pyro_nngp.inference.mcmc.recorder import Recorder
 from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay
 from pyro_nngp.inference.mcmc.sghmc import SGHMC
@@ -52,6 +53,7 @@ __all__ = [
     "PolyaGammaGibbs",
     "PolynomialDecay",
     "PredictiveLogLikelihood",
+    "QuickNUTS",
     "Recorder",
     "Reliability",
     "RowAdam",

@@ -3,13 +3,17 @@
 Symbols as in :mod:`pyro_nngp.models.base.method`.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
+from pyro.infer.autoguide.initialization import InitMessenger
 from pyro.infer.util import is_validation_enabled
+from pyro.poutine import runtime
+from pyro.poutine.enum_messenger import EnumMessenger
 from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
@@ -54,6 +58,14 @@ class DataSites(GPModule):
     def start_model(self, idx: Tensor | None) -> None:
         """The start of every model: check the rows, then sample the hyperparameters."""
         self._check_start("model", idx)
+        if idx is not None and len(idx) < self.num_data and _starts_hmc():
+            warnings.warn(
+                f"{type(self).__name__}.model: HMC and NUTS on {len(idx)} of {self.num_data} rows draw from the "
+                f"posterior of these rows, each counted {self.num_data / max(len(idx), 1):.3g} times: intervals are "
+                "too narrow. "
+                "Run without idx, or build the method on these rows alone.",
+                stacklevel=2,
+            )
         read_hyperparameters(self)
 
     def start_guide(self, idx: Tensor | None) -> None:
@@ -158,3 +170,9 @@ class DataSites(GPModule):
         with latents if likelihood.num_latents is None else nullcontext(), data:
             infer = {"integrate": (self.site("f"), likelihood)}
             return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
+
+
+def _starts_hmc() -> bool:
+    """Whether the program runs in the setup of HMC or NUTS: no other algorithm both initializes and enumerates it."""
+    handlers = {type(handler) for handler in runtime._PYRO_STACK}
+    return {InitMessenger, EnumMessenger} <= handlers

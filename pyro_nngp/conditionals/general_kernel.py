@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from pyro_nngp._checks import fail
 from pyro_nngp._memory import at_once
 from pyro_nngp._provenance import apply
 from pyro_nngp.kernels import Covariance
@@ -74,7 +75,12 @@ class Conditional(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        (cov_nn, cov_nx, _, noise, mask, ctx.jitter), (w, _, (tril, extra, inside)) = inputs, output
+        (cov_nn, cov_nx, _, noise, mask, ctx.jitter), (w, _, kept) = inputs, output
+        if not kept:
+            cure = "Take the gradient of vmap, grad(vmap(...)), or one RBF or Matern kernel."
+            expectation, actual = "outside torch.func.vmap for a general kernel", "one inside, vmap(grad(...))"
+            fail("nn_conditional", "a gradient", expectation, actual, cure, NotImplementedError)
+        tril, extra, inside = kept
         ctx.save_for_backward(cov_nn, cov_nx, noise, mask, tril, w, extra, inside)
 
     @staticmethod

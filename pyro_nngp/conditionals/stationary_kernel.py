@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.func import vjp
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._provenance import apply
@@ -84,7 +85,8 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
 class Engine(NamedTuple):
     """An implementation; both take a :class:`Problem` and pass what they keep from `forward` to `backward`.
 
-    ``forward(problem, recording)`` returns w, v, which points have failed (None: none can) and what it keeps;
+    ``forward(problem, recording, inputs=)`` returns w, v, which points have failed (None: none can) and what it keeps,
+    for gradients of the points as well if `inputs`;
     ``backward(problem, kept, grad_w, grad_v, kernel=, noise=, inputs=)`` returns the gradients that the flags ask for.
     """
 
@@ -99,7 +101,9 @@ class _Fused(torch.autograd.Function):
     def forward(
         engine: Engine, recording: bool, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
-        return engine.forward(Problem(*arguments), recording)
+        problem = Problem(*arguments)
+        inputs = problem.x.requires_grad or problem.points.requires_grad
+        return engine.forward(problem, recording, inputs=inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -140,12 +144,61 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
         tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
         problem, needs = Problem(*tensors, *ctx.rest), ctx.needs_input_grad[2:7]
-        if torch.is_grad_enabled():  # a second derivative is wanted
-            grads = _differentiable_gradients(problem, needs, grad_w, grad_var)
+        if torch.is_grad_enabled():  # a second derivative may be wanted, or torch.func maps over gradients
+            found = iter(_Gradient.apply(ctx.engine, needs, grad_w, grad_var, *problem))
+            grads = tuple(next(found) if need else None for need in needs)
         else:
-            flags = {"inputs": needs[0] or needs[1], "kernel": needs[2] or needs[3], "noise": needs[4]}
-            grads = _gradients(problem, needs, ctx.engine.backward(problem, kept, grad_w, grad_var, **flags))
+            grads = _gradients(problem, needs, _backward_of(ctx.engine, problem, kept, needs, grad_w, grad_var))
         return None, None, *grads, None, None, None
+
+
+class _Gradient(torch.autograd.Function):
+    """(engine, which gradients, grad_w, grad_var, *problem) -> the gradients, to differentiate and to map."""
+
+    @staticmethod
+    def forward(
+        engine: Engine, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor, *arguments: Any
+    ) -> tuple[Tensor, ...]:
+        problem = Problem(*arguments)
+        kept = engine.forward(problem, True, inputs=needs[0] or needs[1])[3]
+        found = _gradients(problem, needs, _backward_of(engine, problem, kept, needs, grad_w, grad_var))
+        return tuple(grad for grad in found if grad is not None)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        ctx.needs, ctx.rest = inputs[1], inputs[10:]
+        ctx.save_for_backward(*inputs[2:10])
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, engine: Engine, needs: tuple[bool, ...], *arguments: Any) -> tuple:
+        """One after the other, as gradients of what the members share are not summed here."""
+
+        def one(*member: Any) -> tuple[Tensor, ...]:
+            return _Gradient.apply(engine, needs, *member)
+
+        return each_member(one, info.batch_size, in_dims[2:], arguments), (0,) * sum(needs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        places = [i for i, tensor in enumerate(tensors[:7]) if tensor is not None]
+
+        def gradients(*values: Tensor) -> tuple[Tensor, ...]:
+            given = [*tensors]
+            for place, value in zip(places, values, strict=True):
+                given[place] = value
+            found = _differentiable_gradients(Problem(*given[2:], *ctx.rest), ctx.needs, *given[:2])
+            return tuple(grad for grad in found if grad is not None)
+
+        pulled = dict(zip(places, vjp(gradients, *(tensors[i] for i in places))[1](grads), strict=True))
+        return None, None, *(pulled.get(i) for i in range(7)), *[None] * 3
+
+
+def _backward_of(
+    engine: Engine, problem: Problem, kept: tuple, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
+) -> Gradients:
+    flags = {"inputs": needs[0] or needs[1], "kernel": needs[2] or needs[3], "noise": needs[4]}
+    return engine.backward(problem, kept, grad_w, grad_var, **flags)
 
 
 def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> tuple[Tensor | None, ...]:
@@ -169,19 +222,26 @@ def _differentiable_gradients(
     problem: Problem, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Differentiable gradients, from the code for general kernels."""
-    x, points, lengthscale, variance, noise, neighbors, profile, jitter = problem
-    cov = Covariance(
-        lambda a, b: block(a, b, lengthscale, variance, profile),
-        lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
-        batch_shape=variance.shape,
-    )
-    values = block_conditional(cov, x, points, neighbors, noise, jitter)
+    rest = problem[5:]
+
+    def values(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        given = iter(arguments)
+        every: list[Any] = [next(given) if need else value for need, value in zip(needs, problem[:5], strict=True)]
+        x, points, lengthscale, variance, noise = every
+        neighbors, profile, jitter = rest
+        cov = Covariance(
+            lambda a, b: block(a, b, lengthscale, variance, profile),
+            lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
+            batch_shape=variance.shape,
+        )
+        return block_conditional(cov, x, points, neighbors, noise, jitter)
+
     wanted = [cast(Tensor, value) for value, need in zip(problem[:5], needs, strict=True) if need]
-    grads = iter(torch.autograd.grad(values, wanted, (grad_w, grad_var), create_graph=True))
+    grads = iter(vjp(values, *wanted)[1]((grad_w, grad_var)))
     return tuple(next(grads) if need else None for need in needs)
 
 
-def _forward(problem: Problem, recording: bool) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+def _forward(problem: Problem, recording: bool, inputs: bool = True) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
     """Torch operations, chunk by chunk, into memory allocated beforehand, which small results would fragment."""
     memory.keep_freed()
     shape, new = (*problem.sets, *problem.neighbors.shape), problem.x.new_empty

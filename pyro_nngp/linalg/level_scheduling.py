@@ -24,6 +24,11 @@ def dependency_levels(neighbors: Int[Tensor, "N K"]) -> list[Int[Tensor, " _"]]:
     Raises:
         ValueError: if the dependencies form a cycle, or an entry is not a row.
     """
+    with torch._C._DisableFuncTorch():  # they are numbers within torch.func as well, and levels are kept beyond it
+        return _levels(neighbors)
+
+
+def _levels(neighbors: Tensor) -> list[Tensor]:
     table = neighbors.cpu().numpy()
     n = len(table)
     if table.size and (table.min() < -1 or table.max() >= n):

@@ -5,8 +5,10 @@
 // register holds, one lane each: every operation below acts on a whole block and no instruction ever mixes two points.
 // A block goes through kernel, Cholesky factor, solves and gradient while its K x K values stay in cache. The backward
 // pass takes the factors that the forward pass has left in the caller's memory, or else factorizes again and nothing of
-// size B K^2 is stored. Several sets of hyperparameters share the points: a block is gathered once and worked on for one
-// set after the other.
+// size B K^2 is stored. Where the gradient can only be one by the scales and the variance, and there are few of them, the
+// forward pass leaves the derivatives of w and v instead, while kernel and factor are at hand, and the backward pass is a
+// sum of products. Several sets of hyperparameters share the points: a block is gathered once and worked on for one set
+// after the other.
 //
 // Plain C interface for ctypes, C++17, vector extensions of GCC and Clang, no intrinsics. Threads are std::thread,
 // started per call: a second OpenMP runtime beside torch's, the alternative, is a known source of crashes.
@@ -44,6 +46,8 @@ struct Arguments {
     uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (S, B, K), (S, B): forward pass; null in the backward pass
+    void *tangent_w, *tangent_v; // (S, B, D, K), (S, B, D + 1), or both null: derivatives of w and v by log scale and,
+                                 // the last of v, log variance; without noise. Written forward, read backward
     const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
     void *grad_noise;            // (S, B, K) or null
     void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
@@ -153,7 +157,7 @@ template <class T, int BYTES, int R> struct Block {
     const int64_t K, D, rows; // rows: K rounded up to a multiple of R
     std::vector<char> memory;
     Status status = DONE;
-    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total;
+    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
     int64_t base, block; // of the set at hand: number of its first point, and of the block, in all that is written
     const T *scale;      // likewise
@@ -163,7 +167,8 @@ template <class T, int BYTES, int R> struct Block {
         : arg(a), K(a.num_neighbors), D(a.num_dims), rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
         const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
-        const size_t count = rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + D + 1;
+        const int64_t sloped = a.tangent_w && !a.grad_w ? offset(rows) + rows : 0;
+        const size_t count = rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + D + 1 + sloped;
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
@@ -171,7 +176,7 @@ template <class T, int BYTES, int R> struct Block {
         z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
         near = sharing ? take(rows * D) : z, real = take(rows);
         solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(D + 1);
-        grad_z = inputs ? take(rows * D) : nullptr;
+        grad_z = inputs ? take(rows * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
     }
     INLINE void place(V *factor) { tril = factor, inverse = factor + offset(rows); }
 
@@ -256,7 +261,7 @@ template <class T, int BYTES, int R> struct Block {
 
     // Cholesky factor of K_nn + noise, in panels of columns and in tiles within them. Panel by panel, first what the
     // columns before it contribute, a slice of columns at a time so that the panel's part of it stays in cache.
-    INLINE void factorize() {
+    template <bool SLOPES> INLINE void factorize() {
         typename Real<T>::Int bad[W] = {};
         for (int64_t start = 0; start < rows; start += PANEL) {
             const int64_t end = start + PANEL < rows ? start + PANEL : rows;
@@ -274,7 +279,14 @@ template <class T, int BYTES, int R> struct Block {
                 for (int64_t j = start; j < end && j <= i; j += R) {
                     V q[R * R], tile[R][R] = {};
                     distances(i, j, q);
-                    profile<T, R * R, false>(arg.kernel, variance, q, q);
+                    if (SLOPES) {
+                        V slope[R * R];
+                        profile<T, R * R, true>(arg.kernel, variance, q, slope);
+                        for (int a = 0; a < R; ++a)
+                            for (int b = 0; b < R && j + b < i + a; ++b) slopes[offset(i + a) + j + b] = slope[a * R + b];
+                    } else {
+                        profile<T, R * R, false>(arg.kernel, variance, q, q);
+                    }
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
                     for (int a = 0; a < R; ++a)
@@ -398,11 +410,12 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // k_n in solved[0].
-    INLINE void cross() {
+    template <bool SLOPES> INLINE void cross() {
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {};
+            V q = {}, slope = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            profile<T, 1, false>(arg.kernel, variance, &q, &q);
+            profile<T, 1, SLOPES>(arg.kernel, variance, &q, &slope);
+            if (SLOPES) slopes[offset(rows) + k] = slope;
             solved[0][k] = q * mask[k];
         }
     }
@@ -420,8 +433,8 @@ template <class T, int BYTES, int R> struct Block {
         return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding can violate this
     }
 
-    INLINE void forward() {
-        cross();
+    template <bool SLOPES> INLINE void forward() {
+        cross<SLOPES>();
         solve_lower<1>();
         const V v = explained();
         solve_upper<1>();
@@ -430,12 +443,76 @@ template <class T, int BYTES, int R> struct Block {
             for (int64_t k = 0; k < K; ++k) out_w[(base + l) * K + k] = solved[0][k][l];
             out_v[base + l] = v[l] < floor() ? floor() : v[l];
         }
+        if (SLOPES) tangents(v);
+    }
+
+    // Derivatives by the logs of the scales, two at a time: those of K_nn and k_n are -2 dk/dq times the squared
+    // differences of a column, so that dw = K_nn^-1 r with r = dk_n - dK_nn w, and dv = -w' (dk_n + r).
+    INLINE void tangents(const V v) {
+        V *const w = left;
+        for (int64_t k = 0; k < rows; ++k) w[k] = solved[0][k];
+        for (int64_t d = 0; d < D; d += 2) {
+            V of_v[2] = {};
+            for (int c = 0; c < 2 && d + c < D; ++c) {
+                const V *column = z + d + c;
+                for (int64_t i = 0; i < rows; ++i) {
+                    const V here = column[i * D], own = w[i], *row = slopes + offset(i);
+                    const V of_target = slopes[offset(rows) + i] * here * here * mask[i];
+                    V sum = {};
+                    for (int64_t j = 0; j < i; ++j) {
+                        const V difference = here - column[j * D], change = row[j] * difference * difference;
+                        sum += change * w[j];
+                        solved[c][j] -= change * own;
+                    }
+                    solved[c][i] = of_target - sum;
+                    of_v[c] += own * of_target;
+                }
+                for (int64_t i = 0; i < rows; ++i) {
+                    solved[c][i] *= mask[i];
+                    of_v[c] += w[i] * solved[c][i];
+                }
+            }
+            if (d + 1 < D)
+                solve_lower<2>(), solve_upper<2>();
+            else
+                solve_lower<1>(), solve_upper<1>();
+            for (int c = 0; c < 2 && d + c < D; ++c) store_tangents(d + c, solved[c], of_v[c], v);
+        }
+    }
+
+    // Of one scale, and of the variance; zero for points that have failed, and for v at its floor.
+    INLINE void store_tangents(const int64_t d, const V *of_w, const V of_v, const V v) {
+        T *out_w = static_cast<T *>(arg.tangent_w), *out_v = static_cast<T *>(arg.tangent_v);
+        for (int l = 0; l < live; ++l) {
+            const bool failed = arg.failed[base + l];
+            T *const row = out_w + ((base + l) * D + d) * K, *const last = out_v + (base + l) * (D + 1);
+            for (int64_t k = 0; k < K; ++k) row[k] = failed ? T(0) : T(-2) * of_w[k][l];
+            last[d] = failed || !(v[l] >= floor()) ? T(0) : T(2) * of_v[l];
+            last[D] = failed || !(v[l] >= floor()) ? T(0) : v[l];
+        }
+    }
+
+    // The sums over the points of a block of gradients times derivatives.
+    INLINE void contract(const int64_t set) {
+        const int64_t blocks = round_up(arg.num_targets, W) / W;
+        const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
+        const T *tangent_w = as<T>(arg.tangent_w), *tangent_v = as<T>(arg.tangent_v);
+        double *const out = arg.sums + (set * blocks + first / W) * (D + 1);
+        for (int64_t d = 0; d <= D; ++d) {
+            double sum = 0;
+            for (int64_t b = set * arg.num_targets + first, end = b + live; b < end; ++b) {
+                T own = grad_v[b] * tangent_v[b * (D + 1) + d];
+                for (int64_t k = 0; d < D && k < K; ++k) own += grad_w[b * K + k] * tangent_w[(b * D + d) * K + k];
+                sum += own;
+            }
+            out[d] = sum;
+        }
     }
 
     INLINE void backward() {
         const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
         V bar = {};
-        cross();
+        cross<false>();
         for (int64_t k = 0; k < rows; ++k) solved[1][k] = V{};
         for (int l = 0; l < live; ++l) {
             const int64_t b = base + l;
@@ -554,14 +631,23 @@ template <class T, int BYTES, int R> struct Block {
             first = unit % blocks * W;
             live = arg.num_targets - first < W ? arg.num_targets - first : W;
             const int64_t start = unit / blocks * together;
+            if (arg.grad_w && arg.tangent_w) {
+                for (int64_t set = start; set < start + together; ++set) contract(set);
+                continue;
+            }
             gather();
             for (int64_t set = start; set < start + together; ++set) {
                 load(set);
-                if (!arg.factors || !arg.grad_w) factorize();
+                if (slopes) {
+                    factorize<true>();
+                    forward<true>();
+                    continue;
+                }
+                if (!arg.factors || !arg.grad_w) factorize<false>();
                 if (arg.grad_w)
                     backward();
                 else
-                    forward();
+                    forward<false>();
             }
         }
         return status;

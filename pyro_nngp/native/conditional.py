@@ -1,8 +1,9 @@
 """The compiled nearest-neighbor conditional for CPUs: `conditional.cpp`.
 
 Cost: O(S B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
-AVX-512). Where K is large and gradients are recorded, B K^2 / 2 values of Cholesky factors are kept for the backward
-pass; beyond 256 MB, and for small K, it factorizes again.
+AVX-512). Where only gradients by a few scales and the variance are wanted, the forward pass keeps the derivatives by
+them, B (K + 1) (D + 1) values, and the backward pass is a sum of products. For other gradients it keeps B K^2 / 2
+values of Cholesky factors where K is large; beyond 256 MB, and for small K, the backward pass factorizes again.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
+from pyro_nngp._tape import operation
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, contiguous
@@ -23,7 +25,8 @@ MAX_NEIGHBORS = 1024
 
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
-FACTORS_FROM, FACTORS_BYTES = 96, 2**28  # recomputing smaller ones is quicker than allocating memory for them
+FACTORS_FROM, KEPT_BYTES = 96, 2**28  # recomputing smaller ones is quicker than allocating memory for them
+TANGENTS_UP_TO = 8  # columns; the derivatives by more of them take longer than a backward pass that factorizes again
 _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, enough to be worth starting a thread
 
 
@@ -83,26 +86,33 @@ def supported(problem: Problem) -> bool:
     )
 
 
+@operation
 def forward(
-    problem: Problem, recording: bool = False, level: int | None = None
+    problem: Problem, recording: bool = False, level: int | None = None, inputs: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and what to keep for `backward`.
 
     Each of them has S in front for S sets of hyperparameters.
-    ``recording`` says whether there will be a backward pass;
+    ``recording`` says whether there will be a backward pass, ``inputs`` whether it may ask for gradients of the points;
     ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
     """
-    b, k, _, _ = _sizes(problem)
+    b, k, d, _ = _sizes(problem)
     shape = (*problem.sets, b, k)
     w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[:-1])
     failed = torch.empty(shape[:-1], dtype=torch.bool)
+    numbers = w.nelement() // k * (d + 1) * (k + 1) * w.element_size()
+    if recording and not inputs and problem.noise is None and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
+        tangents = w.new_empty(*shape[:-1], d, k), w.new_empty(*shape[:-1], d + 1)
+        _run(problem, level, failed=failed, w=w, v=var, tangent_w=tangents[0], tangent_v=tangents[1])
+        return w, var, failed, (failed, *tangents)
     size = _factors_size(problem, best_level(level))
-    keeps = recording and k >= FACTORS_FROM and size <= FACTORS_BYTES
+    keeps = recording and k >= FACTORS_FROM and size <= KEPT_BYTES
     factors = memory.empty((size,), torch.uint8) if keeps else None
     _run(problem, level, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed,) if factors is None else (failed, factors)
 
 
+@operation
 def backward(
     problem: Problem,
     kept: tuple[Tensor, ...],
@@ -122,11 +132,14 @@ def backward(
     sums = torch.empty(*sets, -(-b // width), d + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
+    tangents = kept[1:] if len(kept) == 3 and kernel and not noise and not inputs else (None, None)
     _run(
         problem,
         level,
         failed=kept[0],
-        factors=kept[1] if len(kept) > 1 else None,
+        factors=kept[1] if len(kept) == 2 else None,
+        tangent_w=tangents[0],
+        tangent_v=tangents[1],
         grad_w=grad_w,
         grad_v=grad_var,
         grad_noise=grad_noise,
@@ -178,6 +191,8 @@ def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
         "failed": ((*sets, b), torch.bool),
         "factors": ((_factors_size(problem, level),), torch.uint8),
         "w": ((*sets, b, k), dtype),
+        "tangent_w": ((*sets, b, d, k), dtype),
+        "tangent_v": ((*sets, b, d + 1), dtype),
         "v": ((*sets, b), dtype),
         "grad_w": ((*sets, b, k), dtype),
         "grad_v": ((*sets, b), dtype),

@@ -16,7 +16,8 @@ class Arguments(ctypes.Structure):
         *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads")),
         ("jitter", _REAL),
         *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "noise", "failed", "factors")),
-        *((name, _POINTER) for name in ("w", "v", "grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
+        *((name, _POINTER) for name in ("w", "v", "tangent_w", "tangent_v")),
+        *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
     ]
 
 

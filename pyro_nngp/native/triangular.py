@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._tape import operation
 from pyro_nngp.native import loaded, wanted
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Triangle
@@ -26,6 +27,7 @@ def supported(w: Tensor, right: Tensor) -> bool:
     )
 
 
+@operation
 def solve(w: Tensor, neighbors: Tensor, right: Tensor, order: Tensor, transposed: bool) -> Tensor:
     """Solutions (L, N, S) of (I - A) u = right, or (I - A)' u = right.
 

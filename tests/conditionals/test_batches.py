@@ -2,15 +2,18 @@
 
 import warnings
 
+import pyro
 import pytest
 import torch
 
 from pyro_nngp import native
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals import graph_conditional, nn_conditional
+from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Linear, Matern12, Matern32, Matern52, Periodic, RationalQuadratic
 from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError, quiet_nuggets
 from pyro_nngp.native import conditional as compiled
+from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64
 RADIAL = [RBF, Matern12, Matern32, Matern52]
@@ -195,3 +198,55 @@ def test_every_instruction_set_gives_each_set_its_own_bits(level, dtype, shared,
             slopes, compiled.backward(one, kept1, grads[0][i], grads[1][i], **flags, level=level), strict=True
         ):
             assert torch.equal(found[i], alone)
+
+
+def test_gradients_within_vmap_are_those_of_each_set():
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(20, 2, dtype=F64, generator=generator)
+    graph, fresh = NeighborGraph(points, 4), NeighborGraph(points, 4)  # one whose levels are not known yet
+    scales = 0.2 + torch.rand(3, 2, dtype=F64, generator=generator)
+    noises = torch.rand(3, 20, dtype=F64, generator=generator)
+    others = torch.rand(3, 20, 2, dtype=F64, generator=generator)
+
+    def value(scale, noise, own):
+        kernel = Matern32(2, lengthscale=scale, variance=scale[0])
+        w, var = graph_conditional(kernel, own, points, graph.neighbors, noise)
+        return (w * w.cos()).sum() + var.log().sum()
+
+    def second(scale, noise, own):
+        return torch.func.grad(lambda at: torch.func.grad(value)(at, noise, own).square().sum())(scale)
+
+    def color(scale):
+        return NNGP(Matern32(2, lengthscale=scale), fresh).color(points[:, 0]).square().sum()
+
+    gradient = torch.func.grad(value, argnums=(0, 1, 2))
+    with pyro.validation_enabled(False):
+        for dims in ((0, 0, 0), (0, None, None), (0, 0, None)):
+            given = [each if dim == 0 else each[0] for each, dim in zip((scales, noises, others), dims, strict=True)]
+            found = torch.func.vmap(gradient, in_dims=dims)(*given)
+            for i in range(3):
+                own = (each[i] if dim == 0 else each for each, dim in zip(given, dims, strict=True))
+                leaves = [each.clone().requires_grad_() for each in own]
+                want = torch.autograd.grad(value(*leaves), leaves)
+                torch.testing.assert_close([part[i] for part in found], list(want))
+        leaf = scales[0].clone().requires_grad_()
+        (first,) = torch.autograd.grad(value(leaf, noises[0], others[0]), leaf, create_graph=True)
+        (want,) = torch.autograd.grad(first.square().sum(), leaf)
+        torch.testing.assert_close(second(scales[0], noises[0], others[0]), want)
+        mapped = torch.func.vmap(torch.func.grad(color))(scales)
+        torch.testing.assert_close(mapped, torch.stack([torch.func.grad(color)(scale) for scale in scales]))
+
+
+def test_gradients_of_general_kernels_within_vmap_are_refused():
+    points = torch.rand(9, 2, generator=torch.Generator().manual_seed(0))
+    neighbors = NeighborGraph(points, 3).neighbors
+
+    def value(scale):
+        kernel = Matern32(2, lengthscale=scale) + RBF(2)
+        return graph_conditional(kernel, points, points, neighbors)[1].sum()
+
+    scales = torch.tensor([0.3, 0.5])
+    with pytest.raises(NotImplementedError, match=r"expected a gradient outside torch.func.vmap for a general kernel"):
+        torch.func.vmap(torch.func.grad(value))(scales)
+    together = torch.func.grad(lambda every: torch.func.vmap(value)(every).sum())(scales)
+    torch.testing.assert_close(together, torch.stack([torch.func.grad(value)(scale) for scale in scales]))

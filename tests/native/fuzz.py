@@ -110,7 +110,8 @@ class Fuzzer:
             neighbors=self.spoil(problem.neighbors),
         )
         level = int(self.rng.integers(-1, self.levels + 1)) if self.chance(0.2) else int(self.rng.integers(self.levels))
-        found = self.one_of_ours(lambda: conditional.forward(spoiled, True, level))
+        inputs = self.chance(0.5)
+        found = self.one_of_ours(lambda: conditional.forward(spoiled, True, level, inputs))
         if found is None:
             return
         w, var, _, kept = found

@@ -42,7 +42,7 @@ class Case:
         return [t.clone().requires_grad_() for t in every]
 
     def bound(self, lengthscale, variance):
-        kernel = self.kernel(len(lengthscale))
+        kernel = self.kernel(lengthscale.shape[-1])
         del kernel.lengthscale, kernel.variance
         kernel.lengthscale, kernel.variance = lengthscale, variance
         return kernel
@@ -108,6 +108,78 @@ def test_every_instruction_set_and_size(level, k):
 
 @needs_library
 @pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize(("kernel", "d", "k"), [(RBF, 1, 5), (Matern12, 2, 1), (Matern32, 3, 12), (Matern52, 8, 50)])
+def test_derivatives_that_are_kept_give_the_gradient(level, kernel, d, k):
+    case = Case(kernel, b=37, k=k, n=60, d=d)
+    problem = case.problem()._replace(noise=None)
+    grads, flags = (case.grad_w, case.grad_v), {"kernel": True, "noise": False, "inputs": False, "level": level}
+    w, v, _, (failed,) = compiled.forward(problem, level=level)
+    failed[7] = True
+    want = compiled.backward(problem, (failed,), *grads, **flags)
+    w2, v2, failed2, kept = compiled.forward(problem, recording=True, level=level, inputs=False)
+    assert not failed2.any()
+    assert torch.equal(w2, w)
+    assert torch.equal(v2, v)
+    kept[1][7], kept[2][7] = 0, 0
+    found = compiled.backward(problem, kept, *grads, **flags)
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-10)
+    assert compiled.backward(problem, kept, *grads, **flags | {"kernel": False}).log_lengthscale is None
+    nothing = [torch.zeros_like(t) for t in kept]  # it does read them
+    assert not compiled.backward(problem, nothing, *grads, **flags).log_variance
+    every = dict.fromkeys(FLAGS, True)  # gradients that they do not give
+    kept[0][7] = True
+    torch.testing.assert_close(
+        compiled.backward(problem, kept, *grads, **every, level=level),
+        compiled.backward(problem, (failed,), *grads, **every, level=level),
+    )
+
+
+@needs_library
+def test_derivatives_are_kept_where_they_serve(monkeypatch):
+    problem = Case(Matern32).problem()
+    noiseless, many = problem._replace(noise=None), Case(Matern32, d=9).problem()._replace(noise=None)
+
+    def kept(problem, recording=True, inputs=False):
+        return len(compiled.forward(problem, recording, inputs=inputs)[3])
+
+    assert kept(noiseless) == 3
+    assert kept(problem) == kept(many) == kept(noiseless, False) == kept(noiseless, inputs=True) == 1
+    monkeypatch.setattr(compiled, "KEPT_BYTES", 21 * 8 * 4 * 8 - 1)
+    assert kept(noiseless) == 1
+
+
+@needs_library
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_derivatives_of_several_sets(kernel):
+    case = Case(kernel, b=30, k=9, n=50, d=2)
+    scales = torch.tensor([[0.3, 0.7], [2.0, 1.0], [0.9, 0.9]], dtype=F64).requires_grad_()
+    variances = torch.tensor([0.5, 1.0, 2.0], dtype=F64).requires_grad_()
+
+    def gradient(kernel):
+        w, v = graph_conditional(kernel, case.x, case.points, case.neighbors, jitter=1e-3)
+        return torch.autograd.grad((w * case.grad_w).sum() + (v * case.grad_v).sum(), (scales, variances))
+
+    together = gradient(case.bound(scales, variances))
+    each = [gradient(case.bound(*one)) for one in zip(scales, variances, strict=True)]
+    torch.testing.assert_close(together, tuple(sum(parts) for parts in zip(*each, strict=True)))
+
+
+@needs_library
+def test_points_that_fail_have_no_derivatives():
+    case = Case(RBF, b=30, k=9, n=50, d=2, dtype=torch.float32)
+    case.points[:9] *= 0.1
+    case.neighbors[5] = torch.arange(9)  # too close to each other for single precision
+    problem = case.problem(torch.float32, jitter=0.0)._replace(noise=None)
+    _, _, failed, kept = compiled.forward(problem, recording=True, inputs=False)
+    assert failed[5]
+    assert not failed[6:].all()
+    for derivatives in kept[1:]:
+        assert not derivatives[failed].any()
+        assert derivatives[~failed].any()
+
+
+@needs_library
+@pytest.mark.parametrize("level", levels())
 @pytest.mark.parametrize(("dtype", "k"), [(F64, 5), (torch.float32, 50)])
 def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     case = Case(Matern32, b=37, k=k, n=60)
@@ -128,7 +200,7 @@ def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     nothing = torch.zeros_like(factors)  # it does read them
     found = compiled.backward(problem, (failed, nothing), *grads, **every, level=level)
     assert not torch.equal(found.log_variance, want.log_variance)
-    monkeypatch.setattr(compiled, "FACTORS_BYTES", len(factors) - 1)
+    monkeypatch.setattr(compiled, "KEPT_BYTES", len(factors) - 1)
     assert len(compiled.forward(problem, recording=True, level=level)[3]) == 1
 
 
@@ -244,7 +316,9 @@ def test_any_layout_of_memory():
 @needs_library
 def test_the_switch_and_what_is_not_supported(monkeypatch):
     calls, forward = [], compiled.forward
-    engine = radial_conditional.NATIVE._replace(forward=lambda *args: calls.append(1) or forward(*args))
+    engine = radial_conditional.NATIVE._replace(
+        forward=lambda *args, **flags: calls.append(1) or forward(*args, **flags)
+    )
     monkeypatch.setattr(radial_conditional, "NATIVE", engine)
     x, z = torch.randn(4, 2), torch.randn(4, 3, 2)
     for kernel, switch, taken in [

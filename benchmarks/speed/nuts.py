@@ -1,0 +1,186 @@
+"""NUTS on counts in space: effective draws per processor second, beside NumPyro and PyMC.
+
+Counts at N uniform points of the unit square, log rate 1 + f; f from a Matern-3/2 nearest-neighbor process of variance
+1 and lengthscale 0.2. The model is the same with a prior on each of the three: N(0, 2) on the intercept, logN(0, 1) on
+the variance, logN(-1.5, 0.5) on the lengthscale; K = 15. White values and the defaults of NUTS (acceptance 0.8, depths
+up to 10; PyMC's own warm-up) everywhere, float64, one chain, one thread:
+
+    QuickNUTS, NUTS    Pyro, this package
+    NNGP               NumPyro: weights by batched Cholesky factors, f row by row in a scan (nuts_other.py)
+    dense              NumPyro: a dense Cholesky factor
+    HSGP               PyMC: a Hilbert-space approximation with 25 basis functions per column and c = 1.5
+
+Effective draws are ArviZ's bulk ESS: the least of the three hyperparameters, and the median of f at 20 points. Seconds
+are processor seconds, so that other work on the machine does not count: of everything, compilation included, and of the
+draws after the warm-up, without it.
+
+    gradients          milliseconds of a potential and its gradient instead: QuickNUTS beside NUTS, alternating, least
+    two                two NNGP sites at 60 places, 300 iterations, QuickNUTS beside NUTS
+
+Usage: python benchmarks/speed/nuts.py [gradients|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
+           [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--pyro]; the interpreters are of environments that have them.
+"""
+
+import argparse
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import arviz as az
+import numpy as np
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.infer import MCMC, NUTS, Predictive
+from pyro.infer.mcmc.util import initialize_model
+
+from pyro_nngp.distributions import NNGP, NNGPReparam
+from pyro_nngp.inference import QuickNUTS
+from pyro_nngp.inference.mcmc.quick_nuts import RecordedPotential
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.neighbors import NeighborGraph
+
+F64, K, SHOWN = torch.float64, 15, 20
+OTHERS = Path(__file__).with_name("nuts_other.py")
+
+
+def number(value):
+    return torch.tensor(value, dtype=F64)
+
+
+def problem(num_points, seed=0):
+    pyro.set_rng_seed(seed)
+    graph = NeighborGraph(torch.rand(num_points, 2, dtype=F64), K)
+    f = NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.2)), graph).sample()
+    return graph, torch.poisson((1 + f).exp()).detach()
+
+
+def model(graph, y):
+    variance = pyro.sample("variance", dist.LogNormal(number(0.0), 1.0))
+    lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.5), 0.5))
+    intercept = pyro.sample("intercept", dist.Normal(number(0.0), 2.0))
+    f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), graph))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((intercept + f).exp()), obs=y)
+
+
+def two_sites(graph, y):
+    scales = pyro.sample("scales", dist.LogNormal(number(-1.0), 0.5).expand([2]).to_event(1))
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=scales[0]), graph))
+    g = pyro.sample("g", NNGP(Matern32(2, lengthscale=scales[1]), graph))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Normal(f, (0.5 * g).exp()), obs=y)
+
+
+def whitened(program, *names):
+    return pyro.poutine.reparam(program, config=dict.fromkeys(names, NNGPReparam()))
+
+
+def chain(kernel, args, warmup, draws):
+    """Draws, and the processor seconds of all and of those after the warm-up."""
+    marks = []
+    mcmc = MCMC(kernel, draws, warmup, disable_progbar=True, hook_fn=lambda *_: marks.append(time.process_time()))
+    pyro.set_rng_seed(1)
+    start = time.process_time()
+    mcmc.run(*args)
+    return mcmc.get_samples(), marks[-1] - start, marks[-1] - marks[warmup - 1]
+
+
+def ours(name, kernel, args, options):
+    draws, total, sampling = chain(kernel, args, options.warmup, options.draws)
+    kept = {site: draws[site].numpy() for site in ("variance", "lengthscale", "intercept")}
+    f = Predictive(kernel.model, draws, return_sites=("f",), parallel=True)(*args)["f"]
+    report(name, len(args[1]), kept | {"f": f.reshape(options.draws, -1)[:, :SHOWN].numpy()}, total, sampling)
+
+
+def others(python, name, args, options):
+    graph, y = args
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "run.npz"
+        np.savez(
+            place, x=graph.x.numpy(), y=y.numpy(), neighbors=graph.neighbors.numpy(), order=torch.cat(graph.levels())
+        )
+        settings = [str(place), str(options.warmup), str(options.draws), str(SHOWN)]
+        subprocess.run([python, str(OTHERS), name, *settings], check=True)
+        with np.load(place) as found:
+            kept = {site: found[site] for site in ("variance", "lengthscale", "intercept", "f")}
+            report(name, len(y), kept, float(found["total"]), float(found["sampling"]))
+
+
+def report(name, num_points, draws, total, sampling):
+    data = az.convert_to_dataset({site: values[None] for site, values in draws.items()})
+    ess = az.ess(data)
+    least = min(float(ess[site]) for site in ("variance", "lengthscale", "intercept"))
+    middle = float(np.median(ess["f"]))
+    means = [f"{draws[site].mean():.2f}" for site in ("variance", "lengthscale", "intercept")]
+    cells = [name, f"{num_points:,}", f"{total:.0f}", f"{sampling:.0f}", f"{least:.0f}", f"{middle:.0f}"]
+    cells += [f"{least / sampling:.2f}", f"{middle / sampling:.2f}", f"{middle / total:.2f}", ", ".join(means)]
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def beside(options):
+    print(
+        "| sampler | N | seconds | of these after warm-up | ESS, least hyperparameter | ESS, median f "
+        "| ESS / s, hyperparameter | ESS / s, f | ESS / s of all, f | variance, lengthscale, intercept |\n"
+        + "|---" * 10
+        + "|"
+    )
+    for num_points in options.points:
+        args = problem(num_points)
+        ours("QuickNUTS", QuickNUTS(model), args, options)
+        if options.pyro:
+            ours("NUTS", NUTS(whitened(model, "f")), args, options)
+        if options.numpyro:
+            others(options.numpyro, "NumPyro, NNGP", args, options)
+        if options.numpyro and options.dense:
+            others(options.numpyro, "NumPyro, dense", args, options)
+        if options.pymc:
+            others(options.pymc, "PyMC, HSGP", args, options)
+
+
+def gradients(options):
+    print("| N | NUTS [ms] | QuickNUTS [ms] | ratio | recording [ms] |\n|---|---|---|---|---|")
+    for num_points in options.points:
+        start, potential, _, _ = initialize_model(whitened(model, "f"), problem(num_points))
+        begin = time.perf_counter()
+        recorded = RecordedPotential(potential, start)
+        recording = time.perf_counter() - begin
+        times = {potential: [], recorded: []}
+        for _ in range(options.draws):
+            for each, seconds in times.items():
+                leaves = [z.detach().requires_grad_() for z in start.values()]
+                begin = time.perf_counter()
+                torch.autograd.grad(each(dict(zip(start, leaves, strict=True))), leaves)
+                seconds.append(time.perf_counter() - begin)
+        plain, quick = (1e3 * min(seconds) for seconds in times.values())
+        print(
+            f"| {num_points:,} | {plain:.2f} | {quick:.2f} | {plain / quick:.1f} | {1e3 * recording:.0f} |", flush=True
+        )
+
+
+def two(options):
+    pyro.set_rng_seed(0)
+    graph = NeighborGraph(torch.rand(60, 2, dtype=F64), K)
+    y = (6 * graph.x[:, 0]).sin() + 0.3 * torch.randn(60, dtype=F64)
+    print("| sampler | processor seconds of 300 iterations | ESS, median of f |\n|---|---|---|")
+    for name, kernel in (("QuickNUTS", QuickNUTS(two_sites)), ("NUTS", NUTS(whitened(two_sites, "f", "g")))):
+        draws, total, _ = chain(kernel, (graph, y), 150, 150)
+        f = Predictive(kernel.model, draws, return_sites=("f",), parallel=True)(graph, y)["f"].reshape(1, 150, 60)
+        ess = float(np.median(az.ess(az.convert_to_dataset({"f": f.numpy()}))["f"]))
+        print(f"| {name} | {total:.0f} | {ess:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", nargs="?", default="beside", choices=["beside", "gradients", "two"])
+    parser.add_argument("--points", type=int, nargs="+", default=[500, 5000])
+    parser.add_argument("--draws", type=int, default=300)
+    parser.add_argument("--warmup", type=int, default=300)
+    parser.add_argument("--numpyro")
+    parser.add_argument("--pymc")
+    parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--pyro", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    {"beside": beside, "gradients": gradients, "two": two}[options.what](options)

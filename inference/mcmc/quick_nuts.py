@@ -1,0 +1,174 @@
+"""NUTS of Pyro with whitened NNGP sites, on a potential whose torch operations are recorded once.
+
+Hamiltonian Monte Carlo runs the model at every leapfrog step. With a few hundred points most of that time goes into
+Pyro's handlers, distributions and autograd's graph, which are the same at each step: :class:`RecordedPotential` keeps
+the operations below them (:mod:`pyro_nngp._tape`). Values and gradients are those of ``pyro.infer.NUTS``, rounding
+included, and so are the chains.
+
+Reference: Hoffman and Gelman (2014), "The No-U-Turn sampler: adaptively setting path lengths in Hamiltonian Monte
+Carlo"; Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo", as implemented by Pyro.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from pyro import poutine
+from pyro.infer import NUTS
+from pyro.infer.reparam.reparam import Reparam
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.distributions import Independent
+
+from pyro_nngp._checks import fail
+from pyro_nngp._tape import AnotherBranch, Tape
+from pyro_nngp.distributions import NNGP, NNGPReparam
+
+
+class QuickNUTS(NUTS):
+    """``pyro.infer.NUTS`` for programs with NNGP sites: whitened, and several times as fast for up to 10,000 points.
+
+    Use::
+
+        kernel = QuickNUTS(model)
+        mcmc = MCMC(kernel, num_samples=500, warmup_steps=500)
+        mcmc.run(x, y)
+        f = Predictive(kernel.model, mcmc.get_samples())(x, y)["f"]
+
+    Every latent NNGP site over all points of its graph, say ``f``, is sampled by way of the white values ``f_white``
+    (:class:`~pyro_nngp.distributions.NNGPReparam`). Other sites keep their names and supports. ``to_arviz(mcmc)`` has
+    ``f`` as well.
+
+    The program is run as usual where one run does not determine its operations, with a warning that names the reason,
+    and at values where it would take another branch. It must not depend on anything that changes during a run, such as
+    a counter: that is checked at the start and at every 1000th gradient.
+
+    Args:
+        model: a Pyro program. It need not have NNGP sites.
+        options: those of ``pyro.infer.NUTS`` but for ``potential_fn`` and ``jit_compile``.
+
+    Attributes:
+        model: the program with whitened sites.
+
+    Raises:
+        TypeError: if `model` is not callable, or for other options.
+        RuntimeError: during a run, if the program has changed.
+    """
+
+    potential_fn: Any
+
+    def __init__(self, model: Callable, **options: Any) -> None:
+        if not callable(model):
+            cure = "Pass a Pyro program, such as gp.model."
+            fail("QuickNUTS", "model", "to be callable", type(model).__name__, cure, TypeError)
+        excess = sorted({"potential_fn", "jit_compile", "jit_options"} & options.keys())
+        if excess:
+            cure = "The potential is that of the model, and it is compiled in any case."
+            fail("QuickNUTS", "options", "without a potential and its compilation", excess, cure, TypeError)
+        super().__init__(poutine.reparam(model, config=_whitening), **options)
+
+    def setup(self, warmup_steps: int, *args: Any, **kwargs: Any) -> None:
+        """Prepare a chain; called by ``MCMC``."""
+        super().setup(warmup_steps, *args, **kwargs)
+        if self.initial_params:
+            self.potential_fn = RecordedPotential(self.potential_fn, self.initial_params)
+
+    def cleanup(self) -> None:
+        """End a chain; called by ``MCMC``."""
+        if isinstance(self.potential_fn, RecordedPotential):
+            self.potential_fn = self.potential_fn.original
+        super().cleanup()
+
+
+class RecordedPotential:
+    """A potential whose operations, and those of its gradient, are recorded once and replayed.
+
+    Args:
+        potential: maps {site: unconstrained values} to a number, as the ``potential_fn`` of
+            ``pyro.infer.mcmc.util.initialize_model``.
+        example: values to record it at.
+        check_every: number of evaluations from one check that the potential is still the recorded one to the next.
+
+    Attributes:
+        original: `potential`.
+        tape: the recorded operations; None, with a warning, if one run does not determine them.
+    """
+
+    def __init__(
+        self,
+        potential: Callable[[dict[str, Tensor]], Tensor],
+        example: Mapping[str, Tensor],
+        check_every: int = 1000,
+    ) -> None:
+        self.original, self._names = potential, list(example)
+        self._check_every, self._count = check_every, 0
+        self.tape: Tape | None = None
+        start = [value.detach() for value in example.values()]
+        try:
+            self.tape = Tape("QuickNUTS", self._run, *start)
+            self._check(start, self.tape(*start))
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(2):
+                near = [z + 0.1 * torch.randn(z.shape, generator=generator).to(z) for z in start]
+                self._check(near, self.evaluate(near))
+        except (ValueError, RuntimeError) as error:
+            self.tape = None
+            warnings.warn(f"{error} The program is run at every step, as by NUTS.", stacklevel=2)
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The potential at {site: unconstrained values}; differentiable once."""
+        return _Potential.apply(self, *(values[name] for name in self._names))
+
+    def evaluate(self, values: list[Tensor]) -> tuple[Tensor, ...]:
+        """The potential and its gradient by each site.
+
+        Raises:
+            RuntimeError: if the program is no longer the recorded one.
+        """
+        if self.tape is None:
+            return self._run(*values)
+        try:
+            found = self.tape(*values)
+        except AnotherBranch:
+            return self._run(*values)
+        self._count += 1
+        if self._count % self._check_every == 0:
+            self._check(values, found)
+        return found
+
+    def _run(self, *values: Tensor) -> tuple[Tensor, ...]:
+        with torch.enable_grad():
+            leaves = [value.detach().requires_grad_() for value in values]
+            potential = self.original(dict(zip(self._names, leaves, strict=True)))
+            return (potential.detach(), *torch.autograd.grad(potential, leaves))
+
+    def _check(self, values: list[Tensor], found: tuple[Tensor, ...]) -> None:
+        for now, recorded in zip(self._run(*values), found, strict=True):
+            size = torch.finfo(now.dtype).eps ** 0.5 * now.abs().max().clamp(min=1)
+            if now.isfinite().all() and not ((now - recorded).abs() <= size).all():
+                actual = "another potential in a second run at the same values"
+                cure = "Let it read nothing that changes, or take pyro.infer.NUTS."
+                fail("QuickNUTS", "a program", "that is the same in each run", actual, cure, RuntimeError)
+
+
+class _Potential(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, potential: RecordedPotential, *values: Tensor) -> Tensor:
+        found, *gradients = potential.evaluate(list(values))
+        ctx.save_for_backward(*gradients)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(grad * gradient for gradient in ctx.saved_tensors)
+
+
+def _whitening(site: dict[str, Any]) -> Reparam | None:
+    """The reparameterization of a latent site: whitening where it is an NNGP over all points."""
+    base = site["fn"]
+    while isinstance(base, Independent):
+        base = base.base_dist
+    whole = isinstance(base, NNGP) and base.event_shape[0] == base.graph.num_points
+    return NNGPReparam() if whole and not site["is_observed"] else None
