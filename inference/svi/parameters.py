@@ -109,6 +109,7 @@ def refuse_others(loss: Tensor, params: dict[str, Tensor]) -> None:
             shapes.append(tuple(leaf.shape))
     if shapes:
         cure = "Pass the network itself, such as mean=net, or call pyro.module('net', net) in the function. "
-        cure += "Use net.requires_grad_(False) to keep it as it is."
+        cure += "Use net.requires_grad_(False) to keep it as it is, and pyro.clear_param_store() if an earlier module "
+        cure += "used the same names."
         actual = f"others of shapes {sorted(shapes)}, which would be neither trained nor saved"
         fail("fit", "all torch parameters", "to be parameters of model or guide", actual, cure)

@@ -156,7 +156,9 @@ def start_from_data(
 
     best = attempt(shapes)
     for factor in _SIZES if sized else ():
-        larger = attempt([(part, name, value * factor) for part, name, value in shapes])
+        larger = attempt(
+            [(part, name, value * (factor if name == "total_count" else 1)) for part, name, value in shapes]
+        )
         if larger[0] > best[0] + _BETTER:
             best = larger
     return best[1]()

@@ -124,6 +124,9 @@ def test_the_random_state_outside_is_left_alone():
     torch.manual_seed(5)
     one = fit(line, 5, seed=1, **SETTINGS).losses
     assert torch.equal(torch.rand(3), want)
+    with pytest.raises(ValueError, match="clear_param_store"):  # two plain modules of Pyro share their names
+        fit(Line(), 5, seed=1, **SETTINGS)
+    pyro.clear_param_store()
     assert torch.equal(fit(Line(), 5, seed=1, **SETTINGS).losses[:1], one[:1]) is False  # other data: other loss
 
 
