@@ -50,6 +50,7 @@ def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_map_of_classes_and_a_table_of_their_probabilities(stations, krige):
     stations["soil"] = np.where(stations["lon"] > 10.5, "sand", np.where(stations["lat"] > 45.5, "clay", "loam"))
     stations.loc[:4, "soil"] = None

@@ -57,7 +57,10 @@ def test_draws_have_the_moments_of_predictions():
     np.testing.assert_array_equal(draws, model.sample_y(X[:5], 3000, random_state=1))
 
 
-@pytest.mark.parametrize(("labels", "options"), [(["no", "yes"], {}), ([3, 7, 11], {"fit_options": QUICK})])
+@pytest.mark.parametrize(
+    ("labels", "options"),
+    [pytest.param(["no", "yes"], {}, marks=pytest.mark.slow), ([3, 7, 11], {"fit_options": QUICK})],
+)
 def test_labels_of_any_kind_are_classified(labels, options):
     X, f, noise = field(200)
     cut = np.digitize(f + 0.1 * noise, [0.0] if len(labels) == 2 else [-0.5, 0.7])
@@ -70,7 +73,9 @@ def test_labels_of_any_kind_are_classified(labels, options):
     assert set(model.predict(X[120:])) <= set(labels)
 
 
-@pytest.mark.parametrize("options", [{}, {"likelihood": Poisson(), "fit_options": QUICK}])
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, marks=pytest.mark.slow), {"likelihood": Poisson(), "fit_options": QUICK}]
+)
 def test_counts_have_means_and_intervals_of_counts(options):
     X, f, _ = field(400)
     rate = np.exp(1 + f)

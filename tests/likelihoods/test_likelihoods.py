@@ -251,7 +251,7 @@ def test_draws_follow_the_log_density(make: Callable[[], Likelihood], data: list
     else:
         atoms = draws[: len(draws) // 2].unique(return_counts=True)
         atoms = atoms[0][atoms[1] > 1]  # values that are drawn again: zeros, limits
-        y = torch.linspace(-20, 60, 40_001, dtype=torch.float64)
+        y = torch.linspace(-20, 60, 20_001, dtype=torch.float64)
         if isinstance(likelihood, Beta):
             y = torch.linspace(0, 1, 20_001, dtype=torch.float64)
         width = y[1] - y[0]

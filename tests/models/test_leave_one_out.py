@@ -370,6 +370,7 @@ def test_slow_convergence_is_reported(problem, monkeypatch):
         gp.loo()
 
 
+@pytest.mark.slow
 def test_labels_far_from_the_mean_function_start_at_the_sites():
     """At logits of -13 a label says next to nothing, and steps from there lead nowhere."""
     inputs, labels = make_moons(1500, noise=0.3, random_state=0)

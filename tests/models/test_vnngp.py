@@ -100,6 +100,7 @@ def test_batches_of_data_and_inducing_points_apart(settings):
     assert sum(loss(gp, i, j) for i, j in pairs) / len(pairs) == pytest.approx(loss(gp), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate():
     x, y = data()
     gp = trained(x, y, num_neighbors=6, steps=100)

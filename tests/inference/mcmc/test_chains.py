@@ -257,6 +257,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 def test_a_killed_process_goes_on_with_the_same_bits_in_another(tmp_path):
     def process(*runs):
         each = [f"{tmp_path / path},{kill_at},{seed}" for path, kill_at, seed in runs]

@@ -264,6 +264,7 @@ def test_full_batches_with_small_steps_give_the_posterior(case, sampler):
     assert_moments(draws, *moments())
 
 
+@pytest.mark.slow
 def test_minibatches_give_the_posterior_of_full_batches():
     kernel = SGHMC(logistic, 0.05, num_steps=10)
     start(kernel, 100, 600, 10)

@@ -73,6 +73,7 @@ def test_updates_per_draw_are_the_autocorrelation_time():
     assert updates_per_draw(x[:10], 20) == 10
 
 
+@pytest.mark.slow
 def test_starts_in_log_linear_tails_of_correlated_regressions():
     """Far out a logistic likelihood has no curvature, and steps as long as the prior's would lead from tail to tail."""
     torch.manual_seed(0)
