@@ -26,7 +26,6 @@ from pyro_nngp.likelihoods import (
     Censored,
     Gamma,
     Gaussian,
-    Hurdle,
     InverseGaussian,
     LogNormal,
     NegativeBinomial,
@@ -41,8 +40,6 @@ COUNTS = {
     "NegativeBinomial": NegativeBinomial,
     "ZeroInflated(Poisson)": lambda: ZeroInflated(Poisson()),
     "ZeroInflated(NegativeBinomial)": lambda: ZeroInflated(NegativeBinomial()),
-    "Hurdle(Poisson)": lambda: Hurdle(Poisson()),
-    "Hurdle(NegativeBinomial)": lambda: Hurdle(NegativeBinomial()),
 }
 AMOUNTS = {c.__name__: c for c in (Gaussian, StudentT, LogNormal, Gamma, InverseGaussian, Tweedie)}
 
