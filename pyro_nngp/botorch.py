@@ -194,7 +194,7 @@ class DrawnPosterior(Posterior):
         return self.gp(self.x, num_neighbors=self.num_neighbors)[1][:, None] + added
 
     def rsample(self, sample_shape: torch.Size | None = None) -> Tensor:
-        """Joint draws, (*sample_shape, P, 1), without gradients."""
+        """Joint draws of shape sample_shape + (P, 1), without gradients."""
         shape = torch.Size([1]) if sample_shape is None else torch.Size(sample_shape)
         draws = self.gp.sample(self.x, shape.numel(), num_neighbors=self.num_neighbors)
         if self.noise is not False:

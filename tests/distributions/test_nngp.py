@@ -142,6 +142,7 @@ def test_new_points_are_checked():
         prior.predict(points(3), torch.zeros(N, dtype=F64), num_neighbors=41)
 
 
+@pytest.mark.slow
 def test_hand_written_mean_field_svi_reaches_the_optimum():
     graph, y = NeighborGraph(points().float(), 6), torch.randn(N)
     loc, log_scale = torch.zeros(N, requires_grad=True), torch.zeros(N, requires_grad=True)

@@ -71,7 +71,9 @@ LABELS = {
 }
 
 
-@pytest.mark.parametrize("kind", LABELS)
+@pytest.mark.parametrize(
+    "kind", [k if k in ("binary", "classes") else pytest.param(k, marks=pytest.mark.slow) for k in LABELS]
+)
 def test_auxiliary_variables_elsewhere(kind, there):
     likelihood, coded = LABELS[kind]
     x, y = data()

@@ -159,6 +159,7 @@ def test_disjoint_batches_average_exactly(settings, likelihood):
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(mean_field):
     x, y = data()

@@ -225,6 +225,7 @@ def test_companions_in_a_block_change_no_bit():
     assert torch.equal(v[rows], v2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["0", "1"])
 def test_second_derivatives(way, monkeypatch):
     monkeypatch.setenv("PYRO_NNGP_NATIVE", way)

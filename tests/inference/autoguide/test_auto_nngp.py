@@ -111,6 +111,7 @@ def hyper(y=COUNTS):
         return pyro.sample("y", dist.Poisson((intercept + f).exp()), obs=y)
 
 
+@pytest.mark.slow
 def test_importance_weights_of_counts_are_even():
     """The guide is close to the posterior: a mean-field guide's effective share is a few percent here."""
     guide = AutoNNGP(hyper)

@@ -108,6 +108,7 @@ def test_sbc_tells_right_posteriors_from_wrong_ones(shift, factor, uniform, symm
         assert ((ranks - 0.5).abs().mean() > 0.25) == (factor < 1)
 
 
+@pytest.mark.slow
 def test_sbc_of_guides_fails_the_mean_field_one_of_a_correlated_posterior():
     """Variational simulation-based calibration: R regressions at once, one guide for each."""
     count, x = 300, torch.linspace(0.5, 2.5, 8, dtype=F64)

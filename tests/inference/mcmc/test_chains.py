@@ -137,6 +137,7 @@ def test_chains_on_minibatches_of_a_nearest_neighbor_process_run_side_by_side(ow
         torch.testing.assert_close(value, looped[name], rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_chains_share_the_parameters_that_are_optimized():
     def shifted():
         shift = pyro.param("shift", torch.tensor(0.0, dtype=F64))
@@ -325,6 +326,7 @@ def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows
         chains(other(), 3, 2, 1, checkpoint=path).run(Minibatch(*rows))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
 def test_a_run_that_finds_its_step_size_resumes_bit_for_bit(sampler, tmp_path):
     def draws(path, seed, stop=10_000):
@@ -418,7 +420,8 @@ def test_threads_cannot_be_interrupted_and_need_no_handler():
         assert pool.submit(lambda: deferred_interrupt().__enter__()).result() == []
 
 
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["short", "whole"])
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True], ids=["short", "whole"])
 def test_the_example_of_the_documentation_runs(whole, capsys):
     page = Path(__file__).parents[3] / "docs" / "sgmcmc.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)

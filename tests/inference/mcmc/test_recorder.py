@@ -109,6 +109,7 @@ def test_acceptance_is_that_of_each_draw():
     assert (rates[10.0] < 1e-6).all()
 
 
+@pytest.mark.slow
 def test_warmup_is_kept_on_request():
     found, _ = export(NUTS(model), 10, 30, hook=Recorder(warmup=True))
     assert found.warmup_posterior["x"].dims == ("chain", "draw", "data")

@@ -66,6 +66,7 @@ def mixed_scales():
     pyro.sample("z", dist.Normal(torch.zeros_like(SPREADS), SPREADS).to_event(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
 def test_a_start_a_thousand_deviations_away_is_forgotten(sampler):
     pyro.set_rng_seed(0)
@@ -77,5 +78,6 @@ def test_a_start_a_thousand_deviations_away_is_forgotten(sampler):
     assert (draws.std(0) - 1).abs().max() < 0.4
 
 
+@pytest.mark.slow
 def test_settled_chains_raise_no_alarm():
     SGMCMC(SGHMC(far), 60, 400, 4, disable_progbar=True).run()  # warnings are errors

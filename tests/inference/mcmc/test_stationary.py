@@ -113,6 +113,7 @@ def test_covariance_is_the_lyapunov_solution_of_the_update(sampler, inverse_mass
         assert abs(found.mean() - value) < 6 * found.std() / math.sqrt(4000), name
 
 
+@pytest.mark.slow
 def test_gradient_noise_estimate_is_the_variance_over_minibatches():
     kernel = SGLD(linear_gaussian, 1e-6)
     start(kernel, 400, 40, 5)
@@ -247,6 +248,7 @@ SAMPLERS = {
 QUICK = {("correlated", "SGLD"), ("correlated", "SGNHT")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "sampler"),
     [

@@ -31,6 +31,7 @@ def normal_mean(scale, dtype=F64):
     return model, float(y.double().sum()) / scale**2 / precision, precision**-0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
 def test_scales_over_six_decades_in_one_model(sampler):
     mcmc = SGMCMC(sampler(scaled), 1, 500, 100, disable_progbar=True)

@@ -164,7 +164,7 @@ def stop_at(step):
 
 
 @pytest.mark.parametrize("solve_every", [0, 4])
-@pytest.mark.parametrize("cut", [1, 10, 17])
+@pytest.mark.parametrize("cut", [pytest.param(1, marks=pytest.mark.slow), 10, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_resumed_run_has_the_same_bits(tmp_path, cut, solve_every):
     path = tmp_path / "run.pt"
     settings = SETTINGS | {"refresh_every": 7, "solve_every": solve_every, "seed": 2}

@@ -80,6 +80,7 @@ def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, wa
     assert enough == want if want else enough > 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [Vecchia, nngp.VNNGP])
 def test_a_number_that_was_chosen_is_kept_until_it_may_be_another(method, monkeypatch):
     x, y = smooth(600, 4)

@@ -62,7 +62,9 @@ def score(gp, x, y, unit=1.0):
     return 1 - float(misfit), -float(predictive.log_prob(y).mean()) - math.log(unit)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [n if n in ("Vecchia", "LOO", "VNNGP") else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
 def test_the_plain_call_on_raw_units_is_that_on_standardized_data(name, field):
     x, _, y = field
     found = []
@@ -95,6 +97,7 @@ def test_overdispersed_counts_with_zeros_start_at_the_scale_of_their_logits():
     assert 0.1 < gp.kernel.variance.item() < 40
 
 
+@pytest.mark.slow
 def test_inducing_points_are_learned_alike_in_all_units(field):
     x, _, y = field
     places, scores = [], []
@@ -212,6 +215,7 @@ def test_a_period_is_found():
     assert gp.kernel.period.item() == pytest.approx(24.0, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_callable_and_a_deep_kernel(field):
     x, _, y = field
     plain = Matern32(2, lengthscale=0.3).double().requires_grad_(False)
