@@ -538,6 +538,7 @@ def test_a_covariance_without_a_factor_is_named_in_chains_side_by_side():
             potential.gradient(position)
 
 
+@pytest.mark.slow
 def test_chains_side_by_side_and_export():
     x, y = data()
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)

@@ -285,6 +285,7 @@ def test_priors_assigned_too_late_are_an_error():
         gp.guide()
 
 
+@pytest.mark.slow
 def test_inside_a_larger_program():
     x, y = data()
     gp = VNNGP(x, None, kernel(), num_neighbors=6)

@@ -123,6 +123,7 @@ def test_warmup_is_kept_on_request():
     assert fewer.sample_stats["lp"].values.tolist() == found.sample_stats["lp"].values[:, [0, 9]].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cores", [1, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:num_chains")  # are drawn one after the other
 def test_chains_of_one_process_and_of_several(cores, monkeypatch):

@@ -191,6 +191,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param("sum", marks=pytest.mark.slow), *[name for name in KERNELS if name != "sum"]]
 )
