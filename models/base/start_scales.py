@@ -13,15 +13,13 @@ from torch.distributions import constraints
 
 from pyro_nngp.hyperparameters import freeze
 from pyro_nngp.kernels import (
-    Gibbs,
     Gneiting,
     Kernel,
     Periodic,
     Product,
     Stationary,
     Sum,
-    VerticalScaling,
-    Warped,
+    Wrapper,
     bind,
 )
 from pyro_nngp.kernels.metric import column_scale
@@ -94,10 +92,8 @@ def _inputs_of_parts(kernel: Any, x: Tensor) -> Iterator[tuple[int, Tensor]]:
     if isinstance(kernel, Sum | Product):
         yield from _inputs_of_parts(kernel.kern0, x)
         yield from _inputs_of_parts(kernel.kern1, x)
-    elif isinstance(kernel, Warped):
-        yield from _inputs_of_parts(kernel.kern, kernel.mapped(x))
-    elif isinstance(kernel, VerticalScaling | Gibbs | Gneiting):
-        yield from _inputs_of_parts(kernel.kern, x)
+    elif isinstance(kernel, Wrapper):
+        yield from _inputs_of_parts(kernel.kern, kernel.inner_inputs(x))
 
 
 def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: Tensor) -> None:
@@ -112,8 +108,8 @@ def _place_variances(kernel: Any, free: set[tuple[int, str]], target: float, x: 
             target = (target / math.prod(fixed)) ** (1 / max(1, len(open_parts)))
         for part in open_parts:
             _place_variances(part, free, target, x)
-    elif isinstance(kernel, VerticalScaling | Warped | Gibbs | Gneiting):
-        at = kernel.mapped(x) if isinstance(kernel, Warped) else x
+    elif isinstance(kernel, Wrapper):
+        at = kernel.inner_inputs(x)
         gain = _mean_variance(kernel, x) / _mean_variance(kernel.kern, at)
         _place_variances(kernel.kern, free, target / gain, at)
     elif isinstance(kernel, Kernel):

@@ -12,7 +12,17 @@ Differs from ``pyro.contrib.gp.kernels``: batch dimensions, distances from diffe
 Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
-from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Product, Sum, bind, bind_double, check_covariance
+from pyro_nngp.kernels.base import (
+    Covariance,
+    Kernel,
+    KernelLike,
+    Product,
+    Sum,
+    Wrapper,
+    bind,
+    bind_double,
+    check_covariance,
+)
 from pyro_nngp.kernels.elementary import ArcCosine, Constant, Cosine, Linear, VerticalScaling
 from pyro_nngp.kernels.gibbs import Gibbs
 from pyro_nngp.kernels.matern import Matern
@@ -56,6 +66,7 @@ __all__ = [
     "VerticalScaling",
     "Warped",
     "Wendland",
+    "Wrapper",
     "bind",
     "bind_double",
     "check_covariance",

@@ -187,7 +187,7 @@ class Kernel(GPModule):
             cure = "Write forward(self, x, z): (..., n, D), (..., m, D) -> (..., n, m)."
             fail(type(self).__name__, "the kernel", "to define forward or bind", "neither", cure, NotImplementedError)
         bound = bound_copy(self)
-        values = {arg: bound.read(arg) for arg in self._sizes}
+        values = bound.read_all()
         batch = self.batch_shape_of(values)
         if not batch:
             return replace(bind(bound.forward), batch_shape=batch)
@@ -260,6 +260,10 @@ class Kernel(GPModule):
             return value.reshape(*batch, size)
         return value.reshape(*batch, 1) if batch and size > 1 else value.reshape(batch)
 
+    def read_all(self) -> dict[str, Float[Tensor, "..."]]:
+        """The values of all declared hyperparameters by name, as :meth:`read` returns them."""
+        return {arg: self.read(arg) for arg in self._sizes}
+
     def batch_shape_of(self, values: Mapping[str, Tensor]) -> torch.Size:
         """Joint batch shape of hyperparameters that :meth:`read` has read.
 
@@ -302,6 +306,24 @@ class Kernel(GPModule):
         """The active columns of both inputs: one object if the inputs are one object."""
         columns = self._columns(x)
         return columns, columns if z is x else self._columns(z)
+
+
+class Wrapper(Kernel):
+    """A kernel made of one other, the attribute `kern`, whose hyperparameters keep their meaning.
+
+    Args:
+        kern: the inner kernel.
+        input_dim: as for :class:`Kernel`.
+        active_dims: as for :class:`Kernel`.
+    """
+
+    def __init__(self, kern: Kernel, input_dim: int, active_dims: Sequence[int] | None) -> None:
+        super().__init__(input_dim, active_dims)
+        self.kern = kern
+
+    def inner_inputs(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "... n F"]:
+        """The inputs of the inner kernel."""
+        return x
 
 
 class _Pair(Kernel):

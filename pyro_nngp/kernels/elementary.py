@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
-from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
+from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 from pyro_nngp.kernels.radial import map_pair, of_columns, of_numbers
 
 _PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite
@@ -101,7 +101,7 @@ class Cosine(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        values = {arg: self.read(arg) for arg in ("variance", "period")}
+        values = self.read_all()
         batch = self.batch_shape_of(values)
 
         def block(x: Tensor, z: Tensor) -> Tensor:
@@ -151,7 +151,7 @@ class ArcCosine(Kernel):
 
     @pyro_entry
     def bind(self) -> Covariance:
-        values = {arg: self.read(arg) for arg in ("variance", "bias")}
+        values = self.read_all()
 
         def diag(x: Tensor) -> Tensor:
             weight, bias = (of_numbers(values[arg].to(x.dtype), x.dim() - 1) for arg in ("variance", "bias"))
@@ -171,7 +171,7 @@ class ArcCosine(Kernel):
         return Covariance(block, diag, None, self.batch_shape_of(values))
 
 
-class VerticalScaling(Kernel):
+class VerticalScaling(Wrapper):
     """a(x) k(x, z) a(z): a standard deviation that varies over the input space.
 
     Args:
@@ -186,8 +186,7 @@ class VerticalScaling(Kernel):
         check_kernel(type(self).__name__, "kern", kern)
         cure = "Pass a function of the inputs that returns one amplitude per point."
         check_callable(type(self).__name__, "vscaling_fn", vscaling_fn, cure)
-        super().__init__(kern.input_dim, kern.active_dims)
-        self.kern = kern
+        super().__init__(kern, kern.input_dim, kern.active_dims)
         self.vscaling_fn = vscaling_fn
 
     @pyro_entry

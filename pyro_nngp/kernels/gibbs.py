@@ -16,11 +16,11 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel
-from pyro_nngp.kernels.stationary import RBF, Matern12, Matern32, Matern52
+from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
+from pyro_nngp.kernels.stationary import check_scale_mixture
 
 
-class Gibbs(Kernel):
+class Gibbs(Wrapper):
     """A stationary kernel with lengthscales that are multiplied by a factor at each place.
 
     Args:
@@ -36,12 +36,9 @@ class Gibbs(Kernel):
     moves_inputs = True
 
     def __init__(self, kern: Kernel, factor: Callable[[Tensor], Tensor]) -> None:
-        if not isinstance(kern, RBF | Matern12 | Matern32 | Matern52):
-            actual = type(kern).__name__
-            fail("Gibbs", "kern", "to be RBF, Matern12, Matern32 or Matern52", actual, "Pass one of them.", TypeError)
+        check_scale_mixture("Gibbs", kern)
         check_callable("Gibbs", "factor", factor, "Pass a function of the inputs that returns one factor per point.")
-        super().__init__(kern.input_dim, kern.active_dims)
-        self.kern = kern
+        super().__init__(kern, kern.input_dim, kern.active_dims)
         self.factor = factor
 
     @pyro_entry
@@ -63,9 +60,8 @@ class Gibbs(Kernel):
             b = (a if z is x else at(z))[..., None, :]
             a = a[..., :, None]
             mean = (a.square() + b.square()) / 2
-            scale = radial.of_columns(parts.lengthscale.to(x.dtype), rank) * parts.profile.stretch
-            pair = radial.map_pair(lambda y: y / scale, *self._column_pair(x, z))
-            q = radial.radial(*pair, x.new_ones(()), radial.SQUARED_DISTANCE) / mean
+            scale = parts.lengthscale.to(x.dtype) * parts.profile.stretch
+            q = radial.block(*self._column_pair(x, z), scale, x.new_ones(()), radial.SQUARED_DISTANCE) / mean
             variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
             return (a * b / mean).pow(dim / 2) * radial.of_distance(q, variance, parts.profile)
 

@@ -58,10 +58,7 @@ class Matern(Stationary):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            scale = radial.of_columns(lengthscale.to(x.dtype), rank)
-            q = radial.radial(
-                *radial.map_pair(lambda y: y / scale, *self._column_pair(x, z)), x.new_ones(()), radial.SQUARED_DISTANCE
-            )
+            q = radial.block(*self._column_pair(x, z), lengthscale, x.new_ones(()), radial.SQUARED_DISTANCE)
             q = q.expand(torch.broadcast_shapes(q.shape, (*batch, *[1] * rank)))
             return radial.of_numbers(values["variance"].to(x.dtype), rank) * correlation(q)
 

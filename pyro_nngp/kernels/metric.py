@@ -24,12 +24,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from pyro_nngp.hyperparameters import freeze
-from pyro_nngp.kernels.base import Product, Sum, bind_double
-from pyro_nngp.kernels.elementary import VerticalScaling
-from pyro_nngp.kernels.gibbs import Gibbs
+from pyro_nngp.kernels.base import Product, Sum, Wrapper, bind_double
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
-from pyro_nngp.kernels.warped import Warped
 
 _MOST = 4  # sets of features
 
@@ -135,10 +132,8 @@ def _products(kernel: Any, x: Tensor) -> list[list[tuple[Stationary | Gneiting, 
         return [[(kernel, x)]]
     if isinstance(kernel, Gneiting):
         return [[(kernel.kern, x), (kernel, x)]]
-    if isinstance(kernel, VerticalScaling | Gibbs):
-        return _products(kernel.kern, x)
-    if isinstance(kernel, Warped):
-        return _products(kernel.kern, kernel.mapped(x))
+    if isinstance(kernel, Wrapper):
+        return _products(kernel.kern, kernel.inner_inputs(x))
     if isinstance(kernel, Sum):
         return _products(kernel.kern0, x) + _products(kernel.kern1, x)
     if isinstance(kernel, Product):

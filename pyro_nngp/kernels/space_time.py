@@ -14,13 +14,13 @@ from torch import Tensor
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.hyperparameters import Hyperparameter, between, positive, pyro_entry
 from pyro_nngp.kernels import radial
-from pyro_nngp.kernels.base import Covariance, Kernel
-from pyro_nngp.kernels.stationary import RBF, Matern12, Matern32, Matern52
+from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
+from pyro_nngp.kernels.stationary import check_scale_mixture
 
 _FLOOR = 1e-24  # squared times up to this count as zero
 
 
-class Gneiting(Kernel):
+class Gneiting(Wrapper):
     r"""Non-separable covariance of space and time.
 
     Args:
@@ -51,15 +51,12 @@ class Gneiting(Kernel):
         decay: Hyperparameter | None = None,
     ) -> None:
         name = "Gneiting"
-        if not isinstance(kern, RBF | Matern12 | Matern32 | Matern52):
-            actual = type(kern).__name__
-            fail(name, "kern", "to be RBF, Matern12, Matern32 or Matern52", actual, "Pass one of them.", TypeError)
+        check_scale_mixture(name, kern)
         check_int(name, "time_dim", time_dim, 0, "Give the number of the column of time.")
         if kern.active_dims is None or time_dim in kern.active_dims:
             cure = "Write Matern32(2, active_dims=[0, 1]) for space in the first two columns."
             fail(name, "kern", f"with active_dims without the column {time_dim} of time", kern.active_dims, cure)
-        super().__init__(kern.input_dim + 1, [*kern.active_dims, time_dim])
-        self.kern = kern
+        super().__init__(kern, kern.input_dim + 1, [*kern.active_dims, time_dim])
         self.time_dim = time_dim
         self.declare("timescale", timescale)
         self.interaction = between(name, "interaction", interaction, 0.0, 1.0, 0.5)
@@ -72,18 +69,21 @@ class Gneiting(Kernel):
         cov = self.kern.bind()
         parts = cov.radial
         assert parts is not None
-        values = {arg: self.read(arg) for arg in ("timescale", "interaction", "exponent", "decay")}
+        values = self.read_all()
         batch = torch.broadcast_shapes(self.batch_shape_of(values), cov.batch_shape or ())
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            tau, beta, alpha, delta = (radial.of_numbers(v.to(x.dtype), rank) for v in values.values())
+            tau, beta, alpha, delta = (
+                radial.of_numbers(values[arg].to(x.dtype), rank)
+                for arg in ("timescale", "interaction", "exponent", "decay")
+            )
             u = (x[..., self.time_dim, None] - z[..., None, :, self.time_dim]) / tau
             power = torch.where(u.square() > _FLOOR, u.square().clamp(min=_FLOOR).pow(alpha), 0.0)
             log_psi = torch.log1p(power)
-            scale = radial.of_columns(parts.lengthscale.to(x.dtype), rank) * parts.profile.stretch
-            pair = radial.map_pair(lambda y: y / scale, parts.columns(x), parts.columns(z))
-            q = radial.radial(*pair, x.new_ones(()), radial.SQUARED_DISTANCE) * (-beta * log_psi).exp()
+            scale = parts.lengthscale.to(x.dtype) * parts.profile.stretch
+            q = radial.block(parts.columns(x), parts.columns(z), scale, x.new_ones(()), radial.SQUARED_DISTANCE)
+            q = q * (-beta * log_psi).exp()
             variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
             fall = (-(delta + beta * self.kern.input_dim / 2) * log_psi).exp()
             return fall * radial.of_distance(q, variance, parts.profile)

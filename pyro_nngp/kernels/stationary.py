@@ -6,6 +6,7 @@ Cost: O(n m D) per block. Symbols: \ell lengthscale, \sigma^2 variance, r the di
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -74,10 +75,6 @@ class Stationary(Kernel):
         self.declare("variance", variance)
         self.declare("lengthscale", lengthscale, 1 if isotropic else input_dim)
 
-    def read_all(self) -> dict[str, Tensor]:
-        """The values of all hyperparameters by name, as :meth:`read` returns them."""
-        return {arg: self.read(arg) for arg in self._sizes}
-
     def columns_of(self, lengthscale: Tensor) -> Tensor:
         """A lengthscale that :meth:`read` has read as :func:`radial.of_columns` takes it, columns last."""
         return lengthscale[..., None] if self.isotropic and lengthscale.dim() else lengthscale
@@ -120,6 +117,13 @@ class Matern52(Stationary):
     r""":math:`k(x, z) = \sigma^2 (1 + s + s^2 / 3) \exp(-s)` with :math:`s = \sqrt{5} r`."""
 
     profile = radial.MATERN52
+
+
+def check_scale_mixture(where: str, kern: Any) -> None:
+    """Raise ``TypeError`` unless a kernel is one of the scale mixtures of RBF kernels with a profile."""
+    if not isinstance(kern, RBF | Matern12 | Matern32 | Matern52):
+        actual = type(kern).__name__
+        fail(where, "kern", "to be RBF, Matern12, Matern32 or Matern52", actual, "Pass one of them.", TypeError)
 
 
 class Wendland(Stationary):

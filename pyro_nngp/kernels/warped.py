@@ -19,10 +19,10 @@ from torch.func import functional_call
 
 from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
-from pyro_nngp.kernels.base import Covariance, Kernel, check_kernel
+from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 
 
-class Warped(Kernel):
+class Warped(Wrapper):
     """k(w(x), w(z)), the kernel of inputs that a function has mapped.
 
     Args:
@@ -44,8 +44,7 @@ class Warped(Kernel):
     ) -> None:
         check_kernel("Warped", "kern", kern)
         check_callable("Warped", "warp", warp, "Pass a torch.nn.Module or a function of the inputs.")
-        super().__init__(input_dim, active_dims)
-        self.kern = kern
+        super().__init__(kern, input_dim, active_dims)
         self.warp = warp
 
     @pyro_entry
@@ -65,8 +64,7 @@ class Warped(Kernel):
             parts = parts._replace(columns=lambda x: columns(mapped(x)))
         return Covariance(block, lambda x: cov.diag(mapped(x)), parts, cov.batch_shape)
 
-    def mapped(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "... n F"]:
-        """The inputs of the inner kernel."""
+    def inner_inputs(self, x: Float[Tensor, "... n D"]) -> Float[Tensor, "... n F"]:
         return self._checked(self.warp, self._columns(x))
 
     def _checked(self, warp: Any, x: Tensor) -> Tensor:
