@@ -254,19 +254,29 @@ class LOO(ResponseMethod):
             self.solve_mean()
             return
         self._place_medians()
-        likelihood, every = self.likelihood_at(), torch.arange(self.num_data, device=self.x.device)
+        likelihood, every = self.likelihood_at(), torch.arange(len(self.x), device=self.x.device)
         y = self._values()
         for _ in range(num_sweeps):
             omega = self.local.distribution(likelihood, y, every).mean
             parts = []
-            for idx in every.split(batch_size):
+            for idx in every[: self.num_data].split(batch_size):
                 batch = self.graph.batch(idx)
                 near = batch.rows
                 here = self.likelihood_at(near)
                 observations = gaussian_observations(here, y[..., near], omega[..., near], self.x.dtype)
                 loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations, idx)
                 parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
-            self.local.put(likelihood, y, torch.cat(parts, -1))
+            self.local.put(likelihood, y, self.complete(torch.cat(parts, -1).movedim(-1, 0)).movedim(0, -1))
+        if self.shard is not None:
+            self.graph.kept_trial = None
+
+    def take_rows(self, first: bool = False) -> None:
+        super().take_rows()
+        if self.local is not None and first:
+            self.local = self._start_omega(isinstance(self.local, LocalLogNormal), slice(None))
+        elif self.local is not None:
+            for table in self.local.parameters():
+                table.data = self.complete(table.detach()[: self.num_data])
 
     @property
     def can_alternate(self) -> bool:

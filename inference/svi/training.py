@@ -77,14 +77,15 @@ class Training:
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
+        self.ranks = self.run.ranks
         self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
         self.judged = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.judged else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
-        self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
-        self.judges = self.judges.to(self.run.device)
+        judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        self.num_judges, self.judges = len(judges), self.ranks.own(judges.to(self.run.device))
         self.watched = neighbor_parameters(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
@@ -105,10 +106,11 @@ class Training:
         """All steps, until one of the reasons to stop."""
         run, total = self.run, None if self.automatic else self.num_steps
         limit = math.inf if max_seconds is None else max_seconds
+        progress = progress and self.ranks.is_first
         bar = tqdm(total=total, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
         try:
-            while run.step < self.num_steps and not (self.ended or pressed):
-                if time.perf_counter() - self.begin > limit:
+            while run.step < self.num_steps and not (self.ended or self.ranks.any(bool(pressed))):
+                if self.ranks.any(time.perf_counter() - self.begin > limit):
                     self.ended = True
                     break
                 if self.checkpoint is not None and run.step % self.checkpoint.every == 0:
@@ -154,11 +156,11 @@ class Training:
         interrupted = interrupted or (self.ended and not self.converged)
         fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
-        if converged is False and not (interrupted and self._waited_out()):
+        if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
         if not interrupted:
             check_neighbors(self.method, stacklevel=3)
-        rows = run.batches.size or run.num_data
+        rows = run.batch_size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
         counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
@@ -218,7 +220,8 @@ class Training:
 
     def _judge(self) -> None:
         """Score a round by the method's criterion, keep the best state, and stop after one round too many."""
-        score, best = self.method.score(self.judges), self.plateau.best
+        share = self.method.score(self.judges) * len(self.judges) / self.num_judges if len(self.judges) else 0.0
+        score, best = self.ranks.sum(share), self.plateau.best
         if score < best and self.validation is None:
             self.best = self.run.snapshot()
         self.plateau.observe(score)
@@ -230,7 +233,7 @@ class Training:
             return
         every = self.validation.every
         if due if every is None else self.run.step % every == 0:
-            score = float(self.validation.score())
+            score = self.ranks.of_first(float(self.validation.score()))
             if score < min((s for _, s in self.scores if math.isfinite(s)), default=math.inf):
                 self.best = self.run.snapshot()
             self.scores.append((self.run.step, score))

@@ -42,6 +42,7 @@ class ShardedTable(NeighborTable):
 
     data: ShardedData
     halo: Halo
+    kept_trial: tuple[int, Any] | None  # numbers of neighbors tried by a method, and at which rows
 
     def __init__(self, data: ShardedData, num_neighbors: int, metric: Any = None) -> None:
         nn.Module.__init__(self)
@@ -73,7 +74,7 @@ class ShardedTable(NeighborTable):
         self._find(num_neighbors)
 
     def _find(self, k: int) -> None:
-        self.index = ShardedIndex(self.data, self.lengthscale)
+        self.index, self.kept_trial = ShardedIndex(self.data, self.lengthscale), None
         numbers = self.search(k)
         self.halo = Halo(self.data, numbers)
         device = self.x.device

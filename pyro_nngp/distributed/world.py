@@ -70,10 +70,10 @@ class World:
         if self.size == 1:
             return values
         here = values.to(self._device).contiguous()
-        found = here.new_empty((self.size * len(here), *here.shape[1:]))
-        self._run(lambda: dist.all_gather_into_tensor(found, here))
+        found = [torch.empty_like(here) for _ in range(self.size)]
+        self._run(lambda: dist.all_gather(found, here))
         self.traffic["gather"] += (self.size - 1) * here.numel() * here.element_size()
-        return found.to(values.device)
+        return torch.cat(found).to(values.device)
 
     def exchange(self, values: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Send consecutive rows to each process, and receive theirs.
