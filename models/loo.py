@@ -317,7 +317,11 @@ class LOO(ResponseMethod):
         prior = auxiliary_prior(likelihood, y, self.x.dtype)
         local = LocalLogNormal(prior) if lognormal else LocalConjugate(prior.batch_shape, self.x)
         if isinstance(likelihood, NegativeBinomial):
-            found = pseudo_observations(likelihood, y)
+            level = None
+            if self.shard is not None:  # the level of the data of all processes
+                sample = self.coded(self.shard.sample["y"]).to(self.x.device)
+                level = pseudo_observations(likelihood, sample.movedim(0, -1)).level
+            found = pseudo_observations(likelihood, y, level)
             local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
         return local
 

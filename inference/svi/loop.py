@@ -160,7 +160,7 @@ def fit(
         device=device,
         seed=seed,
     )
-    run, path = training.run, None if checkpoint is None else checkpoint.path
+    run, path = training.run, None if checkpoint is None or not training.ranks.is_first else checkpoint.path
     alone = exclusive_checkpoint("fit", path)
     with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         training.start()

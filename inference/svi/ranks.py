@@ -1,9 +1,9 @@
 """Training on several processes: the own part of each batch, and sums of losses and gradients over the processes.
 
-Every process has the same hyperparameters and optimizers. A step adds up losses and gradients, in one reduction, so that
-all processes take the same step and the same decisions. A process draws the rows of a minibatch among its own n: with
-B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact over an
-epoch. The subsamples of L-BFGS are those of one process, each with the own rows only.
+Every process has the same hyperparameters and optimizers. A step adds up losses and gradients, in one reduction, so
+that all processes take the same step and the same decisions. A process draws the rows of a minibatch among its own n:
+with B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact over
+an epoch. The subsamples of L-BFGS are those of one process, each with the own rows only.
 
 Cost: one reduction of as many numbers as there are hyperparameters, per evaluation. Symbols: N rows of all processes,
 n own rows, B rows of a batch.

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,7 +15,6 @@ from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.inference.identity import identity
-from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -31,6 +31,7 @@ from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
 
 _FIRST_SUBSAMPLE = 1000
+_OF_PROCESS = re.compile(r"\.(x|y|offset|weights|trials|neighbors)$|\blocal\b")
 
 
 class DivergenceError(RuntimeError):
@@ -280,7 +281,11 @@ class Run:
     def kind(self) -> dict[str, Any]:
         """The identity of the run by name: the number of steps, which may grow, and everything else as strings."""
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
-        return {"num_steps": self.num_steps, "run": identity(**parts, **self.settings)}
+        found = identity(**parts, **self.settings)
+        if self.ranks.shard is not None:  # what each process has, is described by the digest of the data
+            found = {name: text for name, text in found.items() if not _OF_PROCESS.search(name)}
+            found["data"] = f"{self.ranks.shard.digest():x}"
+        return {"num_steps": self.num_steps, "run": found}
 
     def check(self, state: dict[str, Any]) -> bool:
         """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can resume from it."""

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
@@ -34,6 +35,7 @@ _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
+_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
 _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")  # saved attributes
 
 
@@ -85,6 +87,8 @@ class Training:
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
         judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        shard = self.ranks.shard
+        self.folder = None if checkpoint is None or shard is None else ShardedCheckpoint(checkpoint.path, shard)
         self.num_judges, self.judges = len(judges), self.ranks.own(judges.to(self.run.device))
         self.watched = neighbor_parameters(method)
         self.found_at = self._kernel_now()
@@ -93,7 +97,8 @@ class Training:
 
     def start(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve once."""
-        if self.checkpoint is not None and self.checkpoint.exists():
+        saved = self.checkpoint if self.folder is None else self.folder
+        if saved is not None and saved.exists():
             self._load()
             self.ended = self.converged or self._waited_out()
             self.solved_at = self.run.step
@@ -297,7 +302,10 @@ class Training:
         self._save()
 
     def _save(self) -> None:
-        save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        if self.folder is None:
+            save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        else:
+            self.folder.save(*_divided(self._state()))
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
@@ -306,7 +314,10 @@ class Training:
         return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
 
     def _load(self) -> None:
-        state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        if self.folder is None:
+            state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        else:
+            state = _joined(*self.folder.load(_divided(self._state())[1]))
         check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
@@ -319,3 +330,28 @@ class Training:
         self.plateau.load(state["plateau"])
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
+
+
+def _divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """The state of a process of several: what all share, its own, and rows of parameters."""
+    run, rows = dict(state["run"]), dict[str, Tensor]()
+    values = {"values": run["values"], "best": state["best"]}
+    for name, value in values.items():
+        if value is not None:
+            rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
+            values[name] = value | {"rows": {}}
+    run["values"] = values["values"]
+    own = {name: run.pop(name) for name in _OF_PROCESS}
+    if "stage" in own["batches"]:  # of a subsample, the same on all processes
+        run["batches"] = own.pop("batches")
+    return state | {"run": run, "best": values["best"]}, own, rows
+
+
+def _joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`_divided`."""
+    for place, part in rows.items():
+        name, _, table = place.partition(".")
+        value = shared["run"]["values"] if name == "values" else shared["best"]
+        value["rows"][table] = part
+    shared["run"] |= own
+    return shared

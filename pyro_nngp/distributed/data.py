@@ -1,9 +1,9 @@
 """Data cut into spatial cells, one for each process, without any process that holds all rows.
 
-Each process reads N / R consecutive rows, and sends each row to the process whose cell of a k-d tree it is in. The cells
-come from a random sample, which every process gets: the rows from which hyperparameters start, so that a sharded method
-starts where the same method on all rows does (up to 65,536 rows, exactly there; beyond, up to the quantiles that scale
-gradient steps).
+Each process reads N / R consecutive rows, and sends each row to the process whose cell of a k-d tree it is in. The
+cells come from a random sample, which every process gets: the rows from which hyperparameters start, so that a sharded
+method starts where the same method on all rows does (up to 65,536 rows, exactly there; beyond, up to the quantiles that
+scale gradient steps).
 
 Rows are numbered anew: those of process 0 first, on each process in the order of the random ordering.
 
@@ -23,6 +23,7 @@ from pyro_nngp.distributed.sources import open_source, read_rows
 from pyro_nngp.distributed.world import Route, World
 
 _SAMPLE = 2**16  # as in pyro_nngp.models.base.starts, whose rows these are
+_ODD = 0x1E3779B97F4A7C15  # a multiplier that mixes bits
 
 
 class ShardedData:
@@ -98,6 +99,17 @@ class ShardedData:
     def first(self) -> int:
         """Number of the first own row."""
         return int(self.starts[self.world.rank])
+
+    def digest(self) -> int:
+        """A number that depends on all values and their places in the source, not on the processes."""
+        total = torch.zeros(1, dtype=torch.int64)
+        for number, values in enumerate(self.values.values()):
+            code = self.rows * _ODD + number
+            for column in values.double().reshape(self.num_own, -1).unbind(-1):
+                code = (code ^ column.contiguous().view(torch.int64)) * _ODD
+                code = code ^ (code >> 29)
+            total += code.sum()
+        return int(self.world.sum(total))
 
     def owners(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """The process of each row."""

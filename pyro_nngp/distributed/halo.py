@@ -1,7 +1,7 @@
 """The halo: copies of the rows of other processes that the own rows need.
 
-Rows of a process are its own, then those of its halo, by number. A halo is fetched again when the owners' values change;
-what a process adds to rows of its halo goes back to the owners (the transpose, which gradients need).
+Rows of a process are its own, then those of its halo, by number. A halo is fetched again when the owners' values
+change; what a process adds to rows of its halo goes back to the owners (the transpose, which gradients need).
 
 Cost: bytes of the halo, in each direction. Symbols: n own rows, h rows of the halo.
 """

@@ -1,9 +1,9 @@
 """Nearest neighbors among the rows of all processes, equal to those of one search over all rows.
 
 Each process searches its own rows first. The distance of the k-th of them bounds what is worth asking: a place goes to
-every process whose box of points it is nearer to, and the answers are merged by distance, ties by place in the ordering.
-Distances are float64 of the same scaled coordinates on each process, and the distance to a box is computed as distances
-to points are, so that rounding cannot exclude a neighbor.
+every process whose box of points it is nearer to, and the answers are merged by distance, ties by place in the
+ordering. Distances are float64 of the same scaled coordinates on each process, and the distance to a box is computed as
+distances to points are, so that rounding cannot exclude a neighbor.
 
 Cost: a search among the own rows, and one for each place that is sent; in blocks, so that memory is O(block * k).
 Symbols: Q places, k neighbors, R processes, D inputs.
