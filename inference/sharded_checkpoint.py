@@ -3,9 +3,9 @@
 Each write is a numbered subfolder, complete once it has its ``.metadata``; the last complete one counts, and older ones
 are removed after it. A process that dies at any moment leaves the last complete one. All processes must see the folder.
 
-All content is tensors: the state that all processes share and the state of each process as bytes of ``torch.save``, read
-with ``weights_only``; and parameters with a row per datum as sharded tensors in the order of the data, which any number
-of processes can read. The index of ``torch.distributed.checkpoint`` is a pickle: read folders of your own only.
+All content is tensors: the state that all processes share and the state of each process as bytes of ``torch.save``,
+read with ``weights_only``; and parameters with a row per datum as sharded tensors in the order of the data, which any
+number of processes can read. The index of ``torch.distributed.checkpoint`` is a pickle: read folders of your own only.
 """
 
 import io

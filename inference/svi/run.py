@@ -2,7 +2,6 @@
 
 import functools
 import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
-from pyro_nngp.inference.identity import identity
+from pyro_nngp.inference.identity import identity, without_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -31,7 +30,6 @@ from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
 
 _FIRST_SUBSAMPLE = 1000
-_OF_PROCESS = re.compile(r"\.(x|y|offset|weights|trials|neighbors)$|\blocal\b")
 
 
 class DivergenceError(RuntimeError):
@@ -283,8 +281,7 @@ class Run:
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
         found = identity(**parts, **self.settings)
         if self.ranks.shard is not None:  # what each process has, is described by the digest of the data
-            found = {name: text for name, text in found.items() if not _OF_PROCESS.search(name)}
-            found["data"] = f"{self.ranks.shard.digest():x}"
+            found = without_rows(found) | {"data": f"{self.ranks.shard.digest():x}"}
         return {"num_steps": self.num_steps, "run": found}
 
     def check(self, state: dict[str, Any]) -> bool:

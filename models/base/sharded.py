@@ -13,7 +13,7 @@ import copy
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail
@@ -56,13 +56,9 @@ class ShardedRows(DataSites):
             choose: whether the number of neighbors was not given.
 
         Raises:
-            TypeError: for a method that needs all rows on each process.
             ValueError: for targets outside the support of the likelihood.
         """
         where = type(self).__name__
-        if not self.can_distribute:
-            cure = "Take Vecchia, LOO or MLLk, or pass tensors on one process."
-            fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
         values = data.values
         by_row = {name: values.get(name) for name in BY_ROW}
         check_data(where, values["x"], values["y"], self.likelihood, "trials" in values)
@@ -92,7 +88,7 @@ class ShardedRows(DataSites):
         for name, own in data.values.items():
             setattr(self, name, self.complete(own).to(self.x.device))
 
-    def complete(self, own: Float[Tensor, "n ..."]) -> Float[Tensor, "m ..."]:
+    def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         """Values of own rows with those of the halo behind them; unchanged on one process that has all rows."""
         return own if self.shard is None else cast(ShardedTable, self.graph).halo.complete(own)
 

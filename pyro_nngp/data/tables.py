@@ -54,7 +54,7 @@ def from_tables(construct: Call) -> Call:
     @wraps(construct)
     def construct_from_tables(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
         if isinstance(x, ShardedData):
-            _check_sharded(type(self).__name__, x, args, kwargs)
+            _check_sharded(self, x, args, kwargs)
             sample = {name: x.sample[name] for name in BY_ROW if name in x.sample}
             construct_from_tables(self, x.sample["x"], x.sample["y"], **kwargs, **sample)
             self.distribute(x, kwargs.get("num_neighbors") is None)
@@ -81,8 +81,12 @@ def from_tables(construct: Call) -> Call:
     return cast(Call, construct_from_tables)
 
 
-def _check_sharded(where: str, data: ShardedData, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise for arguments of a constructor that do not go with sharded data."""
+def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise for a method, or arguments of its constructor, that do not go with sharded data."""
+    where = type(method).__name__
+    if not method.can_distribute:
+        cure = "Take Vecchia, LOO or MLLk, or pass tensors on one process."
+        fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
     if args or {"y", *BY_ROW} & kwargs.keys():
         cure = "ShardedData has y, offset, weights and trials; give all other arguments by name."
         fail(where, "ShardedData", "without y and other positional arguments", "more", cure, TypeError)

@@ -9,7 +9,7 @@ Cost: bytes of the halo, in each direction. Symbols: n own rows, h rows of the h
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from pyro_nngp.distributed.data import ShardedData
@@ -54,7 +54,7 @@ class Halo:
             0, self._wanted.to(arrived.device), arrived
         )
 
-    def complete(self, own: Float[Tensor, "n ..."]) -> Float[Tensor, "m ..."]:
+    def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         """Own values and those of the halo, (n + h, ...), with gradients that go back to the owners."""
         return torch.cat([own, _Fetched.apply(own, self)])
 
