@@ -12,11 +12,12 @@ import io
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -73,7 +74,8 @@ class ShardedCheckpoint:
             like: own state that stands for that of a run on another number of processes.
         """
         folder = self._last()
-        sizes = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata
+        index = dcp.FileSystemReader(cast(Path, folder)).read_metadata()
+        sizes = cast(dict[str, TensorStorageMetadata], index.state_dict_metadata)
         state: dict[str, Any] = {}
         for name, entry in sizes.items():
             if name in ("shared", self._own_key):

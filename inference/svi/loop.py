@@ -160,7 +160,8 @@ def fit(
         device=device,
         seed=seed,
     )
-    run, path = training.run, None if checkpoint is None or not training.ranks.is_first else checkpoint.path
+    run = training.run
+    path = cast(Checkpoint, checkpoint).path if checkpoint is not None and run.ranks.is_first else None
     alone = exclusive_checkpoint("fit", path)
     with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         training.start()

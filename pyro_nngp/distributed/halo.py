@@ -29,8 +29,7 @@ class Halo:
 
     def __init__(self, data: ShardedData, numbers: Int[Tensor, "..."]) -> None:
         self._data = data
-        distinct = numbers.flatten().unique().long()
-        self.numbers = distinct[(distinct >= 0) & ~self._is_own(distinct)]
+        self.numbers = numbers[(numbers >= 0) & ~self._is_own(numbers)].unique().long()
         self._route = Route(data.world, data.owners(self.numbers))
         self._wanted = self._route.forward(self.numbers) - data.first
 
@@ -39,9 +38,10 @@ class Halo:
 
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Places of numbers among own rows and halo; -1 stays."""
-        halo = self._data.num_own + torch.searchsorted(self.numbers, numbers.long())
-        found = torch.where(self._is_own(numbers), numbers - self._data.first, halo)
-        return torch.where(numbers < 0, -1, found).to(numbers.dtype)
+        away = (numbers >= 0) & ~self._is_own(numbers)
+        found = torch.where(numbers < 0, numbers, numbers - self._data.first)
+        found[away] = (self._data.num_own + torch.searchsorted(self.numbers, numbers[away].long())).to(found.dtype)
+        return found
 
     def fetch(self, own: Tensor) -> Tensor:
         """Values of the halo (h, ...) from those of the own rows of all processes (n, ...)."""

@@ -87,8 +87,7 @@ class World:
             return values
         here = values.to(self._device).contiguous()
         found = here.new_empty((sum(received), *here.shape[1:]))
-        flat = [each.view(torch.uint8) if each.dtype == torch.bool else each for each in (found, here)]
-        self._run(lambda: dist.all_to_all_single(*flat, received, sent))
+        self._run(lambda: dist.all_to_all_single(found, here, received, sent))
         away = len(here) - sent[self.rank]
         self.traffic["exchange"] += away * here[:1].numel() * here.element_size()
         return found.to(values.device)

@@ -108,11 +108,10 @@ def predict_grid(
         like = results.outline(cells)
         parts = SharedStore(world, target, parts_of, like, len(cells.dims), len(cells.tiles))
 
-    def fill(tile: Tile | None, compute: Callable[[Tensor], Values], seed: int) -> None:
-        inside, x_new = (None, gp.x[:0]) if tile is None else cells.at(tile)
-        if inside is None or not len(x_new):
-            if world is not None:  # all processes take part in the search for neighbors
-                compute(gp.x[:1].detach())
+    def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
+        inside, x_new = cells.at(tile)
+        if not len(x_new):
+            take_part()
             return
         with torch.no_grad(), seeded(seed, x_new):
             found = compute(x_new)
@@ -121,12 +120,19 @@ def predict_grid(
             place[..., torch.from_numpy(inside)] = values
             parts.write(name, (*values.shape[:-1], *cells.shape), (..., *tile), place.numpy())
 
+    def take_part() -> None:
+        """Search for neighbors while other processes have cells to predict, since all do so together."""
+        if world is not None:
+            results.moments(gp.x[:1].detach())
+
     with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
         for number in _turns(np.flatnonzero(~parts.done[: len(cells.tiles)]), world):
-            fill(None if number is None else cells.tiles[number], results.moments, seed + (number or 0))
-            if number is not None:
-                parts.finish(number)
-                bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
+            if number is None:
+                take_part()
+                continue
+            fill(cells.tiles[number], results.moments, seed + number)
+            parts.finish(number)
+            bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
     if isinstance(parts, SharedStore):
         parts.publish()
         return read(cast(Path, target))
