@@ -58,7 +58,7 @@ Focus: TypeAlias = tuple[Tensor, Tensor]
 pole or branch point in the complex plane) from the real axis, or less."""
 
 BRANCH = 2.7
-"""Distance of the singularities of log Phi from the real axis, which is a little less than that of the sigmoid's, pi."""
+"""Distance of the singularities of log Phi from the real axis, a little less than that of the sigmoid's (pi)."""
 
 
 def at_zero(y: Tensor) -> Focus:
