@@ -36,6 +36,12 @@ from pyro_nngp.data import Standardizer
 from pyro_nngp.inference import ConvergenceWarning, DivergenceError
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
+
+def observed(data):
+    """Stations that were not filled in by their source."""
+    return torch.from_numpy(data.extras["observed"])
+
+
 TASKS = {
     "elevators": Task("elevators"),
     "pol": Task("pol"),
@@ -47,9 +53,7 @@ TASKS = {
     "keggdirected": Task("keggdirected"),
     "california_housing": Task("california_housing"),
     "house prices": Task("uk_house_postcode", transform=torch.log),
-    "precipitation": Task(
-        "us_precip_194804", "heavy tails", rows=lambda data: torch.from_numpy(data.extras["observed"])
-    ),
+    "precipitation": Task("us_precip_194804", "heavy tails", rows=observed),
     "terrain": Task("terrain"),
     "prism_elevation": Task("prism_elevation"),
     "banana": Task("banana", "binary"),

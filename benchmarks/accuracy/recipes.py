@@ -1,4 +1,4 @@
-"""What `papers.py` trains: the methods of the papers by name, each as a plain call with K = 32, or with what its paper sets.
+"""What `papers.py` trains: the methods of the papers by name, as plain calls with K = 32 or the size of their paper.
 
 A method is called as ``(x, y, kind, seed, seconds)`` and returns its predictions, a function of new inputs, and facts
 about the run.

@@ -1,4 +1,4 @@
-"""Prediction tasks on real data: what is predicted from what, rows of training and test, and scores on the test rows."""
+"""Prediction tasks on real data: what is predicted from what, rows of training and test, and scores on test rows."""
 
 import math
 from collections.abc import Callable
