@@ -195,7 +195,7 @@ class Training:
         self._validate(ends if self.automatic else run.step % 500 == 0)
 
     def _end_round(self) -> None:
-        """Keep the parameters of the best round, slow down after one without a gain, go back where the loss ran away."""
+        """Keep the parameters of the best round; slow down after one without gain, go back after one that ran away."""
         self.objective = self.run.objective(_PROBE)
         if self.objective < self.plateau.best:
             self.good = self.run.parameters()
