@@ -218,12 +218,25 @@ class Run:
         """Steps per pass over all rows, but at least 20."""
         return max(20, self.num_data // (self.batch_size or self.num_data))
 
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of all parameters; on several processes without those that are solved for, whose rows may differ."""
+        left_out = self.solved if self.ranks.shard is not None else set()
+        return {name: param.detach().clone() for name, param in self.params.items() if id(param) not in left_out}
+
+    @torch.no_grad()
+    def put_back(self, values: dict[str, Tensor]) -> None:
+        """Restore copies of all parameters, in place; optimizers forget what they know of the loss elsewhere."""
+        for name, value in values.items():
+            self.params[name].copy_(value)
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+
     def snapshot(self) -> dict[str, Any]:
         """Copies of all parameters and of the modules' buffers."""
         if self.ranks.shard is not None:
             return self.owner.training_state()
         return {
-            "params": {name: param.detach().clone() for name, param in self.params.items()},
+            "params": self.parameters(),
             "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
         }
 
