@@ -42,6 +42,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributed import ShardedTable
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import (
@@ -268,7 +269,7 @@ class LOO(ResponseMethod):
                 parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
             self.local.put(likelihood, y, self.complete(torch.cat(parts, -1).movedim(-1, 0)).movedim(0, -1))
         if self.shard is not None:
-            self.graph.kept_trial = None
+            cast(ShardedTable, self.graph).kept_trial = None
 
     def take_rows(self, first: bool = False) -> None:
         super().take_rows()

@@ -48,52 +48,47 @@ def megabytes():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
+class Clock:
+    """Wall and processor seconds since the last look, the latter of the slowest process."""
+
+    def __init__(self):
+        self.begin = time.perf_counter(), time.process_time()
+
+    def look(self, name, world):
+        now = time.perf_counter(), time.process_time()
+        wall, processor = (after - before for after, before in zip(now, self.begin, strict=True))
+        self.begin = now
+        return {f"{name} s": wall, f"{name} processor s": world.max(int(1e3 * processor)) / 1e3}
+
+
 def measure(folder, neighbors, cells):
     """One row of the table."""
-    begin = time.perf_counter()
+    warnings.simplefilter("ignore")
     if dist.is_torchelastic_launched():
         dist.init_process_group("gloo")
-    base = megabytes()
+    base, clock = megabytes(), Clock()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
-    world, row = (
-        data.world,
-        {"rows": data.num_rows, "processes": data.world.size, "load s": time.perf_counter() - begin},
-    )
-    begin = time.perf_counter()
+    world, row = data.world, {"rows": data.num_rows, "processes": data.world.size}
+    row |= clock.look("load", world)
     gp = nngp.Vecchia(data, kernel=Matern32(2), num_neighbors=neighbors)
-    row |= {"build s": time.perf_counter() - begin, "halo rows": world.max(len(gp.graph.halo))}
+    row |= clock.look("build", world) | {"halo rows": world.max(len(gp.graph.halo))}
     row["build MB sent"] = world.max(sum(world.traffic.values())) / 1e6
     world.traffic.clear()
-    begin = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = nngp.fit(gp, progress=False)
-    row["lengthscale"] = gp.kernel.lengthscale[0].item()
-    row |= {"fit s": time.perf_counter() - begin, "fit steps": result.steps}
+    result = nngp.fit(gp, progress=False)
+    row |= clock.look("fit", world) | {"fit steps": result.steps, "lengthscale": gp.kernel.lengthscale[0].item()}
     row["fit MB sent"] = world.max(sum(world.traffic.values())) / 1e6
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        world.traffic.clear()
-        times = [time.perf_counter()]
-        nngp.fit(
-            gp,
-            20,
-            batch_size=4096,
-            refresh_every=0,
-            solve_every=0,
-            progress=False,
-            callback=lambda step, loss: times.append(time.perf_counter()),
-        )
-    row["step ms"] = 1e3 * float(np.median(np.diff(times)))
+    world.traffic.clear()
+    times = [time.process_time()]
+    options = {"refresh_every": 0, "solve_every": 0, "progress": False}
+    nngp.fit(gp, 20, batch_size=4096, callback=lambda step, loss: times.append(time.process_time()), **options)
+    row["step processor ms"] = 1e3 * float(np.median(np.diff(times)))
     row["step bytes sent"] = world.max(world.traffic["sum"]) / 20
     row["training MB"] = world.max(int(megabytes() - base))
     side = int(cells**0.5)
     axis = np.linspace(0, 1, side, dtype=np.float32)
-    begin = time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        nngp.predict_grid(gp, {"x": axis, "y": axis}, path=folder / "map.zarr", num_neighbors=neighbors, progress=False)
-    row |= {"cells": side**2, "map s": time.perf_counter() - begin, "MB": world.max(int(megabytes() - base))}
+    clock = Clock()
+    nngp.predict_grid(gp, {"x": axis, "y": axis}, path=folder / "map.zarr", num_neighbors=neighbors, progress=False)
+    row |= {"cells": side**2, "MB": world.max(int(megabytes() - base))} | clock.look("map", world)
     if world.rank == 0:
         print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
     if dist.is_initialized():

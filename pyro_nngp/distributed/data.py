@@ -7,7 +7,7 @@ scale gradient steps).
 
 Rows are numbered anew: those of process 0 first, on each process in the order of the random ordering.
 
-Cost: O(N / R) memory per process for rows, and 4 N bytes for a moment, for the random ordering. Symbols: N rows, D
+Cost: O(N / R) memory per process for rows, and 7 N bytes for a moment, for the random ordering. Symbols: N rows, D
 inputs, R processes, n rows of this process.
 """
 
@@ -46,7 +46,7 @@ class ShardedData:
         starts: first number of each process, and N, (R+1,).
         rows: places of the own rows in the source (n,).
         positions: places of the own rows in the random ordering, ascending (n,).
-        values: tensors of the own rows, by name.
+        values: tensors of the own rows, by name, all of the dtype of x.
         sample: tensors of some rows of all processes, by name.
 
     Raises:
@@ -76,6 +76,7 @@ class ShardedData:
         block = {name: read_rows(source, start, stop) for name, source in sources.items()}
         for name, values in block.items():
             check_finite(where, name, values)
+            block[name] = values.to(block["x"].dtype)
         self.sample = self._sample(block, start)
         ranks = Cells(self.sample["x"], self.world.size)(block["x"])
         route = Route(self.world, ranks)

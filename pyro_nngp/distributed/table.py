@@ -115,7 +115,7 @@ class ShardedTable(NeighborTable):
         self.undefined("others")
 
     def _forget(self) -> None:
-        pass
+        self.kept_trial = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
         return self  # processes have to build it together

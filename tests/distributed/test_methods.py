@@ -298,7 +298,7 @@ def test_what_is_not_there_on_several_processes():
         fit(build("loo of counts"), 3, solve_every=0)
     with pytest.raises(ValueError, match="expected y to be labels 0 and 1"):
         LOO(ShardedData(x, y), likelihood=Bernoulli())
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'y'"):
+    with pytest.raises(TypeError, match="missing .*argument: 'y'"):
         Vecchia(x)
 
 
