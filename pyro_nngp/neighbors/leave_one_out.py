@@ -25,8 +25,8 @@ class NearestOthers(NeighborTable):
 
     After construction or a refresh all entries of `neighbors` are -1. Up to 2^20 coordinates, the first batch has all
     rows searched: rows that lie close together share the search, which takes down to a third of the time of separate
-    batches. Of larger tables only the rows that a batch asks for are searched, so that a short run on many rows does not
-    cost O(N^2) where D is large; once they are an eighth of all, the rest follows at once.
+    batches. Of larger tables only the rows that a batch asks for are searched, so that a short run on many rows does
+    not cost O(N^2) where D is large; once they are an eighth of all, the rest follows at once.
 
     Args:
         x: points (N, D), finite; exact duplicates are allowed.
