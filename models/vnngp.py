@@ -23,6 +23,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
+from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
@@ -482,7 +483,9 @@ class VNNGP(PredictiveMethod):
         mean, u = self._mean_at(x, rows_of(idx)), self.outside(u, 1 + len(self.latent_shape))
         if not self.at_data:
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
-            w, var = graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
+            w, var = shared(
+                (self, "f"), lambda: graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
+            )
             loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
             return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
         marginal = None
