@@ -43,6 +43,7 @@ from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_par
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.models.base.units import warn_of_units
 from pyro_nngp.storage import save
 
 if TYPE_CHECKING:
@@ -129,6 +130,7 @@ class GPMethod(GrowingData):
             kernel = Matern52(x.shape[1])
         if kernel is not None:
             check_covariance(where, kernel, x)
+        warn_of_units(where, x, self.columns, kernel)
         if mean is not None:
             check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
         if jitter is not None:
