@@ -2,7 +2,7 @@ r"""A warning for places in degrees or meters that the kernel cannot take as the
 
 A degree of longitude is :math:`\cos\phi` times as long as one of latitude. One lengthscale for each column absorbs that
 where latitudes :math:`\phi` are much the same, but not over a continent, nor across the date line; a lengthscale that
-both columns share never does. Meters of a projection beside another unit, such as hours, need lengthscales of their own.
+both columns share never does. Meters of a projection beside another unit, such as hours, need their own lengthscales.
 
 Cost: O(min(N, 4096) D).
 """

@@ -11,7 +11,7 @@ from pyro_nngp.data import lon_lat
 from pyro_nngp.kernels import Matern32, Matern52, Warped
 
 generator = torch.Generator().manual_seed(0)
-unit = torch.rand(30, 3, dtype=torch.float64, generator=generator)
+unit = torch.rand(60, 3, dtype=torch.float64, generator=generator)
 
 
 def scaled(*ranges):
