@@ -56,11 +56,9 @@ def from_tables(construct: Call) -> Call:
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
         inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
+        names = {"columns": input_names, "outputs": target_names}
+        self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)
-        if input_names:
-            self.columns = input_names
-        if target_names:
-            self.outputs = target_names
 
     return cast(Call, construct_from_tables)
 
