@@ -72,8 +72,8 @@ def _block(
         h = flat[..., columns]
         among = kernel(near, near)
         among = among + torch.diag_embed(among.diagonal(dim1=-2, dim2=-1) * jitter)
-        cov = cov + (h @ h.mT) * among.repeat_interleave(r, -1).repeat_interleave(r, -2)
-        cross.append(kernel(x[:, None], near).repeat_interleave(r, -1) * h.mT)
+        cov = cov + ((h @ h.mT).view(b, k, r, k, r) * among[:, :, None, :, None]).view_as(cov)
+        cross.append((kernel(x[:, None], near)[..., None] * h.mT.unflatten(-1, (k, r))).flatten(-2))
         own.append((kernel.diag(x) * (1 + jitter))[:, None].expand(b, len(columns)))
     right = torch.cat(cross, 1)
     tril = cholesky(cov, 0.0, escalate=True)

@@ -77,7 +77,7 @@ class CoupledPosterior:
             return self._solve_dense(right), easy
 
         def norm(residual: Tensor) -> Tensor:
-            return self.color_transposed(residual.view_as(start)).norm()[None]
+            return self.color_transposed(residual.reshape(start.shape)).norm()[None]
 
         size = torch.clamp(_RELATIVE * norm(right), min=start.numel() ** 0.5)
         if reduction:
@@ -85,18 +85,18 @@ class CoupledPosterior:
         if easy:
             tril = self._blocks()
             inner, left = conjugate_gradients(
-                lambda v: _half(tril, self.product(_half(tril, v.view_as(start), True))).view_as(v),
+                lambda v: _half(tril, self.product(_half(tril, v.reshape(start.shape), True))).reshape(1, -1),
                 _half(tril, right).reshape(1, -1),
                 _times(tril, start).reshape(1, -1),
                 None,
                 tolerance,
                 _PLAIN,
-                norm=lambda r: norm(_times_lower(tril, r.view_as(start))),
+                norm=lambda r: norm(_times_lower(tril, r.reshape(start.shape))),
                 size=size,
                 every=_LOOK,
                 halving=True,
             )
-            start = _half(tril, inner.view_as(start), True)
+            start = _half(tril, inner.reshape(start.shape), True)
             if left <= tolerance:
                 return start, True
         z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
@@ -108,7 +108,7 @@ class CoupledPosterior:
         if self._is_dense:
             tril = self._factor()
             half = torch.linalg.solve_triangular(tril.mT, noise[1].reshape(-1, 1), upper=True)
-            return mean + half.view_as(mean).to(mean)
+            return mean + half.reshape(mean.shape).to(mean)
         right = self.color_transposed(self.transposed(self.precision.sqrt() * noise[0])) + noise[1]
         return mean + self.color(self._solve_white(right, None, tolerance, None)).to(mean)
 
@@ -149,7 +149,7 @@ class CoupledPosterior:
         diagonal = (1 + var * self.gram.diagonal(dim1=-2, dim2=-1).mT).reshape(1, -1)
 
         def product(z: Tensor) -> Tensor:
-            u = self.color(z.view_as(right))
+            u = self.color(z.reshape(right.shape))
             return z + self.color_transposed(torch.einsum("nlk,kn->ln", self.gram, u)).reshape(1, -1)
 
         first = None if start is None else start.reshape(1, -1)
@@ -160,7 +160,7 @@ class CoupledPosterior:
                 f"{worst:.1e}. The usual cause is noise far below the conditional variances of the prior.",
                 stacklevel=4,
             )
-        return z.view_as(right)
+        return z.reshape(right.shape)
 
     def _blocks(self) -> Float[Tensor, "N L L"]:
         """Cholesky factors of the blocks of P at each point."""
@@ -178,7 +178,7 @@ class CoupledPosterior:
         return self._tril
 
     def _solve_dense(self, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right.reshape(-1, 1), self._factor()).view_as(right)
+        return torch.cholesky_solve(right.reshape(-1, 1), self._factor()).reshape(right.shape)
 
 
 def _half(tril: Tensor, values: Tensor, transposed: bool = False) -> Tensor:

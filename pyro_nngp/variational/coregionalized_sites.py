@@ -7,7 +7,7 @@ with sites from the moments of the outputs :math:`f_p(x_i) = a_{pi}^\top u(x_i)`
 data determine sums of them: q keeps their covariance, L x L at each point.
 
 Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp.linalg.coupled_posterior`).
-Covariances are those given the sites of the nearest points, the point itself included: at least K points, and up to 192
+Covariances are those given the sites of the nearest points, the point itself included: at least K points, and up to 96
 sites. Rows and outputs without a datum have the precision 0.
 
 Cost: O(N (k T)^3) per round of covariances with k nearest points, and O(N L K) per iteration of conjugate gradients to
@@ -33,12 +33,13 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import solve_triangular
+from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.sites import GaussianSites, LatentPrior, alone
 
-_SITES = 192  # that covariances depend on, if there are so many
+_SITES = 96  # that covariances depend on, if there are so many
 
 
 class CoregionalizedSites(GaussianSites):
@@ -80,7 +81,7 @@ class CoregionalizedSites(GaussianSites):
         likelihood_at: Callable[..., Any] | None = None,
     ) -> None:
         super().__init__(y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, tuple, level, likelihood_at)
-        self._loading = loading
+        self._loading, self._latent = loading, None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
         unit = torch.eye(num_latents).to(graph.x)
         self.register_buffer("covariance", unit.repeat(graph.num_points, 1, 1))
@@ -126,10 +127,9 @@ class CoregionalizedSites(GaussianSites):
     def latent_prior(self) -> "CoregionalizedPrior":
         """The priors at the present hyperparameters."""
         kernels, graph, _, jitter, _ = self._prior
-        bound = [bind(kernel) for kernel in kernels]
-        return CoregionalizedPrior(
-            bound, graph, jitter, self._loading(graph.x), ~self.y.isnan().mT, self.prediction_neighbors()
-        )
+        bound, near = [bind(kernel) for kernel in kernels], self._nearest_points()
+        self._latent = CoregionalizedPrior(bound, graph, jitter, self._loading(graph.x), ~self.y.isnan().mT, near)
+        return self._latent
 
     @pyro_entry
     @torch.no_grad()
@@ -139,13 +139,22 @@ class CoregionalizedSites(GaussianSites):
         seen = ~self.y.isnan().mT
         self.precision.mul_(seen)
         self.target.mul_(seen)
-        self.covariance.copy_(self.latent_prior().posterior_covariance(self.precision))
+        latent = cast(CoregionalizedPrior, self._latent)
+        found = latent.posterior_covariance(self.precision) if latent.covariance is None else latent.covariance
+        self.covariance.copy_(found)
+        self._latent = None
 
     def correct(self) -> None:
         """Nothing to do."""
 
+    def _nearest_points(self) -> Int[Tensor, "N k"]:
+        """The points that covariances at the points depend on, kept until the neighbors change."""
+        if self._near is None:
+            self._near = self._prior[1].query(self._prior[1].x, self.prediction_neighbors())
+        return self._near
+
     def prediction_neighbors(self) -> int:
-        """The number of nearest points per point that covariances depend on: K, or more for up to 192 sites."""
+        """The number of nearest points per point that covariances depend on: K, or more for up to 96 sites."""
         graph = self._prior[1]
         return min(graph.num_points, max(graph.num_neighbors, _SITES // self.y.shape[1]))
 
@@ -158,15 +167,32 @@ class CoregionalizedSites(GaussianSites):
         The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given the
         sites. Cost: O(P (k T)^3).
         """
+        loc, cov = self.given_sites(x_new, nearest)
+        if not bool(self.solved):
+            return loc, cov
+        return self.given_values(x_new, nearest, self.loc)[0], cov
+
+    @pyro_entry
+    def given_sites(
+        self, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"]
+    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+        """Means and covariances of the latent functions at points, given the sites at some rows alone."""
         kernels, graph, _, jitter, _ = self._prior
         bound, (rows, values) = [bind(kernel) for kernel in kernels], self._rows()
-        around, noise, _ = gathered(rows, torch.ones_like(values), nearest)
-        weights, cov = latent_conditional(bound, x_new, graph.x[nearest], around, noise, jitter)
-        if not bool(self.solved):
-            return (weights @ values[nearest].flatten(1)[..., None])[..., 0].mT, cov
-        found = [graph_conditional(kernel, x_new, graph.x, nearest, None, jitter)[0] for kernel in bound]
-        each = found * len(self.loc) if len(found) == 1 else found
-        return torch.stack([(w * u[nearest]).sum(-1) for w, u in zip(each, self.loc, strict=True)]), cov
+        around, noise, _ = gathered(rows, torch.ones_like(values), near)
+        weights, cov = latent_conditional(bound, x, graph.x[near.clamp(min=0)], around, noise, jitter)
+        return (weights @ values[near.clamp(min=0)].flatten(1)[..., None])[..., 0].mT, cov
+
+    @pyro_entry
+    def given_values(
+        self, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "L N"]
+    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+        """Means and covariances of the latent functions at points, given their values at some rows."""
+        kernels, graph, _, jitter, _ = self._prior
+        found = [graph_conditional(kernel, x, graph.x, near, None, jitter) for kernel in kernels]
+        each = found * len(u) if len(found) == 1 else found
+        loc = [(w * values[near.clamp(min=0)]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
+        return torch.stack(loc), torch.diag_embed(torch.stack([var for _, var in each], -1))
 
     @pyro_entry
     @torch.no_grad()
@@ -187,13 +213,12 @@ class CoregionalizedSites(GaussianSites):
         width = max(values.shape[1], size)
         rows, noise = pad(rows, (0, 0, 0, width - values.shape[1])), values.new_ones(n + len(x_new), width)
         rows = torch.cat([rows, torch.eye(width, size).to(rows).expand(len(x_new), -1, -1)])
-        noise[n:, :size] = jitter  # new values are noise-free
+        noise[n:, :size] = 0.0  # new values are noise-free
         points = torch.cat([graph.x, x_new])
         around, noise, _ = gathered(rows, noise, plan)
         bound = [bind(kernel) for kernel in kernels]
         weights, cov = latent_conditional(bound, x_new, points[plan.clamp(min=0)], around, noise, jitter)
-        floor = jitter * torch.stack([kernel.diag(x_new) for kernel in bound], -1)
-        tril = torch.linalg.cholesky(cov + torch.diag_embed(floor.expand(-1, size)))
+        tril = cholesky(cov, 0.0, escalate=True)
         white = torch.randn(len(x_new), size, count, dtype=cov.dtype, device=cov.device)
         number = torch.arange(width, device=plan.device)
         places = torch.where((plan[..., None] >= n) & (number < size), (plan[..., None] - n) * size + number, -1)
@@ -233,8 +258,13 @@ class CoregionalizedPrior(LatentPrior):
         jitter: relative nugget.
         loading: at the points, (N, T, L) or (1, T, L).
         seen: which outputs are there, (T, N).
-        num_nearest: points that covariances depend on.
+        nearest: rows of the points that the covariances at each point depend on.
+
+    Attributes:
+        covariance: of the latent functions at each point, (N, L, L), as found last.
     """
+
+    covariance: Tensor | None = None
 
     def __init__(
         self,
@@ -243,9 +273,9 @@ class CoregionalizedPrior(LatentPrior):
         jitter: float,
         loading: Float[Tensor, "#N T L"],
         seen: Tensor,
-        num_nearest: int,
+        nearest: Int[Tensor, "N k"],
     ) -> None:
-        self._kernels, self._graph, self._jitter, self._num_nearest = kernels, graph, jitter, num_nearest
+        self._kernels, self._graph, self._jitter, self._nearest = kernels, graph, jitter, nearest
         priors = [NNGP(kernel, graph, jitter=jitter, validate_args=False) for kernel in kernels]
         factors = [prior.factor.prepared() for prior in priors]
         self._factors = factors * loading.shape[-1] if len(factors) == 1 else factors
@@ -279,10 +309,11 @@ class CoregionalizedPrior(LatentPrior):
 
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
         """Covariances of the latent functions at each point."""
-        x, near = self._graph.x, self._graph.query(self._graph.x, self._num_nearest)
+        x, near = self._graph.x, self._nearest
         rows, values = whitened_sites(self._loading, torch.zeros_like(precision), precision)
         around, noise, _ = gathered(rows, torch.ones_like(values), near)
-        return latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
+        self.covariance = latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
+        return self.covariance
 
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool

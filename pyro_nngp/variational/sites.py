@@ -198,8 +198,8 @@ class GaussianSites(GPModule):
         sites = self.target + mean, self.precision
         if first:
             own = latent.variance.expand(variance.shape)
-            alone = alone(likelihood, y, mean.expand(variance.shape), own)
-            loc, sites = latent.start(alone[0] - mean), gaussian_sites(likelihood, y, *alone)
+            first_moments = alone(likelihood, y, mean.expand(variance.shape), own)
+            loc, sites = latent.start(first_moments[0] - mean), gaussian_sites(likelihood, y, *first_moments)
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal loc, easy, sites
