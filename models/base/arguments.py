@@ -70,7 +70,7 @@ def check_by_row(
     if likelihood is not None and trials is not None:
         if not bool(((trials >= 1) & (trials == trials.round())).all()):
             fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")
-        likelihood.bind().for_rows(trials=trials).check(y.movedim(0, -1))
+        likelihood.bind().for_rows(trials=trials.movedim(0, -1)).check(y.movedim(0, -1))
     return found
 
 

@@ -17,7 +17,7 @@ Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functio
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.kernels import Covariance
@@ -83,12 +83,8 @@ def _block(
 
 
 def gathered(
-    rows: Float[Tensor, "N R L"], noise: Float[Tensor, "N R"], near: Float[Tensor, "B K"]
-) -> tuple[Float[Tensor, "B K R L"], Float[Tensor, "B K R"], Bool[Tensor, "B K"]]:
-    """Observations at neighbors, -1 padded, with zeros (and unit noise) where there is no neighbor."""
+    rows: Float[Tensor, "N R L"], noise: Float[Tensor, "N R"], near: Int[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K R L"], Float[Tensor, "B K R"]]:
+    """Observations at neighbors, -1 padded, with zeros and unit noise where there is no neighbor."""
     real, places = near >= 0, near.clamp(min=0)
-    return (
-        torch.where(real[..., None, None], rows[places], 0.0),
-        torch.where(real[..., None], noise[places], 1.0),
-        real,
-    )
+    return torch.where(real[..., None, None], rows[places], 0.0), torch.where(real[..., None], noise[places], 1.0)

@@ -149,7 +149,11 @@ class CoregionalizedPosterior(TorchDistribution):
             expectation = f"of shapes (T, U), (T, U) and {tuple(prior.event_shape)}"
             fail("CoregionalizedPosterior", "target, precision, loc", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc = prior, target, precision, loc
-        self.loading, self.covariance, self.offset = loading.expand(loc.shape[1], *loading.shape[1:]), covariance, offset
+        self.loading, self.covariance, self.offset = (
+            loading.expand(loc.shape[1], *loading.shape[1:]),
+            covariance,
+            offset,
+        )
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
     @property
@@ -195,14 +199,14 @@ class CoregionalizedPosterior(TorchDistribution):
         rows, values = whitened_sites(self.loading, self.target, self.precision)
         near = batch.neighbors.clamp(min=0)
         own, sites = rows[batch.targets], values[batch.targets]
-        around, noise, _ = gathered(rows, torch.ones_like(values), batch.neighbors)
+        around, noise = gathered(rows, torch.ones_like(values), batch.neighbors)
         kernels, jitter = [each.kernel for each in prior.priors], prior.priors[0].jitter
         weights, cov = latent_conditional(kernels, points[batch.targets], points[near], around, noise, jitter)
         loc = (own @ (weights @ values[near].flatten(1)[..., None]))[..., 0]
         total = own @ cov @ own.mT
         tril = torch.linalg.cholesky(total + torch.eye(total.shape[-1], dtype=total.dtype, device=total.device))
         white = torch.linalg.solve_triangular(tril, (sites - loc)[..., None], upper=False)[..., 0]
-        count = seen[:, batch.targets].sum(0)
+        count = seen[:, batch.targets].sum(0).to(values)
         log_root = torch.where(seen, self.precision, 1.0).log()[:, batch.targets].sum(0) / 2
         log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         density = log_root - white.square().sum(-1) / 2 - log_det - count * _LOG_TWO_PI / 2
@@ -241,4 +245,4 @@ def _log_normal(value: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
     """Log densities, 0 where the precision is."""
     seen = precision > 0
     log_precision = torch.where(seen, precision, 1.0).log()
-    return 0.5 * (log_precision - precision * (value - loc).square() - seen * _LOG_TWO_PI)
+    return 0.5 * (log_precision - precision * (value - loc).square() - seen.to(value) * _LOG_TWO_PI)

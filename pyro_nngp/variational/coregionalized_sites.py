@@ -80,16 +80,16 @@ class CoregionalizedSites(GaussianSites):
         level: Any = None,
         likelihood_at: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__(y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, tuple, level, likelihood_at)
+        super().__init__(
+            y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, _no_parameters, level, likelihood_at
+        )
         self._loading, self._latent = loading, None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
         unit = torch.eye(num_latents).to(graph.x)
         self.register_buffer("covariance", unit.repeat(graph.num_points, 1, 1))
 
     @pyro_entry
-    def observations(
-        self, rows: Int[Tensor, " U"] | None = None
-    ) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
+    def observations(self, rows: Int[Tensor, " U"] | None = None) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
         """Sites of the outputs less the mean function, and their precisions, at some rows (None: all).
 
         Those of outputs with Gaussian noise are the data, with gradients for noise and mean function; 0 where an output
@@ -179,7 +179,7 @@ class CoregionalizedSites(GaussianSites):
         """Means and covariances of the latent functions at points, given the sites at some rows alone."""
         kernels, graph, _, jitter, _ = self._prior
         bound, (rows, values) = [bind(kernel) for kernel in kernels], self._rows()
-        around, noise, _ = gathered(rows, torch.ones_like(values), near)
+        around, noise = gathered(rows, torch.ones_like(values), near)
         weights, cov = latent_conditional(bound, x, graph.x[near.clamp(min=0)], around, noise, jitter)
         return (weights @ values[near.clamp(min=0)].flatten(1)[..., None])[..., 0].mT, cov
 
@@ -215,7 +215,7 @@ class CoregionalizedSites(GaussianSites):
         rows = torch.cat([rows, torch.eye(width, size).to(rows).expand(len(x_new), -1, -1)])
         noise[n:, :size] = 0.0  # new values are noise-free
         points = torch.cat([graph.x, x_new])
-        around, noise, _ = gathered(rows, noise, plan)
+        around, noise = gathered(rows, noise, plan)
         bound = [bind(kernel) for kernel in kernels]
         weights, cov = latent_conditional(bound, x_new, points[plan.clamp(min=0)], around, noise, jitter)
         tril = cholesky(cov, 0.0, escalate=True)
@@ -311,7 +311,7 @@ class CoregionalizedPrior(LatentPrior):
         """Covariances of the latent functions at each point."""
         x, near = self._graph.x, self._nearest
         rows, values = whitened_sites(self._loading, torch.zeros_like(precision), precision)
-        around, noise, _ = gathered(rows, torch.ones_like(values), near)
+        around, noise = gathered(rows, torch.ones_like(values), near)
         self.covariance = latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
         return self.covariance
 
@@ -340,3 +340,7 @@ class CoregionalizedPrior(LatentPrior):
     def _posterior(self, precision: Tensor) -> CoupledPosterior:
         return CoupledPosterior(self._factors, self._loading, precision)
 
+
+def _no_parameters() -> tuple[Tensor, ...]:
+    """No parameters that the evidence is corrected for."""
+    return ()

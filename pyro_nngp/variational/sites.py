@@ -376,7 +376,10 @@ class LatentPrior:
     """
 
     def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
-        self._parts, self._factor = (kernel, graph, jitter, nearest), NNGP(kernel, graph, jitter=jitter).factor.prepared()
+        self._parts, self._factor = (
+            (kernel, graph, jitter, nearest),
+            NNGP(kernel, graph, jitter=jitter).factor.prepared(),
+        )
 
     @property
     def variance(self) -> Float[Tensor, " N"]:
