@@ -419,7 +419,8 @@ class LatentPrior:
             constant: the constant, () or (L,).
             slope: gradient of the log density of the sites in f.
             precision: of the sites.
-            easy, tolerance: as of :meth:`posterior_mean`.
+            easy: as of :meth:`posterior_mean`.
+            tolerance: as of :meth:`posterior_mean`.
             limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
                 anywhere.
         """
