@@ -232,6 +232,11 @@ class LMC(PredictiveMethod):
 
     can_solve = True
 
+    @property
+    def has_smooth_loss(self) -> bool:
+        """Whether the ELBO is a function of the hyperparameters alone, as with Gaussian noise: L-BFGS then suits it."""
+        return self.local.is_exact and not self.hyper_guide.has_sites
+
     @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 100, tolerance: float = 1e-3) -> None:

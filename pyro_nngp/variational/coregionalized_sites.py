@@ -39,6 +39,7 @@ from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.sites import GaussianSites, LatentPrior, alone
 
+_LEAST = 1e-3  # curvature of the levels, in units of those of single outputs: data that say less do not move them far
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -327,10 +328,10 @@ class CoregionalizedPrior(LatentPrior):
         rest = torch.stack([step[:, None] - self.at(gain) for step, gain in zip(steps, gains, strict=True)])
         curvature = steps @ (precision * rest).sum(-1).mT
         curvature = (curvature + curvature.mT) / 2
-        scale = curvature.diagonal().rsqrt()
-        system = (curvature * scale * scale[:, None]).double() + 1e-9 * torch.eye(len(steps)).to(slope.device).double()
-        right = (scale * (steps @ slope.sum(-1))).double()[:, None]
-        change = scale * torch.cholesky_solve(right, torch.linalg.cholesky(system))[:, 0].to(slope)
+        scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
+        strengths, axes = torch.linalg.eigh((curvature * scale * scale[:, None]).double())
+        along = axes.mT @ (scale * (steps @ slope.sum(-1))).double() / strengths.clamp(min=_LEAST)
+        change = scale * (axes @ along).to(slope)
         if limited:
             spread = self.variance.mean(-1).sqrt()
             spread = spread if constant.dim() else spread.mean()[None]
