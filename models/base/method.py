@@ -308,10 +308,11 @@ class GPMethod(GrowingData):
         if trials is None:
             return torch.ones_like(x_new[:, 0])
         check_tensor(where, "trials", trials)
-        if trials.shape != (len(x_new),) or not bool((trials >= 1).all()):
+        shapes = [(len(x_new),), (len(x_new), *self.latent_shape)] if self.likelihood.takes_missing else [(len(x_new),)]
+        if trials.shape not in shapes or not bool((trials >= 1).all()):
             expectation = f"to be numbers >= 1, ({len(x_new)},)"
             fail(where, "trials", expectation, f"others of shape {tuple(trials.shape)}", "Give one per row of x_new.")
-        return trials.to(self.x)
+        return trials.to(self.x).movedim(0, -1)
 
     def warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""

@@ -121,7 +121,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
         fail(where, "y", "with values", "NaN in all rows", "Give some targets.")
     if y.dim() == 2 and not some and bool((missing.any(-1) & ~gone).any()):
         partly = int((missing.any(-1) & ~gone).sum())
-        cure = "Take CoregionalizedLOO, or one model per output."
+        cure = "Take LMC or CoregionalizedLOO, or one model per output."
         fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
     if count:
         warnings.warn(

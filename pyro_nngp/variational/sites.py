@@ -36,7 +36,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.kernels import bind, bind_double
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
@@ -134,7 +134,7 @@ class GaussianSites(GPModule):
     @property
     def is_exact(self) -> bool:
         """Whether the sites are exact, as for a Gaussian likelihood."""
-        return isinstance(self._prior[4], Gaussian)
+        return self._prior[4].is_gaussian
 
     @pyro_entry
     def observations(
@@ -211,44 +211,32 @@ class GaussianSites(GPModule):
             tolerance: stop where means move by less, in standard deviations of the sites.
             level: whether to find the level of a constant mean function too.
         """
-        kernel, graph, mean_at, jitter, _ = self._prior
-        kernel, likelihood, y = bind(kernel), self._bound(_EVERY), self.y.movedim(0, -1)
-        mean = mean_at(graph.x, _EVERY)
-        prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
+        _, graph, mean_at, _, _ = self._prior
+        likelihood, y = self._bound(_EVERY), self.y.movedim(0, -1)
+        mean, latent = mean_at(graph.x, _EVERY), self.latent_prior()
         easy, reduction, used = True, 0.0 if self.is_exact else _STEP_REDUCTION, None
         first, moved, improved, loc, variance = not bool(self.solved), 0.0, True, self.loc, self.variance
         sites = self.target + mean, self.precision
         if first:
-            own = kernel.diag(graph.x).expand(loc.shape)
-            alone = _alone(likelihood, y, mean.expand(loc.shape), own)
-            loc, sites = alone[0] - mean, gaussian_sites(likelihood, y, *alone)
-
-        def divergence() -> float:
-            """KL of q from the prior, up to a constant while variances are fixed."""
-            return float((loc * prior.product(loc.double())).sum()) / 2
+            own = latent.variance.expand(variance.shape)
+            first_moments = alone(likelihood, y, mean.expand(variance.shape), own)
+            loc, sites = latent.start(first_moments[0] - mean), gaussian_sites(likelihood, y, *first_moments)
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal loc, easy, sites
-            loc, easy = posterior_mean(prior, target - mean, precision, loc, easy, tolerance, reduction)
+            loc, easy = latent.posterior_mean(target - mean, precision, loc, easy, tolerance, reduction)
             sites = target, precision
-            return mean + loc, variance, 0.0 if self.is_exact else divergence()
-
-        def variances() -> Tensor:
-            noise = 1 / sites[1]
-            near = self._nearest(kernel, noise)
-            return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(
-                kernel, graph.x, near, noise
-            )
+            return mean + latent.at(loc), variance, 0.0 if self.is_exact else latent.divergence(loc)
 
         if not self.is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
             step(*sites)
-            variance = variances()
+            variance = latent.posterior_variance(sites[1])
             used = None if first else sites[1]
         for _ in range(_ROUNDS):
             if max_steps <= 0:
                 break
             before = loc, sites
-            start = mean + loc, variance, 0.0 if self.is_exact else divergence()
+            start = mean + latent.at(loc), variance, 0.0 if self.is_exact else latent.divergence(loc)
             natural = sites[0] * sites[1], sites[1]
             most = min(_STEPS, max_steps) if improved else max_steps
             steps, moved, improved = natural_gradient(likelihood, y, start, step, most, tolerance, natural)
@@ -258,26 +246,20 @@ class GaussianSites(GPModule):
                 if most == steps and max_steps > 0:  # shorter steps may succeed
                     continue
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
-                response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
+                response = mean + latent.at(loc)
+                now = gaussian_sites(likelihood, y, response, variance)[1]
                 sites = response + sites[1] / now * (sites[0] - response), now
             constant = self._constant() if level else None
             if constant is not None:  # the best level for these sites: one Newton step, exact
-                gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
-                slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
-                if constant.dim() and loc.dim() == 2:
-                    change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
-                else:
-                    change = slope.sum() / curvature.sum()
-                if not self.is_exact:  # where sites are almost flat, a Newton step may go anywhere
-                    spread = kernel.diag(graph.x).mean().sqrt()
-                    change = change.clamp(-spread, spread)
+                slope = sites[1] * (sites[0] - mean - latent.at(loc))
+                change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not self.is_exact)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
-                mean, loc = mean_at(graph.x, _EVERY), loc - change * gain
+                mean, loc = mean_at(graph.x, _EVERY), loc - shift
             if self._has_posterior:
-                mean, loc = self._condition(prior, sites, mean, loc, easy, tolerance)
+                mean, loc = self._condition(latent, sites, mean, loc, easy, tolerance)
             if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
                 break
-            given = variances()
+            given = latent.posterior_variance(sites[1])
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
                 break
@@ -295,7 +277,7 @@ class GaussianSites(GPModule):
         return isinstance(self._level[0], LinearMean) and self._level[0].has_posterior
 
     def _condition(
-        self, prior: Any, sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
+        self, latent: "LatentPrior", sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
     ) -> tuple[Tensor, Tensor]:
         """Set the posterior of the coefficients given the sites; returns the mean function and the means of u there.
 
@@ -305,7 +287,7 @@ class GaussianSites(GPModule):
         basis = level.basis(graph.x).mT  # (p, N)
         precision = sites[1][..., None, :].expand(*loc.shape[:-1], *basis.shape)
         start = torch.zeros_like(precision)
-        gain = posterior_mean(prior, basis.expand(precision.shape), precision, start, easy, tolerance)[0]
+        gain, _ = latent.posterior_mean(basis.expand(precision.shape), precision, start, easy, tolerance, 0.0)
         slope = (basis @ (sites[1] * (sites[0] - mean - loc))[..., None])[..., 0]
         curvature = (basis * precision) @ (basis - gain).mT
         curvature = (curvature + curvature.mT) / 2
@@ -316,6 +298,11 @@ class GaussianSites(GPModule):
         level.place_posterior()
         self.gain.copy_(gain)
         return self._prior[2](graph.x, _EVERY), loc - _combined(gain, change.to(gain))
+
+    def latent_prior(self) -> "LatentPrior":
+        """The prior at the present hyperparameters."""
+        kernel, graph, _, jitter, _ = self._prior
+        return LatentPrior(bind(kernel), graph, jitter, self._nearest)
 
     @pyro_entry
     def correct(self) -> None:
@@ -408,7 +395,7 @@ class GaussianSites(GPModule):
         target, precision = torch.zeros_like(loc), torch.full_like(loc, _NO_PRECISION)
         if bool(self.solved):
             likelihood, new = self._bound(rows), y[rows].movedim(0, -1)
-            loc, variance = _alone(likelihood, new, loc, variance)
+            loc, variance = alone(likelihood, new, loc, variance)
             target, precision = gaussian_sites(likelihood, new, loc, variance)
             target, loc = target - mean, loc - mean
         else:
@@ -441,7 +428,79 @@ def _combined(table: Float[Tensor, "*L p U"], change: Float[Tensor, "p *own"]) -
     return (change.mT[:, :, None] * table).sum(-2)
 
 
-def _alone(
+class LatentPrior:
+    """The prior of latent values at fixed hyperparameters, as :meth:`GaussianSites.solve` uses it.
+
+    Args:
+        kernel: bound.
+        graph: the points and their neighbors.
+        jitter: relative nugget.
+        nearest: maps kernel and noise to the observations that the variance at each point depends on.
+    """
+
+    def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
+        self._parts, self._factor = (
+            (kernel, graph, jitter, nearest),
+            NNGP(kernel, graph, jitter=jitter).factor.prepared(),
+        )
+
+    @property
+    def variance(self) -> Float[Tensor, " N"]:
+        """Prior variances of f."""
+        return self._parts[0].diag(self._parts[1].x)
+
+    def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Latent values to start from, near these values of f less the mean function."""
+        return f
+
+    def at(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """f less the mean function at latent values u."""
+        return u
+
+    def divergence(self, loc: Float[Tensor, "*L N"]) -> float:
+        """KL of q with these means from the prior, up to a constant while variances are fixed."""
+        return float((loc * self._factor.product(loc.double())).sum()) / 2
+
+    def posterior_mean(
+        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+    ) -> tuple[Float[Tensor, "*L N"], bool]:
+        """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
+        return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+
+    def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Variances of f given sites of these precisions."""
+        (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
+        near = nearest(kernel, noise)
+        return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(kernel, graph.x, near, noise)
+
+    def level_step(
+        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
+
+        Args:
+            constant: the constant, () or (L,).
+            slope: gradient of the log density of the sites in f.
+            precision: of the sites.
+            easy: as of :meth:`posterior_mean`.
+            tolerance: as of :meth:`posterior_mean`.
+            limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
+                anywhere.
+        """
+        ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
+        gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
+        curvature = precision * (1 - gain)
+        if constant.dim() and slope.dim() == 2:
+            change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+        else:
+            change = slope.sum() / curvature.sum()
+        if limited:
+            spread = self.variance.mean().sqrt()
+            change = change.clamp(-spread, spread)
+        return change, change * gain
+
+
+def alone(
     likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
