@@ -242,6 +242,7 @@ class GPMethod(GrowingData):
         Raises:
             ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
         """
+        self.check_whole("save")
         save(self, path)
 
     def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:

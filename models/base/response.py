@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -58,6 +59,18 @@ class ResponseMethod(PredictiveMethod):
     graph: NeighborTable
     generative = False
     solves_coefficients = True
+    can_distribute = True
+
+    def distribute(self, data: ShardedData, choose: bool) -> None:
+        if self._has_posterior:
+            expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
+            fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
+        super().distribute(data, choose)
+        if choose:
+            self.choose_neighbors()
+
+    def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
+        return min(_FIRST_NEIGHBORS if choose else given, num_rows - 1)
 
     @pyro_entry
     @torch.no_grad()
@@ -68,6 +81,8 @@ class ResponseMethod(PredictiveMethod):
         """
         self._place_medians()
         self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        if self.shard is not None:
+            self.take_rows()
 
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         super().append_rows(x, y)
@@ -103,19 +118,22 @@ class ResponseMethod(PredictiveMethod):
         For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it:
         there 32 neighbors explain little of the variance. N K is at most 2^24.
         """
-        most = min(_MOST_TRAINING, _TABLE // self.num_data)
+        most = min(_MOST_TRAINING, _TABLE // self.num_rows)
         enough = self._enough_neighbors(most, _WORTHWHILE_TRAINING)
         if enough != self.graph.num_neighbors:
             self.graph.resize(enough)
+            if self.shard is not None:
+                self.take_rows()
 
     def _enough_neighbors(self, most: int, worthwhile: float) -> int:
         """K, doubled while that lowers the mean log predictive variance by more than `worthwhile`."""
         enough = self.graph.num_neighbors
-        if enough >= min(most, self.num_data - 1):
+        most = min(most, self.num_rows - 1)
+        if enough >= most:
             return enough
-        self._place_medians()
-        trial = self.graph.trial(most)
-        return trial.enough(lambda near: self._log_variances(trial.rows, near), enough, worthwhile)
+        view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
+        view._place_medians()
+        return trial.enough(lambda near: view._log_variances(trial.rows, near), enough, worthwhile)
 
     def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         """Logarithms of the predictive variances of y at some rows, given its neighbors."""
@@ -159,10 +177,11 @@ class ResponseMethod(PredictiveMethod):
             fail(where, "model", expectation, f"{type(self.mean).__name__}", cure)
         self._place_medians()
         mean = cast(BasisMean, self.mean)
-        rows, near = self._preceding()
-        x, (obs, noise) = self.x[rows], self.observations(self.likelihood_at(rows), rows, None)
-        if self.offset is not None:
-            obs = obs - self.offset[rows].movedim(0, -1)
+        view, rows, near = self._preceding()
+        view._place_medians()
+        x, (obs, noise) = view.x[rows], view.observations(view.likelihood_at(rows), rows, None)
+        if view.offset is not None:
+            obs = obs - view.offset[rows].movedim(0, -1)
         w, var = graph_conditional(self.kernel, x, x, near, noise, self.jitter)
         near, scale = near.clamp(min=0), (var + noise).double().rsqrt()
         basis, w = mean.basis(x).double(), w.double()
@@ -190,14 +209,20 @@ class ResponseMethod(PredictiveMethod):
         """Whether the coefficients of the mean have a joint posterior."""
         return isinstance(self.mean, BasisMean) and self.mean.has_posterior
 
-    def _preceding(self) -> tuple[Tensor, Tensor]:
-        """Some points in a random ordering, and the positions among them of the nearest predecessors of each."""
+    def _preceding(self) -> tuple["ResponseMethod", Tensor, Tensor]:
+        """Some points in a random ordering, and the positions among them of the nearest predecessors of each.
+
+        They are rows of the first value: this method, or a copy on these rows of all processes.
+        """
         generator = torch.Generator().manual_seed(0)
-        most = self.num_data if self._has_posterior else TREND_POINTS
-        rows = torch.randperm(self.num_data, generator=generator)[:most].to(self.x.device)
+        most = self.num_rows if self._has_posterior else TREND_POINTS
+        rows = torch.randperm(self.num_rows, generator=generator)[:most].to(self.x.device)
+        if self.shard is not None:
+            view = self.at_numbers(self.shard.numbers_of(rows.cpu()), True, self.neighbor_metric())
+            return view, torch.arange(len(rows), device=self.x.device), view.graph.neighbors
         k = min(self.graph.num_neighbors, len(rows) - 1)
         graph = NeighborGraph(self.x[rows], k, "given", metric=self.neighbor_metric(), progress=False)
-        return rows, graph.neighbors
+        return self, rows, graph.neighbors
 
     def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         obs, noise = self.observations(self.likelihood_at(rows), rows, None)

@@ -52,12 +52,13 @@ class PseudoObservations(NamedTuple):
 
 
 @torch.no_grad()
-def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations:
+def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None = None) -> PseudoObservations:
     """Observations of f in float64.
 
     Args:
         likelihood: with its hyperparameters read, as :meth:`Likelihood.bind` returns it.
         y: targets, outputs first, (*T, N), of any dtype.
+        level: level of labels and counts, if that of y does not count; see :class:`PseudoObservations`.
     """
     if isinstance(likelihood, HeteroskedasticGaussian):
         y = y.double()
@@ -77,7 +78,7 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
     if direct is not None:
         return PseudoObservations(direct.median(-1).values, direct, None)
     y, places, counts = y.unique(return_inverse=True, return_counts=True, dim=-1)  # labels and counts repeat
-    level = _level(likelihood, y, counts)
+    level = _level(likelihood, y, counts) if level is None else level
     prior = level[..., None]
     f = prior.expand(*level.shape, y.shape[-1]).clone()
     for _ in range(_STEPS):
