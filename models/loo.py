@@ -235,6 +235,8 @@ class LOO(ResponseMethod):
     def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
         """Set each q(omega_n) to its posterior given its datum and neighbors; for Gaussian data solve for the mean.
 
+        Coefficients of the mean with normal priors get their posterior, with any data.
+
         The leave-one-out densities are almost flat in the mean, which cancels where neighbors surround a point: the
         optimum of the objective depends on the few points on the edge. The mean is therefore the generalized least
         squares estimate, as in :class:`~pyro_nngp.models.Vecchia`.
@@ -268,6 +270,9 @@ class LOO(ResponseMethod):
                 loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations, idx)
                 parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
             self.local.put(likelihood, y, self.complete(torch.cat(parts, -1).movedim(-1, 0)).movedim(0, -1))
+            if self.can_solve_mean:
+                self.solve_mean()
+                self._place_medians()
         if self.shard is not None:
             cast(ShardedTable, self.graph).kept_trial = None
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyro_nngp.distributions import NNGP, NNGPReparam
     from pyro_nngp.inference import AutoNNGP, fit, to_arviz
     from pyro_nngp.maps import predict_grid
-    from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+    from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
     from pyro_nngp.storage import load
 
@@ -49,7 +49,18 @@ _HOME = {
     "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
     "pyro_nngp.inference": ("AutoNNGP", "fit", "to_arviz"),
     "pyro_nngp.maps": ("predict_grid",),
-    "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
+    "pyro_nngp.models": (
+        "BSGP",
+        "LMC",
+        "LOO",
+        "NPVI",
+        "SVGP",
+        "SWSGP",
+        "VNNGP",
+        "CoregionalizedLOO",
+        "MLLk",
+        "Vecchia",
+    ),
     "pyro_nngp.neighbors": ("NeighborGraph",),
     "pyro_nngp.storage": ("load",),
 }
@@ -57,6 +68,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "BSGP",
+    "LMC",
     "LOO",
     "NNGP",
     "NPVI",

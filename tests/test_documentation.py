@@ -47,6 +47,13 @@ FEWER = {  # sizes on a page, and in the test
         ("300", "100"),
     ],
     "docs/howto/mixed_models.md": [("range(50)", "range(3)"), ("num_samples=100", "num_samples=3"), ("=20)", "=2)")],
+    "docs/howto/several_outputs.md": [
+        ("fit(gp)", "fit(gp, 3)"),
+        ("fit(alone)", "fit(alone, 3)"),
+        ("varying, 60", "varying, 2"),
+        ("300", "100"),
+        ("40", "9"),
+    ],
     "docs/howto/scikit_learn.md": [
         (", 400)", ", 80)"),
         ("[:300]", "[:60]"),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_new_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import BY_ROW, Table, read_rows, without_missing
-from pyro_nngp.models.base.arguments import check_by_row
+from pyro_nngp.models.base.arguments import as_checked, check_by_row
 from pyro_nngp.models.base.sharded import ShardedRows
 
 Method = TypeVar("Method", bound="GrowingData")
@@ -122,11 +122,10 @@ class GrowingData(ShardedRows):
             if y.shape != (len(x), *self.y.shape[1:]):
                 expectation = f"of shape {(len(x), *self.y.shape[1:])}"
                 fail(where, "y", expectation, tuple(y.shape), "One row of y per row of x.")
-            known = y.nan_to_num() if self.takes_missing and y.is_floating_point() else y
             if y.is_floating_point():
-                check_finite(where, "y", known)
+                check_finite(where, "y", y.nan_to_num() if self.takes_missing else y)
             if self.likelihood is not None and not self.likelihood.takes_trials:
-                self.likelihood.check(known)
+                self.likelihood.check(as_checked(self.likelihood, y, self.takes_missing))
         for name in BY_ROW:
             if (getattr(self, name) is None) != (by_row.get(name) is None):
                 expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"

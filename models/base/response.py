@@ -23,7 +23,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.means import BasisMean
+from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
@@ -58,9 +58,13 @@ class ResponseMethod(PredictiveMethod):
 
     graph: NeighborTable
     generative = False
+    solves_coefficients = True
     can_distribute = True
 
     def distribute(self, data: ShardedData, choose: bool) -> None:
+        if self._has_posterior:
+            expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
+            fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
         super().distribute(data, choose)
         if choose:
             self.choose_neighbors()
@@ -140,8 +144,13 @@ class ResponseMethod(PredictiveMethod):
 
     @property
     def can_solve_mean(self) -> bool:
-        """Whether :meth:`solve_mean` applies: Gaussian data and a mean that is linear in its parameters."""
-        return isinstance(self.likelihood, Gaussian) and isinstance(self.mean, BasisMean) and self.mean.is_free
+        """Whether :meth:`solve_mean` applies: a mean that is linear in its coefficients, and Gaussian data.
+
+        Coefficients with normal priors are solved for with any data, given auxiliary variables.
+        """
+        if not isinstance(self.mean, BasisMean):
+            return False
+        return self.mean.has_posterior or (isinstance(self.likelihood, Gaussian) and self.mean.is_free)
 
     @pyro_entry
     @torch.no_grad()
@@ -154,7 +163,8 @@ class ResponseMethod(PredictiveMethod):
            a_j = b(x_j) - \textstyle\sum_k w_{jk}\, b(x_{n(j)k}),
 
         over the first 4,096 points in a random ordering: later points, with neighbors all around, say almost nothing
-        about the level.
+        about the level. Coefficients with a normal prior get their posterior instead, from all points: the prior's
+        precision is added to the left side, whose inverse is the covariance.
 
         Raises:
             ValueError: unless :attr:`can_solve_mean`.
@@ -163,7 +173,7 @@ class ResponseMethod(PredictiveMethod):
         """
         if not self.can_solve_mean:
             where, cure = f"{type(self).__name__}.solve", "Train by gradients."
-            expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior"
+            expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior, or with a normal one"
             fail(where, "model", expectation, f"{type(self.mean).__name__}", cure)
         self._place_medians()
         mean = cast(BasisMean, self.mean)
@@ -179,6 +189,9 @@ class ResponseMethod(PredictiveMethod):
         b = (obs - (w * obs[..., near]).sum(-1)).double() * scale
         normal, right = a.mT @ a, (a.mT @ b[..., None])[..., 0]  # (*L, p, p), (*L, p)
         normal = normal.expand(*right.shape, normal.shape[-1])
+        if mean.has_posterior:
+            condition_coefficients(cast(LinearMean, mean), normal, right)
+            return
         if right.dim() > 1 and mean.num_functions is None:  # all outputs have the same mean
             normal, right = normal.sum(0), right.sum(0)
         size = normal.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
@@ -191,13 +204,19 @@ class ResponseMethod(PredictiveMethod):
         """The parameters that :meth:`solve_mean` sets."""
         return cast(BasisMean, self.mean).solved_parameters() if self.can_solve_mean else []
 
+    @property
+    def _has_posterior(self) -> bool:
+        """Whether the coefficients of the mean have a joint posterior."""
+        return isinstance(self.mean, BasisMean) and self.mean.has_posterior
+
     def _preceding(self) -> tuple["ResponseMethod", Tensor, Tensor]:
         """Some points in a random ordering, and the positions among them of the nearest predecessors of each.
 
         They are rows of the first value: this method, or a copy on these rows of all processes.
         """
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(self.num_rows, generator=generator)[:TREND_POINTS].to(self.x.device)
+        most = self.num_rows if self._has_posterior else TREND_POINTS
+        rows = torch.randperm(self.num_rows, generator=generator)[:most].to(self.x.device)
         if self.shard is not None:
             view = self.at_numbers(self.shard.numbers_of(rows.cpu()), True, self.neighbor_metric())
             return view, torch.arange(len(rows), device=self.x.device), view.graph.neighbors
@@ -212,9 +231,18 @@ class ResponseMethod(PredictiveMethod):
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
-        observations = self.observations(self.likelihood_at(rows), rows, draw)
-        loc, var = self._given_neighbors(x_new, rows, positions, *observations)
+        obs, noise = self.observations(self.likelihood_at(rows), rows, draw)
+        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise)
+        if draw is None and self._has_posterior:
+            var = var + self._variance_of_trend(x_new, rows, positions, noise)
         return loc, var.expand(loc.shape)
+
+    def _variance_of_trend(self, x: Tensor, rows: Tensor, neighbors: Tensor, noise: Tensor) -> Tensor:
+        """Variance of f at x because of the coefficients: of their basis less its prediction by neighbors."""
+        near, mean = self.x[rows], cast(LinearMean, self.mean)
+        w, _ = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
+        basis = mean.basis(near)[neighbors.clamp(min=0)]
+        return trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Given the observations of the nearest other points; O(I K^3)."""

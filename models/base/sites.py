@@ -156,7 +156,8 @@ class DataSites(GPModule):
 
     def likelihood_at(self, rows: Tensor | slice = _EVERY) -> Likelihood:
         """The likelihood with its hyperparameters read, for some rows of the data (all by default)."""
-        weights, trials = (None if part is None else part[rows] for part in (self.weights, self.trials))
+        parts = self.weights, self.trials
+        weights, trials = (None if part is None else part[rows].movedim(0, -1) for part in parts)
         return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
@@ -206,7 +207,7 @@ class DataSites(GPModule):
 
     def weighted(self, idx: Tensor | None) -> AbstractContextManager:
         """A context in which the log densities of data at the batch have their weights."""
-        return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)])
+        return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)].movedim(0, -1))
 
 
 def _starts_hmc() -> bool:

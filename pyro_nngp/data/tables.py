@@ -72,11 +72,9 @@ def from_tables(construct: Call) -> Call:
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
         inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
+        names = {"columns": input_names, "outputs": target_names}
+        self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)
-        if input_names:
-            self.columns = input_names
-        if target_names:
-            self.outputs = target_names
 
     return cast(Call, construct_from_tables)
 
@@ -154,7 +152,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
         fail(where, "y", "with values", "NaN in all rows", "Give some targets.")
     if y.dim() == 2 and not some and bool((missing.any(-1) & ~gone).any()):
         partly = int((missing.any(-1) & ~gone).sum())
-        cure = "Take CoregionalizedLOO, or one model per output."
+        cure = "Take LMC or CoregionalizedLOO, or one model per output."
         fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
     if count:
         warnings.warn(

@@ -33,6 +33,7 @@ _LEAST_PRECISION = 1e-3
 _LEVEL_POINTS = 512  # or up to twice as many
 _SHARING = 4  # neighbors that are taken to have the f of a count
 _SIZES = (-1.0, 3.0, 81)  # r from .1 to 1,000
+_EXTRA_ZERO = 10.0  # times the noise of a zero that may have come from elsewhere
 
 
 class PseudoObservations(NamedTuple):
@@ -65,9 +66,13 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
     base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
+    inflated = base.takes_trials and not isinstance(base, OutOfTrials)
+    base = getattr(base, "counts", base) if inflated else base
     if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):
         share = (y.double() + 0.5) / (base.total_count + 1)
         noise = base.overdispersion() / ((base.total_count + 1) * share * (1 - share))
+        if inflated:
+            noise = torch.where(y > 0, noise, _EXTRA_ZERO * noise)
         return PseudoObservations(_weighted_mean(share.logit(), noise), share.logit(), noise)
     direct = likelihood.direct(y.double())
     if direct is not None:
