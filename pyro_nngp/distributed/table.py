@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
@@ -84,7 +84,7 @@ class ShardedTable(NeighborTable):
 
     def search(self, k: int) -> Int[Tensor, "n k"]:
         """Numbers of the k neighbors of each own row."""
-        self.refuse("search")
+        undefined(self, "search", "table")
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         return (self.neighbors if idx is None else self.neighbors[idx]).long()
