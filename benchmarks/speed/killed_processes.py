@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import warnings
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ STEPS = 120
 
 def train(folder):
     """One process of the training; it notes its number in the system, and the first one the result."""
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4_000, 2, generator=generator, dtype=torch.float64)
     y = torch.poisson((torch.sin(6 * x[:, 0]) + 1).exp(), generator=generator)
@@ -85,7 +86,8 @@ def main():
             found, seconds, killed = trial(Path(folder), wait)
         kills += killed
         same += killed and found == expected
-        print(f"process {wait[1]} killed after {wait[0]:.2f} s: {killed}, {seconds:.1f} s", flush=True)
+        equal = "the same end" if found == expected else "ANOTHER END"
+        print(f"process {wait[1]} killed after {wait[0]:.2f} s: {killed}, {seconds:.1f} s, {equal}", flush=True)
     print(f"{same} of {kills} runs with a kill end with the same bits")
 
 
