@@ -17,9 +17,10 @@ draws after the warm-up, without it. A line in front of a row has the gradients 
 
     gradients          milliseconds of a potential and its gradient instead: QuickNUTS beside NUTS, alternating, and
                        NumPyro's, compiled; least of --draws
+    fixed              the same with all hyperparameters fixed
     two                two NNGP sites at 60 places, 300 iterations, QuickNUTS beside NUTS
 
-Usage: python benchmarks/speed/nuts.py [gradients|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
+Usage: python benchmarks/speed/nuts.py [gradients|fixed|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
            [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--plain] [--pyro]; the interpreters are of environments that
            have them.
 """
@@ -28,6 +29,7 @@ import argparse
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import arviz as az
@@ -66,6 +68,13 @@ def model(graph, y):
     f = pyro.sample("f", NNGP(Matern32(2, variance=variance, lengthscale=lengthscale), graph))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Poisson((intercept + f).exp()), obs=y)
+
+
+def fixed(graph, y):
+    """The same with all hyperparameters fixed, so that the weights of the prior are, too."""
+    f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.2)), graph))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Poisson((1.0 + f).exp()), obs=y)
 
 
 def two_sites(graph, y):
@@ -156,11 +165,11 @@ def beside(options):
             others(options.pymc, "PyMC, HSGP", args, options)
 
 
-def gradients(options):
+def gradients(options, program=model):
     print("| N | NUTS [ms] | QuickNUTS [ms] | ratio | recording [ms] |\n|---|---|---|---|---|")
     for num_points in options.points:
         args = problem(num_points)
-        start, potential, _, _ = initialize_model(whitened(model, "f"), args)
+        start, potential, _, _ = initialize_model(whitened(program, "f"), args)
         begin = time.process_time()
         recorded = RecordedPotential(potential, start)
         recording = time.process_time() - begin
@@ -194,7 +203,7 @@ def two(options):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", nargs="?", default="beside", choices=["beside", "gradients", "two"])
+    parser.add_argument("what", nargs="?", default="beside", choices=["beside", "gradients", "fixed", "two"])
     parser.add_argument("--points", type=int, nargs="+", default=[500, 5000])
     parser.add_argument("--draws", type=int, default=300)
     parser.add_argument("--warmup", type=int, default=300)
@@ -205,4 +214,5 @@ if __name__ == "__main__":
     parser.add_argument("--pyro", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    {"beside": beside, "gradients": gradients, "two": two}[options.what](options)
+    runs = {"beside": beside, "gradients": gradients, "fixed": partial(gradients, program=fixed), "two": two}
+    runs[options.what](options)
