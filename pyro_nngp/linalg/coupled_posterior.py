@@ -53,7 +53,8 @@ class CoupledPosterior:
         self.factors, self.precision = list(factors), precision.double()
         self.loading = loading.double().expand(n, *loading.shape[1:])
         self.gram = torch.einsum("ntl,tn,ntk->nlk", self.loading, self.precision, self.loading)
-        self._is_dense, self._tril = len(self.factors) * n <= dense_up_to, None
+        self._is_dense = len(self.factors) * n <= dense_up_to
+        self._tril: Tensor | None = None
 
     def mean(
         self,
