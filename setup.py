@@ -15,11 +15,14 @@ Install a C++17 compiler (GCC or Clang) and install the package again.
 """
 
 
+NATIVE = ("conditional", "search", "triangular", "rows", "polya_gamma")
+
+
 class BuildLibrary(build_ext):
     """Builds a plain library, which ctypes loads: under a name that Python does not take for a module's."""
 
     def get_ext_filename(self, ext_name: str) -> str:
-        return str(Path(*ext_name.split("."))) + ".so.6"  # FILE of pyro_nngp/native/__init__.py
+        return str(Path(*ext_name.split("."))) + ".so.7"  # FILE of pyro_nngp/native/__init__.py
 
     def build_extension(self, ext: Extension) -> None:
         try:
@@ -45,7 +48,7 @@ setup(
     ext_modules=[
         Extension(
             "pyro_nngp.native.libnative",
-            sources=[f"pyro_nngp/native/{name}.cpp" for name in ("conditional", "search", "triangular")],
+            sources=[f"pyro_nngp/native/{name}.cpp" for name in NATIVE],
             depends=["pyro_nngp/native/vectors.h"],
             extra_compile_args=["-std=c++17", "-O3", "-g0", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"],
             extra_link_args=["-pthread"],

@@ -6,9 +6,11 @@ a guide attaches the marginal it knows to its own site, ``infer={"marginal": Nor
 without the mark, or whose latent site has no marginal, are unchanged.
 
 With Pyro's validation off, as in :func:`~pyro_nngp.inference.fit` after its first step, log densities are computed only
-when they are read: not for latent sites whose divergence has a closed form, nor for integrated sites.
+when they are read: not for latent sites whose divergence has a closed form, nor for integrated sites. Model and guide
+of one method share what both need.
 """
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.distributions import kl_divergence
 
 from pyro_nngp._checks import fail
+from pyro_nngp._shared import shared_results
 
 
 class IntegratedELBO(TraceMeanField_ELBO):
@@ -35,8 +38,9 @@ class IntegratedELBO(TraceMeanField_ELBO):
         if is_validation_enabled() or isinstance(poutine.unwrap(guide), Messenger):
             model_trace, guide_trace = super()._get_trace(model, guide, args, kwargs)
         else:
-            guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
-            model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
+            with shared_results() if _of_one_method(model, guide) else nullcontext():
+                guide_trace = poutine.trace(guide).get_trace(*args, **kwargs)
+                model_trace = poutine.trace(poutine.replay(model, trace=guide_trace)).get_trace(*args, **kwargs)
             model_trace, guide_trace = _lazy(model_trace), _lazy(guide_trace)
         for site in model_trace.nodes.values():
             if site["type"] != "sample" or "integrate" not in site["infer"]:
@@ -60,6 +64,12 @@ class IntegratedELBO(TraceMeanField_ELBO):
         if is_validation_enabled():
             return super().differentiable_loss(model, guide, *args, **kwargs)
         return sum(_loss(*traces) / self.num_particles for traces in self._get_traces(model, guide, args, kwargs))
+
+
+def _of_one_method(model: Any, guide: Any) -> bool:
+    """Whether both are methods of one object, without handlers that may give them different parameters."""
+    owner = getattr(model, "__self__", None)
+    return owner is not None and owner is getattr(guide, "__self__", None)
 
 
 def _loss(model_trace: poutine.Trace, guide_trace: poutine.Trace) -> Tensor:

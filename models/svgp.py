@@ -33,6 +33,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, fail
 from pyro_nngp._memory import at_once
+from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
@@ -235,7 +236,7 @@ class SVGP(PredictiveMethod):
     def _given(self, nu: Tensor, idx: Tensor | None, q: Distribution | None = None) -> Tensor:
         """The sites f and y given nu in the model; in the guide (q given) only f, with its marginal."""
         x, plates = self._inputs(idx), self.plates(idx)
-        a, var, _ = whitened_conditional(self.covariance(), x, self.z, self.jitter)
+        a, var, _ = shared((self, "f"), lambda: whitened_conditional(self.covariance(), x, self.z, self.jitter))
         mean, nu = self._mean_at(x, rows_of(idx)), self.outside(nu, 1 + len(self.latent_shape))
         loc, marginal = mean + combined(nu, a), None
         if q is not None:

@@ -31,8 +31,10 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp.conditionals import graph_conditional, local_conditional
+from pyro_nngp._shared import shared
+from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
@@ -199,12 +201,12 @@ class SWSGP(PredictiveMethod):
         """The sites u and f; in the guide (q given) f has its marginal, for the integrating ELBO."""
         x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
         mean, (data, latents) = self._mean_at(x, rows_of(idx)), plates
+        cov = self.covariance()
+        w, var = shared((self, "f"), lambda: graph_conditional(cov, x, self.z, neighbors, jitter=self.jitter))
+        of_u: Any = q
         if q is None:
-            w, var, tril = local_conditional(self.covariance(), x, self.z[neighbors], self.jitter)
-            of_u = dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)
-        else:
-            w, var = graph_conditional(self.covariance(), x, self.z, neighbors, jitter=self.jitter)
-            of_u = q
+            points = self.z[neighbors]
+            of_u = ZeroMeanNormal(cov(points, points), self.jitter)
         with latents, data, poutine.scale(scale=1 / self.num_data):
             u = pyro.sample(self.site("u"), of_u)
         marginal = None

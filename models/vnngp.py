@@ -23,6 +23,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
+from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
@@ -53,7 +54,6 @@ from pyro_nngp.variational import (
 
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
-_EVERY = slice(None)
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
@@ -177,6 +177,8 @@ class VNNGP(PredictiveMethod):
             fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
         if scale is not None and scale <= 0:
             fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
+        self.solves_coefficients = posterior == "sites"
+        self.build_guide()
         if posterior == "sites":
             self.local = GaussianSites(
                 cast(Tensor, self.y),
@@ -309,8 +311,8 @@ class VNNGP(PredictiveMethod):
                 self.local.correct()
             return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-        likelihood, mean, y = self.likelihood_at(), self._mean_at(self.x, _EVERY), cast(Tensor, self._targets(None))
-        q = self.local.distribution()
+        likelihood, mean = self.likelihood_at(), self._mean_at(self.x, slice(None))
+        y, q = cast(Tensor, self._targets(None)), self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def _prior_parameters(self) -> list[nn.Parameter]:
@@ -483,7 +485,9 @@ class VNNGP(PredictiveMethod):
         mean, u = self._mean_at(x, rows_of(idx)), self.outside(u, 1 + len(self.latent_shape))
         if not self.at_data:
             rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
-            w, var = graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
+            w, var = shared(
+                (self, "f"), lambda: graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
+            )
             loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
             return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
         marginal = None

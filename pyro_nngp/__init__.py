@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyro_nngp import (
         data,
+        distributed,
         distributions,
         inference,
         kernels,
@@ -33,6 +34,7 @@ __version__ = version("pyro-nngp")
 
 _PACKAGES = (
     "data",
+    "distributed",
     "distributions",
     "inference",
     "kernels",
@@ -81,6 +83,7 @@ __all__ = [
     "Vecchia",
     "__version__",
     "data",
+    "distributed",
     "distributions",
     "fit",
     "inference",

@@ -67,7 +67,7 @@ class Ours:
 
 
 class GPyTorch:
-    """GPyTorch's VNNGP on data x (N, D), y (N,), with K neighbors; also the peer of `seconds_to_mark.py`."""
+    """GPyTorch's VNNGP on data x (N, D), y (N,), with K neighbors."""
 
     def __init__(self, x, y, k, start=START):
         import gpytorch

@@ -5,8 +5,8 @@ For rows with gradient g, t the number of steps (other rows do not change),
 .. math:: m \leftarrow \beta_1 m + (1 - \beta_1) g, \quad s \leftarrow \beta_2 s + (1 - \beta_2) g^2, \quad
    p \leftarrow p - \eta \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt s + \epsilon}.
 
-These are the formulas of :class:`torch.optim.SparseAdam`, but rows are gathered and written back, instead of
-adding sparse tensors: 0.3 instead of 2.2 ms for 16,000 rows of one value, on one thread.
+These are the formulas of :class:`torch.optim.SparseAdam`, but rows are changed where they are, by compiled code, or
+gathered and written back, instead of adding sparse tensors.
 
 Cost: O(rows of the gradient) per step, whatever the size of the table.
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp.native import rows as compiled
 
 
 class RowAdam(torch.optim.Optimizer):
@@ -62,19 +63,23 @@ class RowAdam(torch.optim.Optimizer):
             state["step"] += 1
         sparse = [coalesced(cast(Tensor, param.grad)) for param in tables]
         rows, grads = [grad.indices()[0] for grad in sparse], [grad.values() for grad in sparse]
+        rates = [group["lr"] * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
+        wholes = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], tables
+        if all(map(compiled.adam_supported, tables)):
+            for first, second, table, own, grad, rate in zip(*wholes, rows, grads, rates, strict=True):
+                compiled.adam_step(table.detach(), first, second, own, grad, rate, (beta1, beta2), group["eps"])
+            return
 
         def used(wholes: list[Tensor]) -> list[Tensor]:
             return [whole.index_select(0, own) for whole, own in zip(wholes, rows, strict=True)]
 
-        wholes = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], tables
         first, second, moved = map(used, wholes)
         torch._foreach_lerp_(first, grads, 1 - beta1)
         torch._foreach_mul_(second, beta2)
         torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
         below = torch._foreach_sqrt(second)
         torch._foreach_add_(below, group["eps"])
-        rates = [-group["lr"] * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
-        torch._foreach_addcdiv_(moved, first, below, scalars=rates)
+        torch._foreach_addcdiv_(moved, first, below, scalars=[-rate for rate in rates])
         for whole, parts in zip(wholes, (first, second, moved), strict=True):
             for table, own, part in zip(whole, rows, parts, strict=True):
                 table.index_copy_(0, own, part)

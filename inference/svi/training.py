@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
@@ -32,9 +33,11 @@ _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain tha
 _ROUND_JUDGED, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
+_AWAY = 0.1  # rise of the objective in a round, in nats per data point, after which parameters are taken back
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
-_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")  # saved attributes
+_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
 
 
 class Training:
@@ -77,14 +80,19 @@ class Training:
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
+        self.ranks = self.run.ranks
         self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
         self.judged = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.judged else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
-        self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
-        self.judges = self.judges.to(self.run.device)
+        self.good: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
+        self.objective = math.inf
+        judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        shard = self.ranks.shard
+        self.folder = None if checkpoint is None or shard is None else ShardedCheckpoint(checkpoint.path, shard)
+        self.num_judges, self.judges = len(judges), self.ranks.own(judges.to(self.run.device))
         self.watched = neighbor_parameters(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
@@ -92,12 +100,18 @@ class Training:
 
     def start(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve once."""
-        if self.checkpoint is not None and self.checkpoint.exists():
+        saved = self.checkpoint if self.folder is None else self.folder
+        if saved is not None and saved.exists():
             self._load()
             self.ended = self.converged or self._waited_out()
             self.solved_at = self.run.step
-        elif self.solving:
+            return
+        if self.solving:
             self._solve()
+        if self.automatic and self.run.quasi_newton is None:
+            self.objective = self.run.objective(_PROBE)
+            if math.isfinite(self.objective):
+                self.plateau.best, self.good = self.objective, self.run.parameters()
 
     def train(
         self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
@@ -105,11 +119,13 @@ class Training:
         """All steps, until one of the reasons to stop."""
         run, total = self.run, None if self.automatic else self.num_steps
         limit = math.inf if max_seconds is None else max_seconds
+        progress = progress and self.ranks.is_first
         bar = tqdm(total=total, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
         try:
-            while run.step < self.num_steps and not (self.ended or pressed):
-                if time.perf_counter() - self.begin > limit:
-                    self.ended = True
+            while run.step < self.num_steps and not self.ended:
+                late = time.perf_counter() - self.begin > limit
+                if self.ranks.any(bool(pressed) or late):
+                    self.ended = not pressed
                     break
                 if self.checkpoint is not None and run.step % self.checkpoint.every == 0:
                     self._save()
@@ -142,6 +158,9 @@ class Training:
         if self.best is not None:
             self.run.restore(self.best)
             return
+        if self.good and not self.objective <= self.plateau.best + self.tolerance:
+            self._take_back()
+            return
         moved = self.refresh_every is None and self._moved()
         if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
             self._refresh()
@@ -154,11 +173,11 @@ class Training:
         interrupted = interrupted or (self.ended and not self.converged)
         fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
-        if converged is False and not (interrupted and self._waited_out()):
+        if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
         if not interrupted:
             check_neighbors(self.method, stacklevel=3)
-        rows = run.batches.size or run.num_data
+        rows = run.batch_size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
         counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
@@ -178,12 +197,30 @@ class Training:
             self._solve()
         ends = self.automatic and run.step % self._round_steps() == 0
         if ends:
-            stalled = self.plateau.observe(run.objective(_PROBE))
-            if stalled:
-                run.slow_down(_SLOWER)
+            self._end_round()
             self.gain, self.converged = self.plateau.gain, self.plateau.converged
             self.ended = self.converged
         self._validate(ends if self.automatic else run.step % 500 == 0)
+
+    def _end_round(self) -> None:
+        """Keep the parameters of the best round; slow down after one without gain, go back after one that ran away."""
+        self.objective = self.run.objective(_PROBE)
+        if self.objective < self.plateau.best:
+            self.good = self.run.parameters()
+        stalled = self.plateau.observe(self.objective)
+        if self.good and not self.objective <= self.plateau.best + _AWAY:
+            self._take_back()
+        if stalled:
+            self.run.slow_down(_SLOWER)
+
+    def _take_back(self) -> None:
+        """Return to the parameters of the best round, and to what belongs to them."""
+        self.run.put_back(self.good)
+        if self.refresh_every != 0 and hasattr(self.method, "refresh_neighbors"):
+            self._refresh()
+        if self.solving:
+            self._solve()
+        self.objective = self.plateau.best
 
     def _after_lbfgs(self, optimizer: LBFGS, rows: Subsample) -> None:
         """At the end of a round refresh and solve, then go on to a larger subsample, or check convergence."""
@@ -218,7 +255,8 @@ class Training:
 
     def _judge(self) -> None:
         """Score a round by the method's criterion, keep the best state, and stop after one round too many."""
-        score, best = self.method.score(self.judges), self.plateau.best
+        share = self.method.score(self.judges) * len(self.judges) / self.num_judges if len(self.judges) else 0.0
+        score, best = self.ranks.sum(share), self.plateau.best
         if score < best and self.validation is None:
             self.best = self.run.snapshot()
         self.plateau.observe(score)
@@ -230,7 +268,7 @@ class Training:
             return
         every = self.validation.every
         if due if every is None else self.run.step % every == 0:
-            score = float(self.validation.score())
+            score = self.ranks.of_first(float(self.validation.score()))
             if score < min((s for _, s in self.scores if math.isfinite(s)), default=math.inf):
                 self.best = self.run.snapshot()
             self.scores.append((self.run.step, score))
@@ -294,25 +332,59 @@ class Training:
         self._save()
 
     def _save(self) -> None:
-        save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        if self.folder is None:
+            save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        else:
+            self.folder.save(*_divided(self._state()))
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
         course = {name: getattr(self, name) for name in _COURSE}
         state = {"run": self.run.state(), "course": course, "plateau": self.plateau.state()}
-        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
+        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best, "good": self.good}
 
     def _load(self) -> None:
-        state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
-        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
+        if self.folder is None:
+            state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        else:
+            state = _joined(*self.folder.load(_divided(self._state())[1]))
+        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None, "good": {}})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
             check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
         if state["best"] is not None:
             check_schema("fit", state["best"], self.run.snapshot(), "checkpoint['best']")
+        if state["good"]:
+            check_schema("fit", state["good"], self.run.parameters(), "checkpoint['good']")
         self.run.load(state["run"])
         for name in _COURSE:
             setattr(self, name, state["course"][name])
         self.plateau.load(state["plateau"])
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
+        self.good = state["good"]
+
+
+def _divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """The state of a process of several: what all share, its own, and rows of parameters."""
+    run, rows = dict(state["run"]), dict[str, Tensor]()
+    values = {"values": run["values"], "best": state["best"]}
+    for name, value in values.items():
+        if value is not None:
+            rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
+            values[name] = value | {"rows": {}}
+    run["values"] = values["values"]
+    own = {name: run.pop(name) for name in _OF_PROCESS}
+    if "stage" in own["batches"]:  # of a subsample, the same on all processes
+        run["batches"] = own.pop("batches")
+    return state | {"run": run, "best": values["best"]}, own, rows
+
+
+def _joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`_divided`."""
+    for place, part in rows.items():
+        name, _, table = place.partition(".")
+        value = shared["run"]["values"] if name == "values" else shared["best"]
+        value["rows"][table] = part
+    shared["run"] |= own
+    return shared

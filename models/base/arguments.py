@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
+from pyro_nngp.data.tables import BY_ROW
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base.sites import DataSites
 
@@ -52,7 +53,7 @@ def check_by_row(
 ) -> dict[str, Tensor | None]:
     """Offset, weights and trials of the rows of x as tensors like x, None where there are none."""
     found: dict[str, Tensor | None] = {}
-    for name in ("offset", "weights", "trials"):
+    for name in BY_ROW:
         value = values.pop(name, None)
         each = name == "offset" or (likelihood is not None and likelihood.takes_missing)  # one value for each output
         found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape if each else ())

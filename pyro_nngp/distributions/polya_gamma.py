@@ -16,13 +16,16 @@ Density. b = 1: the two theta series of Devroye (2009), which are one series in 
 All singularities lie at Re r = 0, so the trapezoidal rule converges exponentially, for every b and omega at once.
 
 Draws. The density of log omega is log-concave, so three tangents enclose it, and rejection below them is exact.
+Compiled code (``native/polya_gamma.cpp``) has Devroye's sampler for b = 1, and for b >= 1/4 encloses the density
+between the saddle-point approximation and that times :math:`e^{-1 / 12 b}`, so that few draws need the integral.
 
-Differs from the papers: one sampler for all b > 0, whose cost does not grow with b, instead of sums of PG(1, c) draws.
-The log-concavity follows for b >= 1 from the likelihood-ratio order of log-concave summands (Shaked and Shanthikumar
-2007, theorem 1.C.9); for b < 1 it is a numerical finding, which the tests repeat.
+Differs from the papers: for b other than 1 one sampler, exact and at a cost that does not grow with b, instead of sums
+of PG(1, c) draws or draws from an approximation. The log-concavity follows for b >= 1 from the likelihood-ratio order
+of log-concave summands (Shaked and Shanthikumar 2007, theorem 1.C.9); for b < 1 it is a numerical finding, which the
+tests repeat.
 
 Cost: four terms per density for b = 1, else 16 nodes in double precision; some 1.2 densities per draw, and three per
-parameter.
+parameter. Compiled: 0.1 to 1 microsecond per draw.
 
 Symbols: b concentration, c tilt.
 """
@@ -38,6 +41,7 @@ from torch.distributions.utils import broadcast_all
 
 from pyro_nngp._memory import at_once
 from pyro_nngp.distributions.expandable import Expandable
+from pyro_nngp.native import polya_gamma as compiled
 
 # The trapezoidal rule; step and least a in units of 1 / sqrt(4 omega), the width of exp(2 omega r^2).
 _STEP, _NODES, _OFFSET = 0.5, 16, 3.0
@@ -94,14 +98,23 @@ class PolyaGamma(Expandable):
 
     def sample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
         with torch.no_grad():
-            shape = self._extended_shape(sample_shape)
+            shape, num_draws = self._extended_shape(sample_shape), math.prod(sample_shape)
             b, c = self.concentration.double().flatten(), self.tilt.double().flatten()
-            parts = zip(b.split(at_once(_CHUNK, 1)), c.split(at_once(_CHUNK, 1)), strict=True)
-            num_draws = math.prod(sample_shape)
-            distributions = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
-            log_draws = [Tangents(pg).draw(num_draws) for pg in distributions]
-            draws = torch.cat(log_draws, -1).exp().reshape(shape).to(self.tilt.dtype)
+            draws = self._compiled(b, c, num_draws) if compiled.supported(c) else self._below_tangents(b, c, num_draws)
+            draws = draws.reshape(shape).to(self.tilt.dtype)
             return draws.clamp_min(torch.finfo(draws.dtype).tiny)
+
+    def _compiled(self, b: Tensor, c: Tensor, num_draws: int) -> Float[Tensor, "S B"]:
+        draws = compiled.draw(b, c, num_draws, int(torch.randint(2**63 - 1, ())))
+        small = (b < compiled.LEAST_CONCENTRATION).nonzero()[:, 0]
+        if len(small):
+            draws[:, small] = self._below_tangents(b[small], c[small], num_draws)
+        return draws
+
+    def _below_tangents(self, b: Tensor, c: Tensor, num_draws: int) -> Float[Tensor, "S B"]:
+        parts = zip(b.split(at_once(_CHUNK, 1)), c.split(at_once(_CHUNK, 1)), strict=True)
+        distributions = [PolyaGamma(1.0 if self._unit else b, c, validate_args=False) for b, c in parts]
+        return torch.cat([Tangents(pg).draw(num_draws) for pg in distributions], -1).exp()
 
 
 @register_kl(PolyaGamma, PolyaGamma)

@@ -52,7 +52,7 @@ def cholesky(
     Raises:
         NotPositiveDefiniteError: if some matrix has no factor; with `escalate`, not even with a nugget of 1e-2.
     """
-    system = cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter) if jitter else cov
+    system = _with_nugget(cov, jitter) if jitter else cov
     if escalate:
         return _escalated(system)
     try:
@@ -64,6 +64,14 @@ def cholesky(
             f"relative nugget of {jitter:.0e}. Coinciding points, a long lengthscale or NaN hyperparameters are the "
             "usual cause; a larger jitter or float64 helps with the first two."
         ) from error
+
+
+def _with_nugget(cov: Tensor, jitter: float) -> Tensor:
+    if torch.is_grad_enabled():
+        return cov + torch.diag_embed(cov.diagonal(dim1=-2, dim2=-1) * jitter)
+    system = cov.clone()
+    system.diagonal(dim1=-2, dim2=-1).mul_(1 + jitter)
+    return system
 
 
 def _escalated(system: Tensor) -> Tensor:

@@ -133,7 +133,9 @@ def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], 
 
 
 class SparseTriangle:
-    """Many solves with one I - A on a CPU, by SciPy's SuperLU: in level order, I - A is its own factor.
+    """Many solves with one I - A on a CPU: rows in level order, so that weights are read one after the other.
+
+    Without compiled code SciPy's SuperLU does them: in level order, I - A is its own factor.
 
     Args:
         w: weights in double precision, 0 where there is no neighbor.
@@ -144,20 +146,24 @@ class SparseTriangle:
     def __init__(self, w: Float[Tensor, "N K"], neighbors: Int[Tensor, "N K"], levels: list[Int[Tensor, " _"]]) -> None:
         self._order = torch.cat(levels)
         self._place = self._order.argsort()
-        own = torch.arange(len(w))[:, None]
-        near = neighbors[self._order]
-        columns = torch.cat([own, torch.where(near < 0, own, self._place[near])], -1)
-        table = torch.cat([torch.ones_like(w[:, :1]), -w[self._order]], -1)
-        matrix = square_matrix(table, columns).tocsc()
-        matrix.sum_duplicates()
-        options = {"SymmetricMode": True, "Equil": False}
-        self._factor = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
+        near, own = neighbors[self._order], torch.arange(len(w))
+        self._w, self._near = w[self._order], torch.where(near < 0, -1, self._place[near])
+        self._rows = own
+        if not compiled.supported(w, w):
+            columns = torch.cat([own[:, None], torch.where(near < 0, own[:, None], self._near)], -1)
+            matrix = square_matrix(torch.cat([torch.ones_like(w[:, :1]), -self._w], -1), columns).tocsc()
+            matrix.sum_duplicates()
+            options = {"SymmetricMode": True, "Equil": False}
+            self._factor = splu(matrix, permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
 
     def solve(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
         """Solve (I - A) u = right, or (I - A)' u = right; without gradients."""
-        rows = right.reshape(-1, right.shape[-1])[:, self._order].numpy()
-        found = self._factor.solve(rows.T, "T" if transposed else "N").T
-        return torch.from_numpy(found)[:, self._place].view(right.shape)
+        rows = right.reshape(-1, right.shape[-1])[:, self._order]
+        if hasattr(self, "_factor"):
+            found = torch.from_numpy(self._factor.solve(rows.numpy().T, "T" if transposed else "N")).mT
+        else:
+            found = compiled.solve(self._w[None], self._near, rows.mT[None], self._rows, transposed)[0].mT
+        return found[:, self._place].view(right.shape)
 
 
 def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:

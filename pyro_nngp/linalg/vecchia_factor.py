@@ -101,8 +101,8 @@ class VecchiaFactor:
     def prepared(self) -> "VecchiaFactor":
         """A copy for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
 
-        Without gradients a solve with the triangle is then one call of SciPy's SuperLU, with I - A as its own factor:
-        several times as fast as level by level. Preparing it pays from about five solves on.
+        Without gradients a solve with the triangle is then one pass over its rows in their order of dependency, by
+        compiled code or SciPy's SuperLU. Preparing it pays from about five solves on.
         """
         found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
         if self.w.device.type == "cpu" and not self.batch_shape:

@@ -1,4 +1,6 @@
-"""The compiled part of the package, where the installation could build it: conditionals, searches, substitutions.
+"""The compiled part of the package, where the installation could build it.
+
+Conditionals, searches, substitutions in sparse triangles, rows of minibatches and Polya-Gamma draws.
 
 It has a plain C interface without torch or Python. It is loaded at its first use and called on the memory of tensors
 and arrays, after the checks of :mod:`pyro_nngp.native.boundary`. Without it everything works, more slowly, with one
@@ -13,9 +15,9 @@ import warnings
 from pathlib import Path
 
 from pyro_nngp._checks import fail
-from pyro_nngp.native.structures import Arguments, Queries, Triangle
+from pyro_nngp.native.structures import AdamStep, Arguments, PolyaGammaDraws, Queries, Triangle
 
-FILE = "libnative.so.6"  # the number rises when the interface changes
+FILE = "libnative.so.7"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 FUNCTIONS = {
     "nn_levels": (),
@@ -30,8 +32,19 @@ FUNCTIONS = {
     "nn_search_size": (),
     "nn_triangular_solve": (_POINTER, _INTEGER),
     "nn_triangular_size": (),
+    "nn_polya_gamma_draw": (_POINTER,),
+    "nn_polya_gamma_size": (),
+    "nn_distinct": (_POINTER, _INTEGER, _INTEGER, _INTEGER, _POINTER, _POINTER),
+    "nn_adam_step": (_POINTER, _INTEGER),
+    "nn_adam_size": (),
 }
-SIZES = {"nn_conditional_size": Arguments, "nn_search_size": Queries, "nn_triangular_size": Triangle}
+SIZES = {
+    "nn_conditional_size": Arguments,
+    "nn_search_size": Queries,
+    "nn_triangular_size": Triangle,
+    "nn_polya_gamma_size": PolyaGammaDraws,
+    "nn_adam_size": AdamStep,
+}
 
 
 def wanted() -> bool:

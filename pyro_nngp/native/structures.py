@@ -37,3 +37,22 @@ class Queries(ctypes.Structure):
         *((name, _INTEGER) for name in ("num_rows", "num_neighbors")),
         *((name, _POINTER) for name in ("rows", "places", "limit", "exclude", "index", "value")),
     ]
+
+
+class PolyaGammaDraws(ctypes.Structure):
+    """`struct PolyaGammaDraws` of polya_gamma.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_entries", "num_draws", "seed", "num_threads")),
+        *((name, _POINTER) for name in ("concentration", "tilt", "draws")),
+    ]
+
+
+class AdamStep(ctypes.Structure):
+    """`struct AdamStep` of rows.cpp."""
+
+    _fields_ = [
+        *((name, _INTEGER) for name in ("num_rows", "num_moved", "num_columns")),
+        *((name, _REAL) for name in ("rate", "beta1", "beta2", "eps")),
+        *((name, _POINTER) for name in ("rows", "grad", "table", "first", "second")),
+    ]

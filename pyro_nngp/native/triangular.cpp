@@ -24,6 +24,25 @@ struct Triangle {
 
 namespace {
 
+// One row with one right-hand side; false for a neighbor that is no row.
+template <class T> inline bool single(const Triangle &triangle, const T *const w, const int64_t row, T *const u) {
+    const int64_t N = triangle.num_rows, K = triangle.num_neighbors;
+    const int64_t *const neighbors = triangle.neighbors + row * K;
+    const T own = u[row];
+    T sum = 0;
+    for (int64_t k = 0; k < K; ++k) {
+        const int64_t near = neighbors[k];
+        if (near < 0) continue;
+        if (near >= N) return false;
+        if (triangle.transposed)
+            u[near] += w[k] * own;
+        else
+            sum += w[k] * u[near];
+    }
+    if (!triangle.transposed) u[row] = own + sum;
+    return true;
+}
+
 template <class T> TriangleStatus solve(const Triangle &triangle, const int64_t set) {
     const int64_t N = triangle.num_rows, K = triangle.num_neighbors, S = triangle.num_right;
     const T *weights = static_cast<const T *>(triangle.w) + set * N * K;
@@ -32,6 +51,10 @@ template <class T> TriangleStatus solve(const Triangle &triangle, const int64_t 
         const int64_t row = triangle.order[triangle.transposed ? N - 1 - i : i];
         if (row < 0 || row >= N) return NO_SUCH_ROW;
         T *const own = u + row * S;
+        if (S == 1) { // the common case, without the inner loop
+            if (!single(triangle, weights + row * K, row, u)) return NO_SUCH_ROW;
+            continue;
+        }
         for (int64_t k = 0; k < K; ++k) {
             const int64_t near = triangle.neighbors[row * K + k];
             if (near < 0) continue;

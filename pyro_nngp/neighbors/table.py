@@ -32,6 +32,7 @@ from pyro_nngp._checks import (
     undefined,
 )
 from pyro_nngp.hyperparameters.description import show_kind
+from pyro_nngp.native import rows as compiled
 from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
@@ -356,8 +357,11 @@ class NeighborTable(torch.nn.Module):
 
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
     """The distinct row numbers, ascending, and the position of each given one among them."""
-    found, places = rows.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
-    return found.long(), places
+    found = None if is_batchedtensor(rows) else compiled.distinct(rows)
+    if found is None:
+        numbers, places = rows.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
+        return numbers.long(), places
+    return found
 
 
 def same_rows(one: Tensor, two: Tensor) -> bool:
@@ -380,8 +384,11 @@ def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
     if is_batchedtensor(numbers):
         every = torch.arange(len(numbers), device=numbers.device)
         return numbers.clamp(min=0), torch.where(numbers < 0, -1, every)
-    rows, positions = distinct_rows(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
-    return rows[1:], positions[1:] - 1
+    found = compiled.distinct(numbers, padded=True)
+    if found is None:
+        rows, positions = distinct_rows(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
+        return rows[1:], positions[1:] - 1
+    return found
 
 
 def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:

@@ -39,7 +39,7 @@ from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
 from pyro_nngp.variational.evidence_excess import EvidenceExcess
@@ -76,23 +76,27 @@ class GaussianSites(GPModule):
         parameters: a function that returns what the kernel depends on: its parameters and those of the guides of its
             priors.
         level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
-            :meth:`solve` also finds its level, by generalized least squares on the sites.
+            :meth:`solve` also finds its level, by generalized least squares on the sites. Coefficients of a
+            :class:`~pyro_nngp.means.LinearMean` with normal priors get their joint posterior.
         likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
     Attributes:
         target, precision: pseudo-observations of u and their precisions, (*L, N).
         loc, variance: marginal means and variances of u at the points, (*L, N).
+        gain: how much the marginal means of u fall per unit of each coefficient that has a joint posterior,
+            (*L, p, N); else without entries.
         solved: whether they come from :meth:`solve`.
         excess: the difference of the two evidences.
     """
 
-    trained_buffers = frozenset({"target", "precision", "loc", "variance", "solved"})  # do not identify a run
+    trained_buffers = frozenset({"target", "precision", "loc", "variance", "gain", "solved"})  # do not identify a run
 
     y: Tensor
     target: Tensor
     precision: Tensor
     loc: Tensor
     variance: Tensor
+    gain: Tensor
     solved: Bool[Tensor, ""]
 
     def __init__(
@@ -121,6 +125,8 @@ class GaussianSites(GPModule):
         self.register_buffer("precision", graph.x.new_full(shape, _NO_PRECISION))
         self.register_buffer("loc", graph.x.new_zeros(shape))
         self.register_buffer("variance", graph.x.new_ones(shape))
+        columns = 1 + len(level.center) if isinstance(level, LinearMean) and level.is_normal else 0
+        self.register_buffer("gain", graph.x.new_zeros(*latent_shape, columns, graph.num_points))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
         self.excess = EvidenceExcess(kernel, graph, jitter, parameters)
         self.register_load_state_dict_post_hook(_forget_after_loading)
@@ -144,7 +150,22 @@ class GaussianSites(GPModule):
             y, noise = gaussian_observations(self._bound(at), self.y[at].movedim(0, -1), None, x.dtype)
             target, precision = torch.broadcast_tensors(y - self._prior[2](x, at), 1 / noise)
             return target, precision
-        return self.target[..., at], self.precision[..., at]
+        target, change = self.target[..., at], self._deviation()
+        if change is not None:
+            target = target - _combined(self._level[0].basis(self._prior[1].x[at]).mT, change)
+        return target, self.precision[..., at]
+
+    def _deviation(self) -> Tensor | None:
+        """Coefficients less their posterior means, (p, *L), where they are not at these; None without a posterior."""
+        if not self._has_posterior:
+            return None
+        change = self._level[0].deviation()
+        return change if bool(change.any()) else None
+
+    def _means(self, rows: Any = _EVERY) -> Float[Tensor, "*L U"]:
+        """Marginal means of u given the present coefficients."""
+        change = self._deviation()
+        return self.loc[..., rows] if change is None else self.loc[..., rows] - _combined(self.gain[..., rows], change)
 
     @pyro_entry
     def distribution(self, prior: NNGP) -> SitePosterior:
@@ -157,7 +178,7 @@ class GaussianSites(GPModule):
                 stacklevel=2,
             )
         target, precision = self.observations(None if prior.is_whole else rows)
-        parts = torch.broadcast_tensors(target, precision, self.loc[..., rows], self.variance[..., rows])
+        parts = torch.broadcast_tensors(target, precision, self._means(rows), self.variance[..., rows])
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
@@ -234,6 +255,8 @@ class GaussianSites(GPModule):
                 change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not self.is_exact)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
                 mean, loc = mean_at(graph.x, _EVERY), loc - shift
+            if self._has_posterior:
+                mean, loc = self._condition(latent, sites, mean, loc, easy, tolerance)
             if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
                 break
             given = latent.posterior_variance(sites[1])
@@ -247,6 +270,34 @@ class GaussianSites(GPModule):
         if not self.is_exact:
             warn_unsettled("GaussianSites.solve", moved, improved or max_steps <= 0, first and used is None)
         self.solved.fill_(True)
+
+    @property
+    def _has_posterior(self) -> bool:
+        """Whether coefficients of the mean function have a joint posterior."""
+        return isinstance(self._level[0], LinearMean) and self._level[0].has_posterior
+
+    def _condition(
+        self, latent: "LatentPrior", sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Set the posterior of the coefficients given the sites; returns the mean function and the means of u there.
+
+        Means of u respond to the coefficients linearly, so that one step is exact.
+        """
+        level, graph = self._level[0], self._prior[1]
+        basis = level.basis(graph.x).mT  # (p, N)
+        precision = sites[1][..., None, :].expand(*loc.shape[:-1], *basis.shape)
+        start = torch.zeros_like(precision)
+        gain, _ = latent.posterior_mean(basis.expand(precision.shape), precision, start, easy, tolerance, 0.0)
+        slope = (basis @ (sites[1] * (sites[0] - mean - loc))[..., None])[..., 0]
+        curvature = (basis * precision) @ (basis - gain).mT
+        curvature = (curvature + curvature.mT) / 2
+        now = level.posterior_loc.reshape(len(basis), *level.own_shape).clone()
+        each = now.mT if level.own_shape else now  # (*L, p)
+        linear = slope + (curvature @ each[..., None])[..., 0]
+        change = condition_coefficients(level, curvature, linear).to(now) - now
+        level.place_posterior()
+        self.gain.copy_(gain)
+        return self._prior[2](graph.x, _EVERY), loc - _combined(gain, change.to(gain))
 
     def latent_prior(self) -> "LatentPrior":
         """The prior at the present hyperparameters."""
@@ -310,8 +361,12 @@ class GaussianSites(GPModule):
         variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
         noise = None if bool(self.solved) else 1 / precision
         w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
-        values = self.loc if bool(self.solved) else target
+        values = self._means() if bool(self.solved) else target
         loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
+        if self._has_posterior and self._deviation() is None:
+            level = self._level[0]
+            rest = level.basis(x_new) - (w[..., None, :] @ self.gain.mT[..., nearest, :])[..., 0, :]
+            variance = variance + trend_variance(level, rest)
         return loc, variance.expand(loc.shape)
 
     @torch.no_grad()
@@ -348,6 +403,7 @@ class GaussianSites(GPModule):
         self.y = y
         for name, value in (("target", target), ("precision", precision), ("loc", loc), ("variance", variance)):
             setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
+        self.gain = torch.nn.functional.pad(self.gain, (0, loc.shape[-1]))
         self._forget()
 
     def follow(self, graph: NeighborGraph) -> None:
@@ -363,6 +419,13 @@ class GaussianSites(GPModule):
     def _apply(self, fn: Any, recurse: bool = True) -> "GaussianSites":
         self._forget()
         return super()._apply(fn, recurse)
+
+
+def _combined(table: Float[Tensor, "*L p U"], change: Float[Tensor, "p *own"]) -> Float[Tensor, "*out U"]:
+    """Combinations of the rows of a table with coefficients: one set for all latent functions, or for each."""
+    if change.dim() == 1:
+        return (change[:, None] * table).sum(-2)
+    return (change.mT[:, :, None] * table).sum(-2)
 
 
 class LatentPrior:

@@ -1,6 +1,9 @@
+import importlib
+
 import pyro
 import pytest
 import torch
+from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
 from pyro.infer.autoguide import AutoNormal
 
@@ -99,3 +102,34 @@ def test_validation_returns_when_the_last_one_has_left():
     assert pyro.infer.util.is_validation_enabled()
     assert pyro.distributions.is_validation_enabled()
     assert pyro.poutine.util.is_validation_enabled()
+
+
+@pytest.mark.parametrize("method", ["SVGP", "SWSGP", "VNNGP"])
+def test_model_and_guide_of_one_method_share_the_conditional(method, monkeypatch):
+    """One evaluation instead of two, the same loss and gradients; not where the model has other hyperparameters."""
+    module = importlib.import_module(f"pyro_nngp.models.{method.lower()}")
+    name = "whitened_conditional" if method == "SVGP" else "graph_conditional"
+    original, calls = getattr(module, name), []
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
+    x = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    options = {} if method == "SVGP" else {"num_neighbors": 4}
+    gp = getattr(module, method)(x, x.sum(-1), Matern52(2), Gaussian(0.1), inducing=10, **options)
+    rows = torch.arange(20)
+
+    def gradients(model):
+        calls.clear()
+        torch.manual_seed(0)
+        loss = IntegratedELBO().differentiable_loss(model, gp.guide, rows)
+        loss.backward()
+        found = [loss.detach(), *(param.grad.to_dense() for param in gp.parameters() if param.grad is not None)]
+        gp.zero_grad()
+        return found, len(calls)
+
+    before, twice = gradients(gp.model)
+    with validation_off():
+        shared, once = gradients(gp.model)
+        separate, again = gradients(poutine.condition(gp.model, {}))
+    assert (twice, once, again) == (2, 1, 2)
+    for other in (shared, separate):
+        for one, two in zip(other, before, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)

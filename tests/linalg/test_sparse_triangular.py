@@ -80,7 +80,9 @@ def test_members_of_a_vmap_are_solved_as_alone(neighbors, in_dims):
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_the_prepared_triangle_solves_the_same(neighbors, batch, transposed):
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_the_prepared_triangle_solves_the_same(neighbors, batch, transposed, native, monkeypatch):
+    monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
     w, right = torch.randn(N, K, dtype=F64).masked_fill(neighbors < 0, 0.0), torch.randn(*batch, N, dtype=F64)
     found = SparseTriangle(w, neighbors, dependency_levels(neighbors)).solve(right, transposed)
     torch.testing.assert_close(found, solve_triangular(w, neighbors, right, transposed=transposed))

@@ -17,7 +17,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError
-from pyro_nngp.native import conditional, search, triangular
+from pyro_nngp.native import conditional, polya_gamma, rows, search, triangular
 from pyro_nngp.neighbors import NeighborGraph
 
 KERNELS = [RBF, Matern12, Matern32, Matern52]
@@ -156,6 +156,32 @@ class Fuzzer:
         spoiled = [self.spoil(each, 0.2) for each in given]
         self.one_of_ours(lambda: triangular.solve(*spoiled, self.chance(0.5)))
 
+    def compiled_rows(self):
+        """Distinct rows, beside torch's, and a step of Adam, with anything spoiled."""
+        n, count, columns = (int(size) for size in self.rng.integers(1, [200, 100, 4]))
+        dtype = torch.float32 if self.chance(0.5) else torch.float64
+        numbers = self.spoil(torch.from_numpy(self.rng.integers(-1, n, count)), 0.3)
+        found = self.one_of_ours(lambda: rows.distinct(numbers, self.chance(0.5)))
+        if found is not None:
+            assert torch.equal(found[0], numbers[numbers >= 0].unique())
+            assert torch.equal(found[0][found[1][numbers >= 0]], numbers[numbers >= 0])
+        own = torch.randperm(n)[:count]
+        tables = [torch.zeros(n, columns, dtype=dtype) for _ in range(3)]
+        given = [self.spoil(each) for each in (*tables, own, torch.ones(len(own), columns, dtype=dtype))]
+        self.one_of_ours(lambda: rows.adam_step(*given, 0.1, (0.9, 0.999), 1e-8))
+
+    def compiled_draws(self):
+        """Polya-Gamma draws, with anything spoiled."""
+        size, count = (int(size) for size in self.rng.integers(0, [30, 4]))
+        b = torch.from_numpy(10.0 ** self.rng.uniform(-2, 4, size)).where(torch.rand(size) < 0.7, torch.tensor(2.0))
+        c = torch.from_numpy(self.rng.normal(size=size) * 10.0 ** self.rng.uniform(-3, 3, size))
+        given = [self.spoil(each, 0.3) for each in (b, c)]
+        draws = self.one_of_ours(lambda: polya_gamma.draw(*given, count, int(self.rng.integers(2**62))))
+        if draws is not None:
+            known = (given[0] >= 0.25) & given[0].isfinite() & given[1].isfinite()
+            assert (draws[:, known] > 0).all()
+            assert draws[:, ~known].isnan().all()
+
     def array(self, value, share=0.15):
         spoiled = self.spoil(torch.from_numpy(value), share)
         return spoiled.numpy() if spoiled.layout == torch.strided and spoiled.device.type == "cpu" else value
@@ -186,6 +212,8 @@ def run(seed, cases):
         fuzzer.compiled_search,
         fuzzer.compiled_triangle,
         fuzzer.new_values,
+        fuzzer.compiled_rows,
+        fuzzer.compiled_draws,
     ]
     for case in range(cases):
         kinds[case % len(kinds)]()

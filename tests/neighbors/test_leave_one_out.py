@@ -29,7 +29,7 @@ def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
     table = NearestOthers(x, 4)
     assert (table.neighbors == -1).all()
     table.batch(torch.tensor([5, 2]))
-    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
+    assert (table.neighbors >= 0).all()
     lengthscale = torch.tensor([0.1, 2.0], dtype=F64)
     table.refresh(lengthscale)
     assert (table.neighbors == -1).all()
@@ -38,6 +38,21 @@ def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
     assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
     with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
         NNGP(kernel(), table)
+
+
+def test_large_tables_are_searched_row_by_row_until_an_eighth_is_known(monkeypatch):
+    monkeypatch.setattr("pyro_nngp.neighbors.leave_one_out.QUICK", 0)
+    x, _ = data()
+    table, quick = NearestOthers(x, 4), NearestOthers(x, 4)
+    table.batch(torch.tensor([5, 2]))
+    assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]
+    table.batch(torch.tensor([2, 7, 9]))
+    assert (table.neighbors[:, 0] >= 0).sum() == 4
+    table.batch(torch.tensor([11]))  # the fifth of 40
+    monkeypatch.undo()
+    quick.batch(torch.tensor([0]))
+    assert torch.equal(table.neighbors, quick.neighbors)
+    assert (quick.neighbors >= 0).all()
 
 
 def test_ties_do_not_follow_the_order_of_the_file():

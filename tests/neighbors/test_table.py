@@ -70,7 +70,7 @@ def test_batch_work_does_not_grow_with_the_points():
         largest.append(0)
         with Sizes():
             graph.batch(torch.arange(10), extra=torch.arange(20))
-    assert largest == [1 + 10 + 10 * K + 20] * 2
+    assert largest[0] == largest[1] <= 1 + 10 + 10 * K + 20
 
 
 @pytest.mark.parametrize(
