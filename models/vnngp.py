@@ -54,7 +54,6 @@ from pyro_nngp.variational import (
 
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
-_EVERY = slice(None)
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
@@ -310,8 +309,8 @@ class VNNGP(PredictiveMethod):
                 self.local.correct()
             return
         factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-        likelihood, mean, y = self.likelihood_at(), self._mean_at(self.x, _EVERY), cast(Tensor, self._targets(None))
-        q = self.local.distribution()
+        likelihood, mean = self.likelihood_at(), self._mean_at(self.x, slice(None))
+        y, q = cast(Tensor, self._targets(None)), self.local.distribution()
         self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
 
     def _prior_parameters(self) -> list[nn.Parameter]:

@@ -25,8 +25,6 @@ import itertools
 import math
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -34,27 +32,14 @@ from typing import NamedTuple
 import pyro
 import torch
 from rows import append, commit, read  # beside this file
+from tasks import Task, evaluate, likelihood, split
 from torch.distributions import Normal
 
-from pyro_nngp.data import Standardizer, load, nll, random_split
+from pyro_nngp.data import Standardizer
 from pyro_nngp.inference import ConvergenceWarning, DivergenceError, Schedule, fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is predicted of a data set: input columns (None: all), rows, target column, transformation and kind."""
-
-    file: str
-    kind: str = "real"
-    columns: tuple[int, ...] | None = None
-    target: int = 0
-    transform: Callable | None = None
-    rows: Callable | None = None
-
 
 TASKS = {
     "elevators": Task("elevators"),
@@ -85,7 +70,7 @@ KINDS = {
 METHODS = {"Vecchia": Vecchia, "LOO": LOO, "VNNGP": VNNGP, "SVGP": SVGP}
 FIELDS = ("data", "kind", "method", "variant", "status", "nll", "coverage", "seconds", "steps", "converged", "setting")
 FIELDS += ("num_train", "num_test", "input_dim", "threads", "torch", "commit")
-ROWS = 3_000  # of training; a third as many of test
+ROWS = 3_000  # of training
 LENGTHS, RATES, SIZES = (0.5, 1.5), (0.03, 0.1), {"SVGP": (128, 256)}
 NEIGHBORS, MANY = (24, 64), 256  # in training, in prediction
 STEPS = {"SVGP": 200}
@@ -98,35 +83,6 @@ class Setting(NamedTuple):
     length: float
     rate: float
     size: int
-
-
-def split(task, most):
-    """Training and test rows in raw units: published splits where there are some, else 80/20 at random."""
-    data = load(task.file)
-    y = data.y if data.y.dim() == 1 else data.y[:, task.target]
-    x = data.x if task.columns is None else data.x[:, list(task.columns)]
-    kept = torch.arange(len(x)) if task.rows is None else task.rows(data).nonzero()[:, 0]
-    x, y = x[kept], y[kept] if task.transform is None else task.transform(y[kept])
-    if data.test_mask is None:
-        train, test = random_split(len(x), (0.8, 0.2), seed=0)
-    else:
-        mask = (data.test_mask if data.test_mask.dim() == 1 else data.test_mask[:, 0])[kept]
-        train, test = (~mask).nonzero()[:, 0], mask.nonzero()[:, 0]
-    train, test = some(train, most), some(test, most // 3)
-    return (x[train], y[train]), (x[test], y[test])
-
-
-def some(rows, count):
-    """At most that many of some rows, drawn at random."""
-    return rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:count]]
-
-
-def likelihood(kind, y, noise=None):
-    if kind == "real":
-        return Gaussian() if noise is None else Gaussian(noise)
-    if kind == "classes":
-        return Categorical(int(y.max()) + 1)
-    return {"binary": Bernoulli, "counts": Poisson, "overdispersed": NegativeBinomial}[kind]()
 
 
 def plain(method, x, y, kind):
@@ -191,31 +147,12 @@ def spread(standardizer):
     return standardizer.inverse(torch.ones(1)) - standardizer.inverse(torch.zeros(1))
 
 
-@torch.no_grad()
-def evaluate(predict, x, y, kind, unit=None, block=500):
-    """Mean NLL, of real targets in `unit`, and coverage of central 95 % intervals."""
-    total, inside = 0.0, 0.0
-    torch.manual_seed(0)
-    for rows in torch.arange(len(x)).split(block):
-        predictive, target = predict(x[rows]), y[rows]
-        total += float(nll(target, predictive)) * len(rows)
-        if kind != "classes":
-            if isinstance(predictive, Normal):
-                low, high = predictive.icdf(torch.tensor(0.025)), predictive.icdf(torch.tensor(0.975))
-            else:
-                draws = predictive.sample((500,)).to(x.dtype)
-                low, high = draws.quantile(0.025, 0), draws.quantile(0.975, 0)
-            inside += float(((target >= low) & (target <= high)).sum())
-    score = total / len(x) - (0.0 if unit is None else math.log(unit))
-    return {"nll": score, "coverage": inside / len(x) if kind != "classes" else math.nan}
-
-
 def run(name, method, variant, most):
     """One row."""
     pyro.clear_param_store()
     pyro.set_rng_seed(0)
     task = TASKS[name]
-    (x, y), (x_test, y_test) = split(task, most)
+    (x, y), (x_test, y_test) = split(task, most=most)
     row = {"data": name, "kind": task.kind, "method": method, "variant": variant, "status": "ok"}
     row |= {"num_train": len(x), "num_test": len(x_test), "input_dim": x.shape[1]}
     row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
@@ -223,7 +160,9 @@ def run(name, method, variant, most):
     try:
         predict, facts = {"plain": plain, "tuned": tuned}[variant](method, x, y, task.kind)
         row |= facts | {"seconds": time.process_time() - start}
-        return row | evaluate(predict, x_test, y_test, task.kind, float(y.std()) if task.kind == "real" else None)
+        found = evaluate(predict, x_test, y_test, task.kind)
+        unit = math.log(y.std().item()) if task.kind == "real" else 0.0
+        return row | {"nll": found["nll"] - unit, "coverage": found.get("coverage", math.nan)}
     except (DivergenceError, NotPositiveDefiniteError, ValueError) as error:
         return row | {"status": f"failed: {type(error).__name__}: {error}"[:200]}
 

@@ -54,6 +54,7 @@ def main():
         "|---" * 5 + "|",
     ]
     print("\n".join(lines))
+    differences = {name: [] for name in METHODS}
     for seed in range(args.seeds):
         x, y = problem(seed)
         for name, method in METHODS.items():
@@ -67,6 +68,10 @@ def main():
             difference = (left_out.sum() - fresh.sum()) / error
             lines.append(f"| {seed} | {name} | {left_out.sum():.1f} | {fresh.sum():.1f} | {difference:+.1f} |")
             print(lines[-1], flush=True)
+            differences[name].append(difference.item())
+    for name, values in differences.items():
+        lines.append(f"| mean | {name} | | | {sum(values) / len(values):+.1f} |")
+        print(lines[-1])
     if args.out is not None:
         args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

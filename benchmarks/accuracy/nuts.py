@@ -82,7 +82,7 @@ def main():
     args = parser.parse_args()
     lines = [
         f"`python benchmarks/accuracy/nuts.py --points {args.points} --draws {args.draws}`, commit {commit()}, torch "
-        f"{torch.__version__}, {torch.get_num_threads()} thread(s).",
+        f"{torch.__version__}, {torch.get_num_threads()} thread(s). Matern-3/2, lengthscale 0.3, variance 1.5.",
         "",
         "| data | method | mean: largest z | root mean square | sd: median ratio | least | largest | error of NUTS |",
         "|---" * 8 + "|",

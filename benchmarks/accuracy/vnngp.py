@@ -1,105 +1,203 @@
-"""VNNGP on a UCI set: what closed-form local updates, refreshed neighbors and the sparse-Cholesky guide add.
+"""The experiments behind the figures of the VNNGP paper (Wu, Pleiss, Cunningham 2022), on data at hand.
 
-Splits are 64/16/20, inputs and targets standardized on the training rows, Matern-5/2 ARD, K = 32, batches of 1024,
-all hyperparameters started at 0.6931 (the recipe of the paper). The table shows test rows.
+- neighbors (figure 2): scores on elevators and house prices as K grows, of plain calls, beside SVGP with 512 inducing
+  points. Standardized as in papers.py, first split.
+- divergence (figures 3 and 7): KL(q || p) of a mean-field q as K grows, for several lengthscales; VNNGP, SWSGP and the
+  exact value. M = 200 points on a line with spacing 1, means of q drawn from an RBF process with lengthscale 5,
+  variances 1, random ordering. The divergences depend on the nugget, 1e-3 here.
+- noise (figures 5 and 8): the negative evidence bound and test scores as the noise variance is held at several values,
+  with the kernel of a trained Vecchia; mean-field q. House prices, 3,000 training rows.
 
-Usage: python benchmarks/accuracy/vnngp.py elevators [--epochs 100] [--seeds 2] [--target 0.5] [--out FILE]
-The data come from `pyro_nngp.data.datasets.uci`, or from the folder that PYRO_NNGP_DATA names.
+Rows are appended to a CSV file; one that is there is not run again.
+
+Usage: python benchmarks/accuracy/vnngp.py [--parts neighbors divergence noise] [--csv benchmarks/results/vnngp.csv]
+           [--out benchmarks/results/vnngp.md] [--figure docs/_static/vnngp.svg]
+The data come from the folder that PYRO_NNGP_DATA names.
 """
 
 import argparse
 import time
+import warnings
 from pathlib import Path
 
 import torch
+from papers import TASKS  # beside this file
+from pyro import poutine
+from pyro.infer import TraceMeanField_ELBO
+from rows import append, commit, read
+from tasks import evaluate, split
 
-from pyro_nngp.data import Standardizer, coverage, crps_gaussian, gaussian_interval, nll, random_split, rmse, uci
-from pyro_nngp.inference import Schedule, fit
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.data import Standardizer
+from pyro_nngp.inference import fit
+from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import VNNGP
+from pyro_nngp.models import SVGP, SWSGP, VNNGP, Vecchia
 
-VARIANTS = {
-    "gradients (Adam 0.01, of rows 0.1)": {
-        "lr": 0.01,
-        "schedule": Schedule(local_lr=0.1),
-        "solve_every": 0,
-        "refresh_every": 0,
-    },
-    "closed-form q(u)": {"lr": 0.03, "solve_every": 25, "refresh_every": 0},
-    "+ refreshed, lengthscale-scaled neighbors": {"lr": 0.03, "solve_every": 25, "refresh_every": 100},
-    "+ maximin ordering": {"lr": 0.03, "solve_every": 25, "refresh_every": 100, "ordering": "maximin"},
-    "+ sparse-Cholesky guide": {"lr": 0.03, "solve_every": 100, "refresh_every": 100, "guide_neighbors": 10},
-}
+FIELDS = ("part", "data", "method", "setting", "value", "nll", "rmse", "seconds", "threads", "torch", "commit")
+NEIGHBORS = (4, 8, 16, 32, 64, 128, 256)
+GRID, LENGTHSCALES, JITTER = 200, (2.0, 5.0, 10.0), 1e-3
+NOISES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-def split(name, seed):
-    """Training, validation and test rows, standardized."""
-    data = uci(name)
-    parts = random_split(len(data.x), (0.64, 0.16, 0.2), seed)
-    to_x, to_y = Standardizer(data.x[parts[0]]), Standardizer(data.y[parts[0]])
-    return [(to_x.transform(data.x[rows]), to_y.transform(data.y[rows])) for rows in parts]
+def standardized(name, most=None):
+    """Training and test rows of a task in units of their standard deviations."""
+    (x, y), (x_test, y_test) = split(TASKS[name], most=most)
+    inputs, targets = Standardizer(x), Standardizer(y)
+    return inputs.transform(x), targets.transform(y), inputs.transform(x_test), targets.transform(y_test)
+
+
+def neighbors():
+    """Rows of scores against K."""
+    for name in ("house prices", "elevators"):
+        x, y, x_test, y_test = standardized(name)
+
+        def build(method, x=x, y=y, **settings):
+            return lambda: method(x, y, Matern52(x.shape[1]), Gaussian(), seed=0, **settings)
+
+        builders = {("SVGP", 512): build(SVGP, inducing=512)}
+        for k in NEIGHBORS:
+            builders["VNNGP", k] = build(VNNGP, num_neighbors=k)
+            builders["VNNGP, mean-field", k] = build(VNNGP, num_neighbors=k, posterior="mean-field")
+        for (method, k), builder in builders.items():
+
+            def measure(builder=builder, test=(x_test, y_test)):
+                begin = time.process_time()
+                gp = builder()
+                fit(gp, max_seconds=1800, progress=False)
+                return {"seconds": time.process_time() - begin} | scores(gp, *test)
+
+            yield {"data": name, "method": method, "setting": k}, measure
+
+
+def divergence():
+    """Rows of KL divergences against K."""
+    x = torch.arange(float(GRID), dtype=torch.float64)[:, None]
+    cov = RBF(1, lengthscale=torch.tensor(5.0)).double()(x).detach() + 1e-6 * torch.eye(GRID)
+    loc = torch.linalg.cholesky(cov) @ torch.randn(GRID, dtype=x.dtype, generator=torch.Generator().manual_seed(0))
+    for lengthscale in LENGTHSCALES:
+        kernel = RBF(1, variance=torch.tensor(1.0), lengthscale=torch.tensor(lengthscale)).double()
+        for method, k in [("exact", GRID - 1), *((m, k) for k in (1, 2, 3, 5, 10, 20, 50) for m in ("VNNGP", "SWSGP"))]:
+
+            def measure(kernel=kernel, method=method, k=k):
+                options = {"num_neighbors": k, "jitter": JITTER}
+                if method == "SWSGP":
+                    gp = SWSGP(x, loc, kernel, Gaussian(), inducing=x, learn_inducing=False, **options)
+                else:
+                    gp = VNNGP(x, loc, kernel, Gaussian(), posterior="mean-field", **options)
+                q = gp.local.distribution()
+                gp.local.assign(type(q)(loc, torch.ones_like(loc)))
+                prior = poutine.block(gp.model, hide=["y"])
+                return {"value": TraceMeanField_ELBO().loss(prior, gp.guide, torch.arange(GRID))}
+
+            yield {"data": f"lengthscale {lengthscale:g}", "method": method, "setting": k}, measure
+
+
+def noise():
+    """Rows of bounds and scores against the noise variance."""
+    x, y, x_test, y_test = standardized("house prices", 3000)
+    first = Vecchia(x, y, Matern52(2))
+    fit(first, progress=False)
+    kernel = {"variance": first.kernel.variance.detach(), "lengthscale": first.kernel.lengthscale.detach()}
+    for value in NOISES:
+        builders = {
+            "VNNGP": lambda cov, lik: VNNGP(x, y, cov, lik, num_neighbors=32, posterior="mean-field"),
+            "SWSGP-N": lambda cov, lik: SWSGP(x, y, cov, lik, num_neighbors=32, inducing=x, learn_inducing=False),
+            "SWSGP, M = 512": lambda cov, lik: SWSGP(x, y, cov, lik, num_neighbors=32, inducing=512),
+            "SVGP, M = 512": lambda cov, lik: SVGP(x, y, cov, lik, inducing=512, mean_field=True),
+        }
+        for method, builder in builders.items():
+
+            def measure(builder=builder, value=value):
+                gp = builder(Matern52(2, **kernel).requires_grad_(False), Gaussian(value).requires_grad_(False))
+                fit(gp, max_seconds=600, progress=False)
+                torch.manual_seed(0)
+                bound = TraceMeanField_ELBO().loss(gp.model, gp.guide, torch.arange(len(x))) / len(x)
+                return {"value": bound} | scores(gp, x_test, y_test)
+
+            yield {"data": "house prices", "method": method, "setting": value}, measure
 
 
 def scores(gp, x, y):
-    with torch.no_grad():
-        predictive = gp.predict(x)
-    loc, scale = predictive.mean, predictive.stddev
-    interval = gaussian_interval(loc, scale)
-    values = (nll(y, predictive), rmse(y, loc), crps_gaussian(y, loc, scale), coverage(y, *interval))
-    return [float(value) for value in values]
+    found = evaluate(gp.predict, x, y, "real")
+    return {name: found[name] for name in ("nll", "rmse")}
 
 
-def run(name, variant, epochs, seed, neighbors):
-    settings = dict(VARIANTS[variant])
-    model = {key: settings.pop(key) for key in ("ordering", "guide_neighbors", "scale") if key in settings}
-    (x, y), (x_val, y_val), (x_test, y_test) = split(name, seed)
-    width, start = x.shape[1], torch.tensor(0.6931)
-    kernel = Matern52(width, variance=start, lengthscale=start.expand(width).clone())
-    gp = VNNGP(x, y, kernel, Gaussian(0.6931), num_neighbors=neighbors, seed=seed, **model)
-    trace, begin, spent = [], time.perf_counter(), 0.0
-    steps = epochs * (len(x) // 1024)
+PARTS = {"divergence": divergence, "noise": noise, "neighbors": neighbors}
+CAPTIONS = {
+    "neighbors": "Scores against the number of neighbors (figure 2); of SVGP, inducing points",
+    "divergence": "KL(q || p) in nats against the number of neighbors (figures 3, 7)",
+    "noise": "Negative evidence bound per datum and test scores against the noise variance (figures 5, 8)",
+}
+COLUMNS = {"neighbors": ("nll", "rmse", "seconds"), "divergence": ("value",), "noise": ("value", "nll", "rmse")}
 
-    def follow(step, loss):
-        nonlocal spent
-        if step % max(1, steps // 20) == 0:
-            now = time.perf_counter()
-            trace.append((now - begin - spent, scores(gp, x_val, y_val)[0]))
-            spent += time.perf_counter() - now
 
-    result = fit(gp, steps, seed=seed, callback=follow, progress=False, **settings)
-    return scores(gp, x_test, y_test), result.seconds - spent, trace
+def table(rows):
+    """One table per part: a line per data set and setting."""
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    lines = [
+        f"`python benchmarks/accuracy/vnngp.py`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} "
+        "thread(s), other jobs on the machine; processor seconds.",
+        "",
+    ]
+    for part, caption in CAPTIONS.items():
+        here = [row for row in rows if row["part"] == part]
+        names = COLUMNS[part]
+        value = "bound" if part == "noise" else "KL"
+        head = ["data", "method", "setting", *(value if name == "value" else name for name in names)]
+        lines += [f"{caption}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for row in here:
+            cells = [f"{float(row[name]):.{0 if name == 'seconds' else 3}f}" for name in names]
+            lines.append(f"| {row['data']} | {row['method']} | {row['setting']} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def draw(rows, path):
+    """One panel per part and data set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    panels = {"neighbors": ("house prices", "elevators"), "divergence": ("lengthscale 5",), "noise": ("house prices",)}
+    pairs = [(part, data) for part, names in panels.items() for data in names]
+    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained")
+    for axis, (part, data) in zip(axes, pairs, strict=True):
+        here = [row for row in rows if (row["part"], row["data"]) == (part, data)]
+        score = "nll" if part == "neighbors" else "value"
+        for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
+            points = sorted((float(row["setting"]), float(row[score])) for row in here if row["method"] == method)
+            if len(points) == 1:
+                axis.axhline(points[0][1], color=f"C{i}", linestyle="--", label=method)
+            else:
+                axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
+        y_label = {"neighbors": "test NLL", "divergence": "KL [nats]", "noise": "negative bound per datum"}[part]
+        axis.set(xscale="log", xlabel="noise variance" if part == "noise" else "K", ylabel=y_label, title=data)
+        axis.legend(fontsize=7)
+    figure.savefig(path)
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("name")
-    parser.add_argument("--epochs", type=int, default=100)
-    parser.add_argument("--neighbors", type=int, default=32)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--variants", nargs="+", default=list(VARIANTS))
-    parser.add_argument("--target", type=float, help="validation NLL whose time is reported")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/vnngp.csv"))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/vnngp.md"))
+    parser.add_argument("--figure", type=Path, default=None)
     args = parser.parse_args()
-    lines = [
-        f"VNNGP on {args.name}: {args.epochs} epochs, K = {args.neighbors}, B = 1024, float32, "
-        f"{torch.get_num_threads()} threads, mean of {args.seeds} splits; torch {torch.__version__}.",
-        "",
-        f"| variant | NLL | RMSE | CRPS | coverage | training [s] | seconds to validation NLL {args.target} |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    print("\n".join(lines), flush=True)
-    for variant in args.variants:
-        runs = [run(args.name, variant, args.epochs, seed, args.neighbors) for seed in range(args.seeds)]
-        means = torch.tensor([values for values, _, _ in runs]).mean(0).tolist()
-        seconds = sum(spent for _, spent, _ in runs) / len(runs)
-        reached = [next((t for t, value in trace if value <= args.target), None) for _, _, trace in runs if args.target]
-        when = "" if not reached else "never" if None in reached else f"{sum(reached) / len(reached):.1f}"
-        row = " | ".join(f"{value:.3f}" for value in means)
-        lines.append(f"| {variant} | {row} | {seconds:.1f} | {when} |")
-        print(lines[-1], flush=True)
-    if args.out:
-        args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    warnings.simplefilter("ignore")
+    done = {(row["part"], row["data"], row["method"], row["setting"]) for row in read(args.csv)}
+    for part in args.parts:
+        for key, measure in PARTS[part]():
+            if (part, key["data"], key["method"], str(key["setting"])) in done:
+                continue
+            row = {"part": part} | key | measure()
+            row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
+            append(args.csv, FIELDS, row)
+            print({name: row[name] for name in FIELDS[:8] if name in row}, flush=True)
+    rows = read(args.csv)
+    args.out.write_text(table(rows), encoding="utf-8")
+    if args.figure is not None:
+        draw(rows, args.figure)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def fit(
         method: an object with ``model`` and ``guide`` taking a batch of row numbers, and ``num_data``; optionally
             ``refresh_neighbors()`` and ``solve()``, and ``batch_args(idx, generator)`` for models that need more than
             row numbers. Or a tuple (model, guide), with `num_data`.
-        num_steps: total number of steps, including resumed ones; None trains until convergence.
+        num_steps: total number of steps, including resumed ones; None trains until convergence; Adam then goes
+            back where the loss ran away, and ends at the parameters of its best round.
         batch_size: rows per step, of the largest subset with "lbfgs". If it covers all rows, the model is called
             without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
             and about 20,000 with "lbfgs".

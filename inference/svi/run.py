@@ -206,10 +206,22 @@ class Run:
         """Steps per pass over all rows, but at least 20."""
         return max(20, self.num_data // (self.batches.size or self.num_data))
 
+    def parameters(self) -> dict[str, Tensor]:
+        """Copies of all parameters."""
+        return {name: param.detach().clone() for name, param in self.params.items()}
+
+    @torch.no_grad()
+    def put_back(self, values: dict[str, Tensor]) -> None:
+        """Restore copies of all parameters, in place; optimizers forget what they know of the loss elsewhere."""
+        for name, value in values.items():
+            self.params[name].copy_(value)
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
+
     def snapshot(self) -> dict[str, Any]:
         """Copies of all parameters and of the modules' buffers."""
         return {
-            "params": {name: param.detach().clone() for name, param in self.params.items()},
+            "params": self.parameters(),
             "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
         }
 

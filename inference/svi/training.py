@@ -32,9 +32,10 @@ _ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain tha
 _ROUND_JUDGED, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
 _MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
 _SLOWER, _CUTS = 1 / 3, 3
+_AWAY = 0.1  # rise of the objective in a round, in nats per data point, after which parameters are taken back
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
-_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "converged")  # saved attributes
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
 
 
 class Training:
@@ -83,6 +84,8 @@ class Training:
         self.plateau, self.gain = Plateau(tolerance, _MISSES if self.judged else _CUTS), math.inf
         self.scores: list[tuple[int, float]] = []
         self.best: dict[str, Any] | None = None
+        self.good: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
+        self.objective = math.inf
         self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
         self.judges = self.judges.to(self.run.device)
         self.watched = neighbor_parameters(method)
@@ -96,8 +99,13 @@ class Training:
             self._load()
             self.ended = self.converged or self._waited_out()
             self.solved_at = self.run.step
-        elif self.solving:
+            return
+        if self.solving:
             self._solve()
+        if self.automatic and self.run.quasi_newton is None:
+            self.objective = self.run.objective(_PROBE)
+            if math.isfinite(self.objective):
+                self.plateau.best, self.good = self.objective, self.run.parameters()
 
     def train(
         self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
@@ -142,6 +150,9 @@ class Training:
         if self.best is not None:
             self.run.restore(self.best)
             return
+        if self.good and not self.objective <= self.plateau.best + self.tolerance:
+            self._take_back()
+            return
         moved = self.refresh_every is None and self._moved()
         if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
             self._refresh()
@@ -178,12 +189,30 @@ class Training:
             self._solve()
         ends = self.automatic and run.step % self._round_steps() == 0
         if ends:
-            stalled = self.plateau.observe(run.objective(_PROBE))
-            if stalled:
-                run.slow_down(_SLOWER)
+            self._end_round()
             self.gain, self.converged = self.plateau.gain, self.plateau.converged
             self.ended = self.converged
         self._validate(ends if self.automatic else run.step % 500 == 0)
+
+    def _end_round(self) -> None:
+        """Keep the parameters of the best round; slow down after one without gain, go back after one that ran away."""
+        self.objective = self.run.objective(_PROBE)
+        if self.objective < self.plateau.best:
+            self.good = self.run.parameters()
+        stalled = self.plateau.observe(self.objective)
+        if self.good and not self.objective <= self.plateau.best + _AWAY:
+            self._take_back()
+        if stalled:
+            self.run.slow_down(_SLOWER)
+
+    def _take_back(self) -> None:
+        """Return to the parameters of the best round, and to what belongs to them."""
+        self.run.put_back(self.good)
+        if self.refresh_every != 0 and hasattr(self.method, "refresh_neighbors"):
+            self._refresh()
+        if self.solving:
+            self._solve()
+        self.objective = self.plateau.best
 
     def _after_lbfgs(self, optimizer: LBFGS, rows: Subsample) -> None:
         """At the end of a round refresh and solve, then go on to a larger subsample, or check convergence."""
@@ -300,19 +329,22 @@ class Training:
         """Everything that the rest of the run depends on."""
         course = {name: getattr(self, name) for name in _COURSE}
         state = {"run": self.run.state(), "course": course, "plateau": self.plateau.state()}
-        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best}
+        return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best, "good": self.good}
 
     def _load(self) -> None:
         state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
-        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None})
+        check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None, "good": {}})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
             check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
         if state["best"] is not None:
             check_schema("fit", state["best"], self.run.snapshot(), "checkpoint['best']")
+        if state["good"]:
+            check_schema("fit", state["good"], self.run.parameters(), "checkpoint['good']")
         self.run.load(state["run"])
         for name in _COURSE:
             setattr(self, name, state["course"][name])
         self.plateau.load(state["plateau"])
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
+        self.good = state["good"]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
+from pyro_nngp.data.tables import BY_ROW
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base.sites import DataSites
 
@@ -49,7 +50,7 @@ def check_by_row(
 ) -> dict[str, Tensor | None]:
     """Offset, weights and trials of the rows of x as tensors like x, None where there are none."""
     found: dict[str, Tensor | None] = {}
-    for name in ("offset", "weights", "trials"):
+    for name in BY_ROW:
         value = values.pop(name, None)
         found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape)
     if values:

@@ -284,13 +284,7 @@ class GPMethod(GrowingData):
         where = f"{type(self).__name__}.predict"
         if self.likelihood is None or not self.likelihood.takes_trials:
             if trials is not None:
-                fail(
-                    where,
-                    "trials",
-                    "None for this likelihood",
-                    "numbers",
-                    "They are for Binomial().",
-                )
+                fail(where, "trials", "None for this likelihood", "numbers", "They are for Binomial().")
             return None
         if trials is None:
             return torch.ones_like(x_new[:, 0])

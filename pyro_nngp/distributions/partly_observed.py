@@ -20,9 +20,7 @@ class PartlyObservedNormal(dist.MultivariateNormal):
             return super().log_prob(value)
         cov = self.scale_tril @ self.scale_tril.mT
         both = ~missing[..., :, None] & ~missing[..., None, :]
-        unit = torch.where(missing, 1 / (2 * math.pi), 0.0).to(
-            cov
-        )  # a variance with which the density at the mean is 1
+        unit = missing.to(cov) / (2 * math.pi)  # a variance with which the density at the mean is 1
         tril = torch.linalg.cholesky(torch.where(both, cov, 0.0) + torch.diag_embed(unit))
         loc = torch.where(missing, 0.0, self.loc)
         return dist.MultivariateNormal(loc, scale_tril=tril).log_prob(value.nan_to_num())

@@ -84,6 +84,9 @@ class Likelihood(GPModule):
                 where, cure = type(self).__name__, "Take parallel=False, vectorize_particles=False."
                 fail(where, name, f"of shape {tuple(own)}, one set at a time", tuple(value.shape), cure)
             bound.__dict__[name] = value.reshape((*batch[: max(0, len(batch) - len(own))], *own))
+        for name, part in self.named_children():
+            if isinstance(part, Likelihood):
+                bound.__dict__[name] = part.bind()
         return bound
 
     def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "Likelihood":

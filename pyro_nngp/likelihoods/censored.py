@@ -23,10 +23,9 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, LogNormal
 from pyro_nngp.likelihoods.discrete import interval_probabilities
-from pyro_nngp.likelihoods.quadrature import Focus
+from pyro_nngp.likelihoods.quadrature import BRANCH, Focus
 
 _FAR = 1e4  # standard deviations to a limit that is not there
-_BRANCH = 2.7  # distance of the singularities of log Phi from the real axis
 
 
 class _Recorded(constraints.Constraint):
@@ -50,12 +49,6 @@ class _PartlyObserved(Likelihood):
             name, cure = type(self).__name__, "Pass one of them."
             fail(name, "values", "to be Gaussian or LogNormal", f"{values!r:.60}", cure, TypeError)
         self.values = values
-
-    @pyro_entry
-    def bind(self) -> "_PartlyObserved":
-        bound = super().bind()
-        bound.__dict__["values"] = self.values.bind()
-        return bound
 
     @property
     def is_log(self) -> bool:
@@ -102,7 +95,7 @@ class Censored(_PartlyObserved):
     def focus(self, y: Tensor) -> Focus:
         """The limit, where the distribution function bends; only censored data need quadrature."""
         limit = self.direct(y)
-        return limit, _BRANCH * self.values.variance.detach().to(limit.dtype).sqrt().expand_as(limit)
+        return limit, BRANCH * self.values.variance.detach().to(limit.dtype).sqrt().expand_as(limit)
 
     def direct(self, y: Tensor) -> Tensor:
         return y.log() if self.is_log else y
@@ -157,7 +150,7 @@ class IntervalCensored(_PartlyObserved):
     def focus(self, y: Tensor) -> Focus:
         """The middle of the interval, or its only finite end."""
         middle = self.direct(y)
-        return middle, _BRANCH * self.values.variance.detach().to(middle.dtype).sqrt().expand_as(middle)
+        return middle, BRANCH * self.values.variance.detach().to(middle.dtype).sqrt().expand_as(middle)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:

@@ -24,9 +24,8 @@ from pyro_nngp._checks import check_choice, check_int, check_tensor, fail
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal, bounded
 from pyro_nngp.likelihoods.gumbel_max import expected_logsumexp, softmax_log_probs
-from pyro_nngp.likelihoods.quadrature import Focus
+from pyro_nngp.likelihoods.quadrature import BRANCH, Focus, at_zero
 
-_BRANCH = 2.7  # distance of the singularities of log Phi from the real axis; pi for the logarithm of the sigmoid
 _INFINITY = 1e4  # used for the outermost cutpoints: no latent value comes near, and its logarithms stay finite
 
 
@@ -51,7 +50,7 @@ class Bernoulli(Likelihood):
         return _Bernoulli(logits=f if self.link == "logit" else log_ndtr(f) - log_ndtr(-f))
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y)
+        return at_zero(y)
 
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
@@ -106,7 +105,7 @@ class Binomial(OutOfTrials):
         return dist.Binomial(self.total_count, logits=f)
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y)
+        return at_zero(y)
 
 
 class Poisson(Likelihood):
@@ -130,7 +129,7 @@ class Poisson(Likelihood):
         return dist.Poisson(bounded(f).exp() if self.link == "exp" else softplus(f.clamp(min=-80)))
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y) if self.link == "softplus" else (y.clamp(min=1).log(), torch.ones_like(y))
+        return at_zero(y) if self.link == "softplus" else (y.clamp(min=1).log(), torch.ones_like(y))
 
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
@@ -163,7 +162,7 @@ class NegativeBinomial(Likelihood):
         return dist.NegativeBinomial(self.total_count.to(f.dtype), logits=bounded(f))
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y)
+        return at_zero(y)
 
 
 class Categorical(Likelihood):
@@ -241,7 +240,7 @@ class Ordinal(Likelihood):
         cutpoints, rating = self.cutpoints.detach(), y.long()
         last = len(cutpoints) - 1
         center = (cutpoints[rating.clamp(max=last)] + cutpoints[(rating - 1).clamp(min=0)]) / 2
-        return center, torch.full_like(center, _BRANCH)
+        return center, torch.full_like(center, BRANCH)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
@@ -267,11 +266,6 @@ def interval_probabilities(
         log_high = log_ndtr(torch.where(flip, -lower, upper))
         logits = log_high + torch.log(-torch.expm1(log_low - log_high))
     return dist.Categorical(logits=logits)
-
-
-def _at_zero(y: Tensor) -> Focus:
-    """The focus of sigmoid and softplus, whose logarithms bend at 0 and have their nearest branch points above it."""
-    return torch.zeros((), device=y.device), torch.full((), _BRANCH, device=y.device)
 
 
 class _Bernoulli(dist.Bernoulli):

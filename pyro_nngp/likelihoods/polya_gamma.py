@@ -52,12 +52,6 @@ class PolyaGammaBound(Likelihood):
         self.support, self.expectation, self.cure = likelihood.support, likelihood.expectation, likelihood.cure
         self.takes_trials = likelihood.takes_trials
 
-    @pyro_entry
-    def bind(self) -> "PolyaGammaBound":
-        bound = super().bind()
-        bound.__dict__["base"] = self.base.bind()
-        return bound
-
     def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
         bound = copy.copy(super().for_rows(weights))
         bound.__dict__["base"] = self.base.for_rows(None, trials)

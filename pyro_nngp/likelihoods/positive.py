@@ -17,11 +17,9 @@ from pyro_nngp.distributions.positive import Tweedie as TweedieDistribution
 from pyro_nngp.distributions.positive import tweedie_log_prob
 from pyro_nngp.hyperparameters import Hyperparameter, between, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, bounded
-from pyro_nngp.likelihoods.quadrature import Focus
+from pyro_nngp.likelihoods.quadrature import BRANCH, Focus
 
 _LOG_2PI = math.log(2 * math.pi)
-_LARGEST = 80.0  # exponent that leaves exp(f) and exp(-f) positive and finite in float32
-_BRANCH = 2.7  # distance of the singularities of log(1 + e^f) from the real axis, or a little less
 
 
 class InverseGaussian(Likelihood):
@@ -41,7 +39,7 @@ class InverseGaussian(Likelihood):
         self.concentration = positive("InverseGaussian", "concentration", concentration)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return InverseGaussianDistribution(f.clamp(-_LARGEST / 2, _LARGEST / 2), self.concentration.to(f.dtype))
+        return InverseGaussianDistribution(bounded(2 * f) / 2, self.concentration.to(f.dtype))
 
     def focus(self, y: Tensor) -> Focus:
         return y.log(), torch.full_like(y, 0.5)
@@ -128,4 +126,4 @@ class GeneralizedPareto(Likelihood):
         return GeneralizedParetoDistribution(bounded(f), self.concentration.to(f.dtype))
 
     def focus(self, y: Tensor) -> Focus:
-        return (self.concentration.detach() * y).log(), torch.full_like(y, _BRANCH)
+        return (self.concentration.detach() * y).log(), torch.full_like(y, BRANCH)

@@ -6,7 +6,6 @@ Cost: O(1) per value and node.
 """
 
 import pyro.distributions as dist
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, constraints
@@ -14,9 +13,7 @@ from torch.distributions import Distribution, constraints
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
 from pyro_nngp.likelihoods.discrete import OutOfTrials
-from pyro_nngp.likelihoods.quadrature import Focus
-
-_BRANCH = 2.7  # distance of the singularities of functions of the sigmoid from the real axis, or a little less
+from pyro_nngp.likelihoods.quadrature import Focus, at_zero
 
 
 class _OpenUnitInterval(constraints.Constraint):
@@ -30,10 +27,6 @@ def _shapes(f: Tensor, concentration: Tensor) -> tuple[Tensor, Tensor]:
     """The parameters of the beta distribution with mean sigmoid(f), both positive wherever f is."""
     f, a = bounded(f), concentration.to(f.dtype)
     return a * f.sigmoid(), a * (-f).sigmoid()
-
-
-def _at_zero(y: Tensor) -> Focus:
-    return torch.zeros((), device=y.device), torch.full((), _BRANCH, device=y.device)
 
 
 class Beta(Likelihood):
@@ -58,7 +51,7 @@ class Beta(Likelihood):
         return dist.Beta(*_shapes(f, self.concentration))
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y)
+        return at_zero(y)
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor:
         return _start(y, near)
@@ -89,7 +82,7 @@ class BetaBinomial(OutOfTrials):
         return dist.BetaBinomial(*_shapes(f, self.concentration), total_count=self.total_count)
 
     def focus(self, y: Tensor) -> Focus:
-        return _at_zero(y)
+        return at_zero(y)
 
     def overdispersion(self) -> Tensor:
         return 1 + (self.total_count - 1) / (1 + self.concentration.detach())

@@ -57,6 +57,14 @@ Focus: TypeAlias = tuple[Tensor, Tensor]
 """Center of the sharpest feature of an integrand, and its scale: the distance of the nearest singularity (a kink, a
 pole or branch point in the complex plane) from the real axis, or less."""
 
+BRANCH = 2.7
+"""Distance of the singularities of log Phi from the real axis, a little less than that of the sigmoid's (pi)."""
+
+
+def at_zero(y: Tensor) -> Focus:
+    """The focus of sigmoid and softplus, whose logarithms bend at 0 and have their nearest branch points above it."""
+    return torch.zeros((), device=y.device), torch.full((), BRANCH, device=y.device)
+
 
 @functools.lru_cache(maxsize=64)
 def gauss_hermite(

@@ -39,12 +39,6 @@ class _OfCounts(Likelihood):
             fail(type(self).__name__, "counts", f"to be {names}", f"{counts!r:.60}", "Pass one of them.", TypeError)
         self.counts = counts
 
-    @pyro_entry
-    def bind(self) -> "_OfCounts":
-        bound = super().bind()
-        bound.__dict__["counts"] = self.counts.bind()
-        return bound
-
 
 class ZeroInflated(_OfCounts):
     r"""Zero with probability :math:`\pi`, else a count, which may be zero too.

@@ -254,3 +254,30 @@ def test_a_schedule_belongs_to_a_given_number_of_steps():
     fit(gp, 20, schedule=Schedule((0.5,), 0.5), lr=0.02, progress=False)
     with pytest.raises(TypeError, match="unexpected keyword argument 'milestones'"):
         fit(gp, 20, milestones=(0.5,))
+
+
+class Cliff(PyroModule):
+    """A loss of -p per data point that jumps to 100, without a slope, where p exceeds 1."""
+
+    num_data = 10
+
+    def __init__(self):
+        super().__init__()
+        self.p = nn.Parameter(torch.tensor(0.0))
+
+    @pyro_method
+    def model(self, idx=None):
+        score = torch.where(self.p < 1, self.p, -100.0 + 0 * self.p)
+        pyro.factor("score", self.num_data * score)
+
+    @pyro_method
+    def guide(self, idx=None):
+        pass
+
+
+def test_a_run_that_falls_off_a_cliff_goes_back_and_ends_at_its_best_round():
+    cliff = Cliff()
+    result = fit(cliff, optimizer="adam", lr=0.01, tolerance=0.05, progress=False)
+    assert max(result.losses) == 100
+    assert result.converged
+    assert 0.4 < cliff.p < 1
