@@ -9,6 +9,7 @@ are described by their BLAKE2b digest. Cost: one pass over the data.
 import dataclasses
 import functools
 import hashlib
+import re
 import types
 from typing import Any
 
@@ -22,6 +23,7 @@ _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "py
 _TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
 _OF_MODULES = {*vars(nn.Module()), "_pyro_context", "_pyro_name", "_store", "sparse_grad"}
 _KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # private attributes of the package's modules that count
+_ROWS = re.compile(r"\.(x|y|offset|weights|trials|neighbors)$|\blocal\b")
 _SHOWN = 4  # differences named in a message
 
 
@@ -32,6 +34,11 @@ def identity(**parts: Any) -> dict[str, str]:
     for name, part in parts.items():
         _describe(part, name, leaves, seen)
     return leaves
+
+
+def without_rows(found: dict[str, str]) -> dict[str, str]:
+    """The descriptions of a method on several processes without those of its rows, which differ between them."""
+    return {name: text for name, text in found.items() if not _ROWS.search(name)}
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> str:

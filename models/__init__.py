@@ -2,6 +2,7 @@
 
 from pyro_nngp.models.bsgp import BSGP
 from pyro_nngp.models.coregionalized import CoregionalizedLOO
+from pyro_nngp.models.lmc import LMC
 from pyro_nngp.models.loo import LOO
 from pyro_nngp.models.mllk import MLLk
 from pyro_nngp.models.npvi import NPVI
@@ -10,4 +11,4 @@ from pyro_nngp.models.swsgp import SWSGP
 from pyro_nngp.models.vecchia import Vecchia
 from pyro_nngp.models.vnngp import VNNGP
 
-__all__ = ["BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"]
+__all__ = ["BSGP", "LMC", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"]

@@ -42,6 +42,7 @@ from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributed import ShardedTable
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import (
@@ -234,6 +235,8 @@ class LOO(ResponseMethod):
     def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
         """Set each q(omega_n) to its posterior given its datum and neighbors; for Gaussian data solve for the mean.
 
+        Coefficients of the mean with normal priors get their posterior, with any data.
+
         The leave-one-out densities are almost flat in the mean, which cancels where neighbors surround a point: the
         optimum of the objective depends on the few points on the edge. The mean is therefore the generalized least
         squares estimate, as in :class:`~pyro_nngp.models.Vecchia`.
@@ -254,19 +257,32 @@ class LOO(ResponseMethod):
             self.solve_mean()
             return
         self._place_medians()
-        likelihood, every = self.likelihood_at(), torch.arange(self.num_data, device=self.x.device)
+        likelihood, every = self.likelihood_at(), torch.arange(len(self.x), device=self.x.device)
         y = self._values()
         for _ in range(num_sweeps):
             omega = self.local.distribution(likelihood, y, every).mean
             parts = []
-            for idx in every.split(batch_size):
+            for idx in every[: self.num_data].split(batch_size):
                 batch = self.graph.batch(idx)
                 near = batch.rows
                 here = self.likelihood_at(near)
                 observations = gaussian_observations(here, y[..., near], omega[..., near], self.x.dtype)
                 loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations, idx)
                 parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
-            self.local.put(likelihood, y, torch.cat(parts, -1))
+            self.local.put(likelihood, y, self.complete(torch.cat(parts, -1).movedim(-1, 0)).movedim(0, -1))
+            if self.can_solve_mean:
+                self.solve_mean()
+                self._place_medians()
+        if self.shard is not None:
+            cast(ShardedTable, self.graph).kept_trial = None
+
+    def take_rows(self, first: bool = False) -> None:
+        super().take_rows()
+        if self.local is not None and first:
+            self.local = self._start_omega(isinstance(self.local, LocalLogNormal), slice(None))
+        elif self.local is not None:
+            for table in self.local.parameters():
+                table.data = self.complete(table.detach()[: self.num_data])
 
     @property
     def can_alternate(self) -> bool:
@@ -307,7 +323,11 @@ class LOO(ResponseMethod):
         prior = auxiliary_prior(likelihood, y, self.x.dtype)
         local = LocalLogNormal(prior) if lognormal else LocalConjugate(prior.batch_shape, self.x)
         if isinstance(likelihood, NegativeBinomial):
-            found = pseudo_observations(likelihood, y)
+            level = None
+            if self.shard is not None:  # the level of the data of all processes
+                sample = self.coded(self.shard.sample["y"]).to(self.x.device)
+                level = pseudo_observations(likelihood, sample.movedim(0, -1)).level
+            found = pseudo_observations(likelihood, y, level)
             local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
         return local
 

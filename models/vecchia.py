@@ -25,7 +25,7 @@ from torch import Tensor
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import GaussianResponseMethod, ResponseMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -108,10 +108,13 @@ class Vecchia(GaussianResponseMethod):
             self.count_weights(batch.rows[batch.targets])
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
-    def _preceding(self) -> tuple[Tensor, Tensor]:
+    def _preceding(self) -> tuple[ResponseMethod, Tensor, Tensor]:
         """The first points in the ordering, and the positions of their neighbors."""
+        if self.shard is not None:
+            view = self.at_numbers(self.shard.numbers_at(TREND_POINTS), ordered=True)
+            return view, torch.arange(view.num_data, device=self.x.device), view.graph.neighbors
         rows = self.graph.order[:TREND_POINTS]
         places = torch.full_like(self.graph.order, -1)
         places[rows] = torch.arange(len(rows), device=rows.device)
         near = self.graph.neighbors[rows]
-        return rows, torch.where(near < 0, -1, places[near])
+        return self, rows, torch.where(near < 0, -1, places[near])

@@ -177,6 +177,8 @@ class VNNGP(PredictiveMethod):
             fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
         if scale is not None and scale <= 0:
             fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
+        self.solves_coefficients = posterior == "sites"
+        self.build_guide()
         if posterior == "sites":
             self.local = GaussianSites(
                 cast(Tensor, self.y),

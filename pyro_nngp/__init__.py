@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyro_nngp import (
         data,
+        distributed,
         distributions,
         inference,
         kernels,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from pyro_nngp.distributions import NNGP, NNGPReparam
     from pyro_nngp.inference import AutoNNGP, fit, to_arviz
     from pyro_nngp.maps import predict_grid
-    from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+    from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
     from pyro_nngp.storage import load
 
@@ -33,6 +34,7 @@ __version__ = version("pyro-nngp")
 
 _PACKAGES = (
     "data",
+    "distributed",
     "distributions",
     "inference",
     "kernels",
@@ -47,7 +49,18 @@ _HOME = {
     "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
     "pyro_nngp.inference": ("AutoNNGP", "fit", "to_arviz"),
     "pyro_nngp.maps": ("predict_grid",),
-    "pyro_nngp.models": ("BSGP", "LOO", "NPVI", "SVGP", "SWSGP", "VNNGP", "CoregionalizedLOO", "MLLk", "Vecchia"),
+    "pyro_nngp.models": (
+        "BSGP",
+        "LMC",
+        "LOO",
+        "NPVI",
+        "SVGP",
+        "SWSGP",
+        "VNNGP",
+        "CoregionalizedLOO",
+        "MLLk",
+        "Vecchia",
+    ),
     "pyro_nngp.neighbors": ("NeighborGraph",),
     "pyro_nngp.storage": ("load",),
 }
@@ -55,6 +68,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "BSGP",
+    "LMC",
     "LOO",
     "NNGP",
     "NPVI",
@@ -69,6 +83,7 @@ __all__ = [
     "Vecchia",
     "__version__",
     "data",
+    "distributed",
     "distributions",
     "fit",
     "inference",

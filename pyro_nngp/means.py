@@ -4,19 +4,27 @@ Both are linear in their coefficients, :math:`\mu(x) = b(x)^\top \beta`, so that
 them by generalized least squares. Values are in the units of the latent function; gradient steps are in multiples of
 `unit`, which a method sets to the spread of its data.
 
-Cost: O(B D).
+Coefficients with a normal prior have a joint normal posterior given Gaussian observations of f, which methods set by
+:meth:`LinearMean.set_posterior`; it is the guide of their sites.
+
+Cost: O(B D). Symbols: p coefficients for each of L latent functions.
 """
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from pyro.nn import PyroSample
 from torch import Tensor
+from torch.distributions.transforms import ReshapeTransform
 
-from pyro_nngp._checks import fail, undefined
+from pyro_nngp._checks import check_int, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
+
+_WEAK, _START = 10.0, 0.1  # standard deviations of weak priors and of the first posterior, in spreads of f
 
 
 class BasisMean(GPModule):
@@ -55,6 +63,9 @@ class BasisMean(GPModule):
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         """Set the level, unless the user has, and the units of gradient steps."""
         undefined(self, "start", "mean function")
+
+    has_posterior = False
+    """Whether a method sets the joint normal posterior of the coefficients."""
 
     @property
     def is_free(self) -> bool:
@@ -111,46 +122,77 @@ class ConstantMean(BasisMean):
 
 
 class LinearMean(BasisMean):
-    r"""A learnable linear mean function, :math:`\mu(x) = c + s^\top (x - \bar x)`.
+    r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
+
+    Without a prior, c and s are parameters. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
+    their posterior is part of :meth:`~pyro_nngp.models.base.GPMethod.summary` and of exports to ArviZ, and predictions
+    have its uncertainty.
 
     Args:
-        input_dim: number D of input columns.
+        input_dim: number D of columns.
         num_latents: number L of functions, each with its coefficients; None is one.
-        prior: distribution of a number, the prior of each coefficient in the units of the data; None makes them
-            parameters. The sites are ``mean.value`` and ``mean.slope``.
+        prior: distribution of a number, the prior of each coefficient in the units of the data; or "weak", normal
+            distributions with 10 times the spread of f in the data, per standard deviation of the column, as their
+            standard deviations, whatever the units; None makes the coefficients parameters.
+        active_dims: the columns; None is all of them.
 
     Attributes:
         value: c, the level at the center of the data, () or (L,).
         slope: s, (D,) or (D, L).
         center: :math:`\bar x`, which the method sets to the center of its data.
+        posterior_loc, posterior_tril: mean and Cholesky factor of the covariance of the joint posterior of (c, s),
+            flattened in this order, where the method solves for it.
 
     Raises:
         TypeError: if `prior` is no distribution of a number.
+        ValueError, TypeError: if ``active_dims`` are not D columns.
     """
 
-    center: Tensor
+    trained_buffers = frozenset({"posterior_loc", "posterior_tril"})  # do not identify a run
 
-    def __init__(self, input_dim: int, num_latents: int | None = None, prior: Any = None) -> None:
+    center: Tensor
+    posterior_loc: Tensor
+    posterior_tril: Tensor
+
+    def __init__(
+        self,
+        input_dim: int,
+        num_latents: int | None = None,
+        prior: Any | Literal["weak"] | None = None,
+        active_dims: Sequence[int] | None = None,
+    ) -> None:
         super().__init__()
+        for column in active_dims or ():
+            check_int("LinearMean", "active_dims", column, cure="List column numbers.")
+        if active_dims is not None and len(active_dims) != input_dim:
+            fail(
+                "LinearMean", "active_dims", f"of length {input_dim}", len(active_dims), "Make it agree with input_dim."
+            )
+        self.active_dims = None if active_dims is None else list(active_dims)
         self.is_set, self._single, self._given_prior = False, num_latents is None, prior is not None
+        self._weak = isinstance(prior, str) and prior == "weak"
         shape = () if num_latents is None else (num_latents,)
         self.register_buffer("center", torch.zeros(input_dim))
+        size = (1 + input_dim) * max(1, len(torch.zeros(shape).reshape(-1)))
+        self.register_buffer("posterior_loc", torch.zeros(size if prior is not None else 0))
+        self.register_buffer("posterior_tril", torch.eye(size if prior is not None else 0))
         if prior is None:
             self.value = scaled(torch.zeros(shape), 1.0)
             self.slope = scaled(torch.zeros(input_dim, *shape), 1.0)
-        else:
-            if not isinstance(prior, TorchDistributionMixin) or tuple(prior.batch_shape + prior.event_shape):
-                cure = "Pass one such as dist.Normal(0.0, 10.0)."
-                fail("LinearMean", "prior", "to be a Pyro distribution of a number", f"{prior!r:.60}", cure, TypeError)
-            self.value = PyroSample(prior.expand(shape).to_event(len(shape)))
-            self.slope = PyroSample(prior.expand((input_dim, *shape)).to_event(1 + len(shape)))
+            return
+        prior = dist.Normal(torch.tensor(0.0), 1.0) if self._weak else prior
+        if not isinstance(prior, TorchDistributionMixin) or tuple(prior.batch_shape + prior.event_shape):
+            cure = 'Pass one such as dist.Normal(0.0, 10.0), or "weak".'
+            fail("LinearMean", "prior", "to be a Pyro distribution of a number", f"{prior!r:.60}", cure, TypeError)
+        self.value = PyroSample(prior.expand(shape).to_event(len(shape)))
+        self.slope = PyroSample(prior.expand((input_dim, *shape)).to_event(1 + len(shape)))
 
     def forward(self, x: Tensor) -> Tensor:
-        value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), x - self.center.to(x)
+        value, slope, x = self.value.to(x.dtype), self.slope.to(x.dtype), self._columns(x)
         return value + ((x * slope).sum(-1) if self._single else x @ slope)
 
     def basis(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "B p"]:
-        return torch.cat([torch.ones_like(x[:, :1]), x - self.center.to(x)], -1)
+        return torch.cat([torch.ones_like(x[:, :1]), self._columns(x)], -1)
 
     @torch.no_grad()
     def assign(self, coefficients: Float[Tensor, "p L"]) -> None:
@@ -159,16 +201,152 @@ class LinearMean(BasisMean):
 
     @torch.no_grad()
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
-        if self._given_prior and not self.is_set:
-            self.is_set, self.center = True, x[0] + (x - x[:1]).mean(0)
-        if self.is_set or not self.is_free:
+        if self.is_set or not (self._given_prior or self.is_free):
             return
-        shape, width = self.value.shape, (x - x[:1]).double().std(0, correction=0)
+        x = x if self.active_dims is None else x[:, self.active_dims]
+        shape = self._pyro_samples["value"].event_shape if self._given_prior else self.value.shape
+        width = (x - x[:1]).double().std(0, correction=0)
         width = torch.where(width > 0, width, 1.0).reshape(-1, *[1] * len(shape))
         level, unit = _fitted(level, spread, shape)
-        self.center = x[0] + (x - x[:1]).mean(0)
-        self.is_set, self.value = True, scaled(level.to(x), unit)
+        self.is_set, self.center = True, x[0] + (x - x[:1]).mean(0)
+        if self._given_prior:
+            self._start_posterior(level.to(x), unit.to(x), (unit / width).to(x))
+            return
+        self.value = scaled(level.to(x), unit)
         self.slope = scaled(torch.zeros(x.shape[1], *shape).to(x), unit / width)
+
+    def _start_posterior(self, level: Tensor, unit: Tensor, slope: Tensor) -> None:
+        """Weak priors, if wanted; the posterior starts at the level of the data."""
+        shape = level.shape
+        if self._weak:
+            value = dist.Normal(level, _WEAK * unit)
+            slopes = dist.Normal(torch.zeros_like(slope), _WEAK * slope)
+            self.value = PyroSample(value.to_event(len(shape)))
+            self.slope = PyroSample(slopes.to_event(1 + len(shape)))
+        scales = torch.cat([unit.reshape(-1), slope.reshape(-1)]) * _START
+        self.posterior_loc = torch.cat([level.reshape(-1), torch.zeros_like(slope).reshape(-1)])
+        self.posterior_tril = torch.diag(scales)
+
+    # The joint posterior of coefficients with normal priors.
+
+    @property
+    def is_normal(self) -> bool:
+        """Whether the coefficients have normal priors."""
+        return self._given_prior and all(isinstance(_base(prior), dist.Normal) for prior in self._pyro_samples.values())
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """() if all latent functions have the same coefficients, else (L,)."""
+        return () if self._single else tuple(self._pyro_samples["value"].event_shape)
+
+    @property
+    def is_sampled_alone(self) -> bool:
+        """Whether the coefficients have normal priors, and no method sets their posterior."""
+        return self.is_normal and not self.has_posterior
+
+    def prior_moments(self) -> tuple[Float[Tensor, " pL"], Float[Tensor, " pL"]]:
+        """Prior means and precisions of the coefficients, flattened."""
+        bases = [_base(self._pyro_samples[name]) for name in ("value", "slope")]
+        locs, scales = (torch.cat([getattr(base, name).reshape(-1) for base in bases]) for name in ("loc", "scale"))
+        return locs.to(self.posterior_loc), scales.to(self.posterior_loc).pow(-2)
+
+    @torch.no_grad()
+    def set_posterior(self, loc: Float[Tensor, " pL"], cov: Float[Tensor, "pL pL"]) -> None:
+        """Set the joint posterior of the coefficients, flattened."""
+        self.posterior_loc.copy_(loc)
+        self.posterior_tril.copy_(torch.linalg.cholesky(cov))
+
+    def place_posterior(self) -> None:
+        """Give the sites their posterior means within the present Pyro context."""
+        before: dict[str, Tensor] = {}
+        for name in ("value", "slope"):
+            q = self.own_guide(name, before)
+            before[name] = q.transforms[0](q.base_dist.loc) if hasattr(q, "transforms") else q.loc
+            self._pyro_context.set(self._pyro_get_fullname(name), before[name])
+
+    def deviation(self) -> Float[Tensor, "p *L"]:
+        """The present coefficients less their posterior means."""
+        values = torch.cat([self.value[None], self.slope])
+        return values - self.posterior_loc.reshape(values.shape)
+
+    def own_guide(self, name: str, before: Mapping[str, Tensor]) -> Any:
+        """The posterior of one site given those that were drawn before it, by name."""
+        shape = self._pyro_samples[name].event_shape
+        first = self.posterior_loc.numel() // (1 + len(self.center))
+        loc, tril = self.posterior_loc, self.posterior_tril
+        if name == "value":
+            q = dist.MultivariateNormal(loc[:first], scale_tril=tril[:first, :first])
+        else:
+            residual = (before["value"].reshape(-1, 1) - loc[:first, None]).to(loc)
+            white = torch.linalg.solve_triangular(tril[:first, :first], residual, upper=False)[:, 0]
+            q = dist.MultivariateNormal(loc[first:] + tril[first:, :first] @ white, scale_tril=tril[first:, first:])
+        if name == "value" and self._single:
+            return dist.Normal(loc[0], tril[0, 0])
+        return q if len(shape) == 1 else dist.TransformedDistribution(q, [ReshapeTransform(q.event_shape, shape)])
+
+    def own_quantiles(self, name: str, shift: Tensor) -> Tensor:
+        """Quantiles of each entry of a site, `shift` standard deviations from the mean."""
+        first, shape = self.posterior_loc.numel() // (1 + len(self.center)), self._pyro_samples[name].event_shape
+        part = slice(None, first) if name == "value" else slice(first, None)
+        found = self.posterior_loc + shift.to(self.posterior_loc) * self.posterior_tril.norm(dim=-1)
+        return found[part].reshape(shape)
+
+    def _columns(self, x: Tensor) -> Tensor:
+        return (x if self.active_dims is None else x[..., self.active_dims]) - self.center.to(x)
+
+
+def condition_coefficients(
+    mean: LinearMean, precision: Float[Tensor, "*L p p"], linear: Float[Tensor, "*L p"]
+) -> Float[Tensor, "p *own"]:
+    r"""Set the posterior of coefficients with normal priors given the data's part of it.
+
+    Args:
+        mean: the mean function.
+        precision: of the likelihood of the coefficients as a normal density, one for each latent function or for all.
+        linear: the precision times its mean.
+
+    Returns:
+        Posterior means, one column for each latent function that has its own.
+    """
+    prior_loc, prior_precision = (part.double() for part in mean.prior_moments())
+    p, shape = precision.shape[-1], (precision.shape[-1], *mean.own_shape)
+    precision, linear = precision.double(), linear.double()
+    if not mean.own_shape:  # all latent functions have the same mean
+        system, right = precision.reshape(-1, p, p).sum(0), linear.reshape(-1, p).sum(0)
+    else:
+        count = shape[1]
+        blocks = precision.new_zeros(p, count, p, count)
+        for i, block in enumerate(precision.expand(count, p, p)):
+            blocks[:, i, :, i] = block
+        system, right = blocks.reshape(p * count, -1), linear.expand(count, p).mT.reshape(-1)
+    system, right = system + prior_precision.diag(), right + prior_precision * prior_loc
+    size = system.diagonal().rsqrt()  # columns may have any units
+    tril = torch.linalg.cholesky(size[:, None] * system * size)
+    cov = size[:, None] * torch.cholesky_inverse(tril) * size
+    loc = size * torch.cholesky_solve((size * right)[:, None], tril)[:, 0]
+    mean.set_posterior(loc, cov)
+    return loc.reshape(shape)
+
+
+def trend_variance(mean: LinearMean, basis: Float[Tensor, "*L P p"]) -> Float[Tensor, "*out P"]:
+    """Variance of combinations of the coefficients under their posterior.
+
+    Args:
+        mean: the mean function.
+        basis: the combinations, one set for each latent function or for all.
+    """
+    tril = mean.posterior_tril.to(basis)
+    if not mean.own_shape:
+        return (basis @ tril).square().sum(-1)
+    rows = tril.reshape(-1, *mean.own_shape, tril.shape[-1]).movedim(1, 0)  # (L, p, pL)
+    return (basis @ rows).square().sum(-1)
+
+
+def _base(prior: Any) -> Any:
+    """The distribution within independent dimensions and expansions."""
+    while hasattr(prior, "base_dist"):
+        prior = prior.base_dist
+    return prior
 
 
 def _fitted(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -178,4 +356,4 @@ def _fitted(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, T
     return level.expand(shape), spread.expand(shape)
 
 
-__all__ = ["BasisMean", "ConstantMean", "LinearMean"]
+__all__ = ["BasisMean", "ConstantMean", "LinearMean", "condition_coefficients", "trend_variance"]

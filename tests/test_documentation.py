@@ -23,6 +23,7 @@ FEWER = {  # sizes on a page, and in the test
     "README.md": [("num_samples=100, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("2_000", "300")],
     "docs/gibbs.md": [("num_samples=500, warmup_steps=100", "num_samples=5, warmup_steps=5"), ("rand(500", "rand(100")],
     "docs/howto/checkpoints.md": [("train(60)", "train(6)"), ("train(100)", "train(12)"), ("every=50", "every=5")],
+    "docs/howto/cluster.md": [("5_000", "400"), ("every=5", "every=50"), (", 200)", ", 20)")],
     "docs/howto/maps.md": [
         (", 400)", ", 60)"),
         ("50, 0.5", "50, 5.0"),
@@ -46,6 +47,13 @@ FEWER = {  # sizes on a page, and in the test
         ("300", "100"),
     ],
     "docs/howto/mixed_models.md": [("range(50)", "range(3)"), ("num_samples=100", "num_samples=3"), ("=20)", "=2)")],
+    "docs/howto/several_outputs.md": [
+        ("fit(gp)", "fit(gp, 3)"),
+        ("fit(alone)", "fit(alone, 3)"),
+        ("varying, 60", "varying, 2"),
+        ("300", "100"),
+        ("40", "9"),
+    ],
     "docs/howto/scikit_learn.md": [
         (", 400)", ", 80)"),
         ("[:300]", "[:60]"),

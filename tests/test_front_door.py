@@ -32,6 +32,7 @@ LAYERS = (
     "pyro_nngp.native.conditional",
     "pyro_nngp.gpu",
     "pyro_nngp.neighbors",
+    "pyro_nngp.distributed",
     "pyro_nngp.conditionals",
     "pyro_nngp.distributions",
     "pyro_nngp.likelihoods",

@@ -8,9 +8,11 @@ and all hyperparameters are drawn from the priors of the program anew for each d
 intervals of an exact posterior then cover at their nominal rate. Gaussian data have a noise of unknown scale.
 
 ``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
-kind beside NUTS on the whitened program. ``seconds``: one Poisson data set of 10,000 points, without groups.
+kind beside QuickNUTS on the same program. ``gpboost``: coefficients and standard errors beside GPBoost, which maximizes
+the likelihood of the same model with an exact process and flat priors (``pip install gpboost``). ``seconds``: one
+Poisson data set of 10,000 points, without groups.
 
-Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|seconds ...] [--sets 50] [--guides ...]
+Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|gpboost|seconds ...] [--sets 50] [--guides ...]
     [--rows FILE.csv] [--out FILE.md]
 """
 
@@ -23,12 +25,13 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro import poutine
-from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
+from pyro.infer import MCMC, SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoLowRankMultivariateNormal, AutoNormal, init_to_median
 from pyro.optim import ClippedAdam
 from rows import append, commit, read  # beside this file
 
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, NNGPReparam
+from pyro_nngp.inference import QuickNUTS
 from pyro_nngp.kernels import Matern32
 
 GROUPS, NEIGHBORS = 20, 15
@@ -179,29 +182,57 @@ def table(rows, args):
 
 
 def beside_nuts(args):
-    """Means and standard deviations beside those of NUTS, for one data set of each kind."""
-    lines = ["| data | | AutoNNGP | NUTS | difference of means / sd | ratio of sd | n_eff |", "|---" * 7 + "|"]
+    """95 % intervals beside those of NUTS, for one data set of each kind."""
+    lines = ["| data | | truth | AutoNNGP | NUTS | n_eff of NUTS |", "|---" * 6 + "|"]
     print("\n".join(lines))
     for kind in args.kinds:
-        problem = Problem(kind, args.nuts_points, 100)
-        program, guide, _, _ = train(problem, "AutoNNGP")
-        ours = draws_of(program, guide, 1000)
+        problem = Problem(kind, args.nuts_points, args.nuts_seed)
+        _, guide, _, _ = train(problem, "AutoNNGP")
+        ours, truth = intervals(problem, guide), quantities({n: v[None] for n, v in problem.truth.items()})
         pyro.set_rng_seed(1)
         start = init_to_median(num_samples=50)
-        mcmc = MCMC(NUTS(problem.white(), init_strategy=start), args.nuts_draws, 300, disable_progbar=True)
+        mcmc = MCMC(QuickNUTS(problem.model, init_strategy=start), args.nuts_draws, 300, disable_progbar=True)
         mcmc.run()
-        theirs = quantities(mcmc.get_samples())
-        for name, draws in theirs.items():
-            loc, scale, effective = draws.mean(), draws.std(), dist_effective(draws)
-            own, own_scale = ours[name].mean(), ours[name].std()
-            shown = f"{own:.3f} ± {own_scale:.3f} | {loc:.3f} ± {scale:.3f} | {(own - loc) / scale:.2f}"
-            lines.append(f"| {kind} | {name} | {shown} | {own_scale / scale:.2f} | {effective:.0f} |")
+        for name, draws in quantities(mcmc.get_samples()).items():
+            ends = [ours[name].tolist(), draws.quantile(torch.tensor([0.025, 0.975])).tolist()]
+            shown = " | ".join(f"[{low:.2f}, {high:.2f}]" for low, high in ends)
+            lines.append(f"| {kind} | {name} | {truth[name].item():.2f} | {shown} | {dist_effective(draws):.0f} |")
             print(lines[-1], flush=True)
     return lines
 
 
 def dist_effective(draws):
     return float(pyro.ops.stats.effective_sample_size(draws[None]))
+
+
+def beside_gpboost(args):
+    """Means and standard deviations of coefficients beside GPBoost's estimates and standard errors."""
+    import gpboost as gpb
+
+    lines = ["| data | | AutoNNGP | GPBoost | truth | s | s, GPBoost |", "|---" * 7 + "|"]
+    print("\n".join(lines))
+    kinds = {"Poisson": "poisson", "Bernoulli": "bernoulli_logit", "Gaussian": "gaussian"}
+    for kind in args.kinds:
+        problem = Problem(kind, args.nuts_points, 100)
+        program, guide, _, seconds = train(problem, "AutoNNGP")
+        ours, start = draws_of(program, guide, 1000), time.process_time()
+        design = torch.cat([torch.ones(len(problem.x), 1), problem.covariates], 1)
+        model = gpb.GPModel(
+            group_data=problem.group.numpy(),
+            gp_coords=problem.x.numpy(),
+            cov_function="matern",
+            cov_fct_shape=1.5,
+            likelihood=kinds[kind],
+            num_parallel_threads=1,
+        )
+        model.fit(y=problem.y.numpy(), X=design.numpy())
+        table, theirs = model.get_coef(std_err=True).to_numpy(), time.process_time() - start
+        truth = quantities({name: value[None] for name, value in problem.truth.items()})
+        for i, name in enumerate(NUMBERS[:3]):
+            shown = f"{ours[name].mean():.2f} ± {ours[name].std():.2f} | {table[0, i]:.2f} ± {table[1, i]:.2f}"
+            lines.append(f"| {kind} | {name} | {shown} | {truth[name].item():.2f} | {seconds:.1f} | {theirs:.1f} |")
+            print(lines[-1], flush=True)
+    return lines
 
 
 def many_points(args):
@@ -224,12 +255,13 @@ def many_points(args):
 
 def main():
     parser = argparse.ArgumentParser()
-    parts = {"coverage": coverage, "nuts": beside_nuts, "seconds": many_points}
+    parts = {"coverage": coverage, "nuts": beside_nuts, "gpboost": beside_gpboost, "seconds": many_points}
     parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
     parser.add_argument("--sets", type=int, default=50)
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--nuts-points", type=int, default=200)
-    parser.add_argument("--nuts-draws", type=int, default=1000)
+    parser.add_argument("--nuts-seed", type=int, default=100)
+    parser.add_argument("--nuts-draws", type=int, default=800)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--guides", nargs="+", choices=GUIDES, default=["AutoNNGP"])
     parser.add_argument("--rows", type=Path, default=Path("mixed_models.csv"))

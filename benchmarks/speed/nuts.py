@@ -6,6 +6,7 @@ the variance, logN(-1.5, 0.5) on the lengthscale; K = 15. White values and the d
 up to 10; PyMC's own warm-up) everywhere, float64, one chain, one thread:
 
     QuickNUTS, NUTS    Pyro, this package
+    with AutoNNGP      QuickNUTS(model, guide=AutoNNGP(model)), half as many steps of warm-up
     NNGP               NumPyro: weights by batched Cholesky factors, f row by row in a scan (nuts_other.py)
     dense              NumPyro: a dense Cholesky factor
     HSGP               PyMC: a Hilbert-space approximation with 25 basis functions per column and c = 1.5
@@ -20,7 +21,8 @@ draws after the warm-up, without it.
     two                two NNGP sites at 60 places, 300 iterations, QuickNUTS beside NUTS
 
 Usage: python benchmarks/speed/nuts.py [gradients|fixed|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
-           [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--pyro]; the interpreters are of environments that have them.
+           [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--plain] [--pyro]; the interpreters are of environments that
+           have them.
 """
 
 import argparse
@@ -39,7 +41,7 @@ from pyro.infer import MCMC, NUTS, Predictive
 from pyro.infer.mcmc.util import initialize_model
 
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference import QuickNUTS
+from pyro_nngp.inference import AutoNNGP, QuickNUTS
 from pyro_nngp.inference.mcmc.quick_nuts import RecordedPotential
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.neighbors import NeighborGraph
@@ -97,11 +99,13 @@ def chain(kernel, args, warmup, draws):
     return mcmc.get_samples(), marks[-1] - start, marks[-1] - marks[warmup - 1]
 
 
-def ours(name, kernel, args, options):
-    draws, total, sampling = chain(kernel, args, options.warmup, options.draws)
-    kept = {site: draws[site].numpy() for site in ("variance", "lengthscale", "intercept")}
-    f = Predictive(kernel.model, draws, return_sites=("f",), parallel=True)(*args)["f"]
-    report(name, len(args[1]), kept | {"f": f.reshape(options.draws, -1)[:, :SHOWN].numpy()}, total, sampling)
+def ours(name, kernel, args, options, warmup, parallel=True):
+    draws, total, sampling = chain(kernel, args, warmup, options.draws)
+    names = ("variance", "lengthscale", "intercept", "f")
+    with torch.no_grad():
+        found = draws | Predictive(kernel.model, draws, return_sites=names, parallel=parallel)(*args)
+    kept = {site: found[site].reshape(options.draws).numpy() for site in names[:3]}
+    report(name, len(args[1]), kept | {"f": found["f"].reshape(options.draws, -1)[:, :SHOWN].numpy()}, total, sampling)
 
 
 def run_other(python, name, args, place, warmup, draws):
@@ -140,9 +144,12 @@ def beside(options):
     )
     for num_points in options.points:
         args = problem(num_points)
-        ours("QuickNUTS", QuickNUTS(model), args, options)
+        guided = QuickNUTS(model, guide=AutoNNGP(model))
+        ours("QuickNUTS with AutoNNGP", guided, args, options, options.warmup // 2, parallel=False)
+        if options.plain:
+            ours("QuickNUTS", QuickNUTS(model), args, options, options.warmup)
         if options.pyro:
-            ours("NUTS", NUTS(whitened(model, "f")), args, options)
+            ours("NUTS", NUTS(whitened(model, "f")), args, options, options.warmup)
         if options.numpyro:
             others(options.numpyro, "NumPyro, NNGP", args, options)
         if options.numpyro and options.dense:
@@ -196,6 +203,7 @@ if __name__ == "__main__":
     parser.add_argument("--numpyro")
     parser.add_argument("--pymc")
     parser.add_argument("--dense", action="store_true")
+    parser.add_argument("--plain", action="store_true", help="QuickNUTS without a guide, too")
     parser.add_argument("--pyro", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import latent_values
+from pyro_nngp.inference.autoguide.transport import Transported
 from pyro_nngp.inference.mcmc.potential import Minibatch
 from pyro_nngp.inference.mcmc.recorder import RECORD
 
@@ -36,6 +37,9 @@ class MCMCDraws:
         self.model: Any = getattr(mcmc.kernel, "model", None)
         if self.model is None:
             fail(where, "the MCMC kernel", "to have a model", "a potential only", "Build the kernel from a model.")
+        self._transported = self.model if isinstance(self.model, Transported) else None
+        if self._transported is not None:
+            self.model = self._transported.original
         self._mcmc, self._samples = mcmc, mcmc.get_samples(group_by_chain=True)
         self.num_chains, self._total = next(iter(self._samples.values())).shape[:2]
         self.num_samples = self._total if num_samples is None else num_samples
@@ -50,7 +54,10 @@ class MCMCDraws:
 
     def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
         """Values at one of the selected draws."""
-        return {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}, None
+        values = {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}
+        if self._transported is not None:
+            values = self._transported.original_values(values, *args, **kwargs)
+        return values, None
 
     def are_of(self, method: Any) -> bool:
         """Whether they are from the guide of a method."""
@@ -79,9 +86,19 @@ class MCMCDraws:
         transforms = getattr(self._mcmc, "transforms", None) or {}
         values = {name: torch.as_tensor(value) for name, value in kept.items()}
         values = {name: transforms[name].inv(z) if name in transforms else z for name, z in values.items()}
+        if values and self._transported is not None:
+            values = self._originals(values)
         recorded = self._recorded("warmup") if kept else {}
         statistics: Statistics = {name: (("chain", "draw"), value) for name, value in recorded.items()}
         return values, statistics
+
+    def _originals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Values of the sites of the original program at draws, (chains, draws, ...)."""
+        assert self._transported is not None
+        (args, kwargs), shape = self.arguments(), next(iter(values.values())).shape[:2]
+        every = [{name: value[at] for name, value in values.items()} for at in np.ndindex(shape)]
+        rows = [self._transported.original_values(row, *args, **kwargs) for row in every]
+        return {name: torch.stack([row[name] for row in rows]).unflatten(0, shape) for name in rows[0]}
 
     def _recorded(self, part: str) -> dict[str, np.ndarray]:
         """What a ``Recorder`` kept of all chains, (chains, draws, ...)."""

@@ -173,6 +173,10 @@ class AutoNNGP(AutoGuide):
         count = sum(name.startswith("phi_") for name, _ in self.named_buffers(recurse=False))
         return [(getattr(self, f"phi_{i}"), getattr(self, f"spread_{i}")) for i in range(count)]
 
+    def conditional_at(self, latent: Float[Tensor, " h"]) -> ConditionalPosterior:
+        """q(z | theta), at hyperparameters in unconstrained space."""
+        return self._conditional({name: value for name, _, value in self.unpack(latent)})
+
     def _conditional(self, values: Mapping[str, Tensor]) -> ConditionalPosterior:
         """q(z | theta)."""
         return ConditionalPosterior(*self._linearize(values, self._center), self._blocks, self._moments())
@@ -217,7 +221,7 @@ class AutoNNGP(AutoGuide):
             found = laplace.mode(self._log_evidence, before)
             with torch.no_grad():
                 self.loc.copy_(torch.from_numpy(found))
-            self._fixed_point({name: value.detach() for name, _, value in self._unpack(self.loc.detach())})
+            self._fixed_point({name: value.detach() for name, _, value in self.unpack(self.loc.detach())})
             if np.abs(found - before).max() < _NEAR:
                 break
         cov = laplace.covariance(self._log_evidence, found)
@@ -227,7 +231,7 @@ class AutoNNGP(AutoGuide):
     @torch.no_grad()
     def _log_evidence(self, u: Float[np.ndarray, " h"]) -> float:
         """Log density of data and unconstrained hyperparameters, z integrated out."""
-        parts = list(self._unpack(torch.from_numpy(u).to(self.loc)))
+        parts = list(self.unpack(torch.from_numpy(u).to(self.loc)))
         volume = sum(
             float(biject_to(support).log_abs_det_jacobian(part, value).sum())
             for support, (_, part, value) in zip(self._supports, parts, strict=True)
@@ -238,8 +242,10 @@ class AutoNNGP(AutoGuide):
             return _IMPOSSIBLE
         return found if np.isfinite(found) else _IMPOSSIBLE
 
-    def _unpack(self, latent: Float[Tensor, " h"]) -> Iterator[tuple[str, Tensor, Tensor]]:
+    def unpack(self, latent: Float[Tensor, " h"]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Names, unconstrained values and values of the hyperparameters."""
+        if not self.hyperparameters:
+            return
         parts = latent.split([shape.numel() for shape in self._hyper_shapes])
         for name, shape, support, part in zip(
             self.hyperparameters, self._hyper_shapes, self._supports, parts, strict=True
@@ -288,7 +294,7 @@ class AutoNNGP(AutoGuide):
             return values, densities
         q = dist.MultivariateNormal(self.loc, scale_tril=self.scale[:, None] * self.scale_tril)
         latent = pyro.sample(f"_{self._pyro_name}_hyperparameters", q, infer={"is_auxiliary": True})
-        for (name, part, value), support in zip(self._unpack(latent), self._supports, strict=True):
+        for (name, part, value), support in zip(self.unpack(latent), self._supports, strict=True):
             density = biject_to(support).inv.log_abs_det_jacobian(value, part)
             own = value.dim() - self.prototype_trace.nodes[name]["fn"].event_dim
             values[name], densities[name] = value, density.flatten(own).sum(-1) if density.dim() > own else density
@@ -308,7 +314,7 @@ class AutoNNGP(AutoGuide):
         """Medians of the hyperparameters, and those of the Gaussian sites given them, by name."""
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        values = {name: value for name, _, value in self._unpack(self.loc.detach())} if self.hyperparameters else {}
+        values = {name: value for name, _, value in self.unpack(self.loc.detach())} if self.hyperparameters else {}
         q = self._conditional(values)
         return values | self._values(q, values, q.by_name(q.mean))
 
@@ -343,11 +349,11 @@ class AutoNNGP(AutoGuide):
         if self.hyperparameters:
             tril = self.scale[:, None] * self.scale_tril
             ends = dist.Normal(self.loc, tril.norm(dim=-1)).icdf(levels.to(self.loc)[:, None])
-            rows = [{name: value for name, _, value in self._unpack(end)} for end in ends]
+            rows = [{name: value for name, _, value in self.unpack(end)} for end in ends]
             found = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
             latent = dist.MultivariateNormal(self.loc, scale_tril=tril).sample((count,))
         for i in range(count):
-            values = {} if latent is None else {name: value for name, _, value in self._unpack(latent[i])}
+            values = {} if latent is None else {name: value for name, _, value in self.unpack(latent[i])}
             q = self._conditional(values)
             every = q.draw(_DRAWS_EACH * _HYPER_DRAWS // count)
             for leaves in [q.by_name(every)] if q.is_flat else map(q.by_name, every):

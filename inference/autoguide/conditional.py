@@ -42,6 +42,7 @@ class ConditionalPosterior:
     Attributes:
         mean: of the leaves, (d,).
         precision: of the leaves.
+        sparse_names, dense_names: of the sites, in the order of the leaves.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class ConditionalPosterior:
         blocks: Blocks,
         moments: Sequence[tuple[Tensor, Tensor]],
     ) -> None:
-        self.trace, self.observed, self._names = trace, observed, [*blocks.entries, *blocks.dense]
+        self.trace, self.observed = trace, observed
+        self.sparse_names, self.dense_names = [*blocks.entries], [*blocks.dense]
+        self._names = [*self.sparse_names, *self.dense_names]
         self._shapes = [jacobian.leaves[name].shape for name in self._names]
         sparse, self._dense = blocks.of(jacobian)
         self._sparse = csr_array(hstack(list(sparse.values())))
@@ -83,6 +86,17 @@ class ConditionalPosterior:
         return not any(
             base.mean.requires_grad or base.variance.requires_grad for base in bases if not isinstance(base, NNGP)
         )
+
+    @property
+    def dense_shapes(self) -> list[torch.Size]:
+        """Shapes of the dense leaves."""
+        return self._shapes[len(self.sparse_names) :]
+
+    def sparse_place(self, name: str) -> slice:
+        """Where the values of a sparse leaf are among all."""
+        i = self.sparse_names.index(name)
+        start = sum(shape.numel() for shape in self._shapes[:i])
+        return slice(start, start + self._shapes[i].numel())
 
     def phi(self, leaves: Float[Tensor, "*S d"]) -> list[Float[Tensor, "*S n k"]]:
         """The parameters of each observed site at leaves, as far as they are linear."""

@@ -18,7 +18,12 @@ class Minibatches:
         num_data: number of rows.
         size: rows per batch; None, or as many as there are, gives None for "all rows".
         seed: seed of the order.
+
+    Attributes:
+        weight: factor of the loss; other than 1 on several processes only.
     """
+
+    weight = 1.0
 
     def __init__(self, num_data: int, size: int | None, seed: int) -> None:
         self.num_data = num_data
@@ -59,7 +64,12 @@ class Subsample:
         size: rows of the largest subset; None, or as many as there are, is all rows.
         seed: seed of the order.
         start: rows of the first subset; None starts with the largest.
+
+    Attributes:
+        weight: factor of the loss; other than 1 on several processes only.
     """
+
+    weight = 1.0
 
     def __init__(self, num_data: int, size: int | None, seed: int, start: int | None = None) -> None:
         self.num_data = num_data

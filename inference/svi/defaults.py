@@ -48,13 +48,18 @@ def alternates(method: Any, solving: bool) -> bool:
 
 @torch.no_grad()
 def suits_lbfgs(method: Any, solving: bool) -> bool:
-    """Whether the loss at given rows is smooth: few parameters, and no latent values except those solved for."""
+    """Whether the loss at given rows is smooth: few parameters, and no latent values except those solved for.
+
+    A method may say so itself, by ``has_smooth_loss``.
+    """
     alternating = alternates(method, solving)
     solved = {id(param) for param in method.solved_parameters()} if alternating else set()
     params = [param for module in modules_of(method) for param in module.parameters()]
     count = sum(param.numel() for param in params if id(param) not in solved)
     if isinstance(method, tuple) or not 0 < count <= _FEW:
         return False
+    if getattr(method, "has_smooth_loss", False):
+        return True
     idx = torch.arange(min(_TRIED, method.num_data), device=next(method.parameters()).device)
     args = getattr(method, "batch_args", lambda idx, generator: (idx,))(idx, torch.Generator())
     with seeded(0, next(method.parameters())):

@@ -139,7 +139,8 @@ def fit(
     can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
-    num_data = cast(int, getattr(method, "num_data", None) if num_data is None else num_data)
+    own = getattr(method, "num_rows", getattr(method, "num_data", None))
+    num_data = cast(int, own if num_data is None else num_data)
     check_int("fit", "num_data", num_data, 1, "Pass num_data= with a (model, guide) pair.")
     solving = can_solve if solve_every is None else solve_every > 0
     training = Training(
@@ -160,7 +161,8 @@ def fit(
         device=device,
         seed=seed,
     )
-    run, path = training.run, None if checkpoint is None else checkpoint.path
+    run = training.run
+    path = cast(Checkpoint, checkpoint).path if checkpoint is not None and run.ranks.is_first else None
     alone = exclusive_checkpoint("fit", path)
     with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         training.start()

@@ -39,7 +39,11 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
         fail.
     """
     graph: Any = getattr(method, "graph", None)
-    if not hasattr(graph, "others") or "num_neighbors" not in inspect.signature(type(method).forward).parameters:
+    if (
+        getattr(method, "shard", None) is not None
+        or not hasattr(graph, "others")
+        or "num_neighbors" not in inspect.signature(type(method).forward).parameters
+    ):
         return None
     few, most = graph.num_neighbors, graph.num_points - 1
     if most < 2 * few:
@@ -70,7 +74,11 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     kernel: Any = getattr(method, "kernel", None)
     graph: Any = getattr(method, "graph", None)
     z: Any = getattr(method, "z", None)
-    if kernel is None or not (hasattr(graph, "others") or isinstance(z, torch.Tensor)):
+    if (
+        getattr(method, "shard", None) is not None
+        or kernel is None
+        or not (hasattr(graph, "others") or isinstance(z, torch.Tensor))
+    ):
         return None
     method.hyper_guide.median()
     if hasattr(graph, "others"):

@@ -13,8 +13,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
 from pyro_nngp.inference._validation import validation_off
-from pyro_nngp.inference.identity import identity
-from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+from pyro_nngp.inference.identity import identity, without_rows
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.options import Schedule
 from pyro_nngp.inference.svi.parameters import (
@@ -25,6 +24,7 @@ from pyro_nngp.inference.svi.parameters import (
     refuse_others,
     set_rates,
 )
+from pyro_nngp.inference.svi.ranks import Ranks
 from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
@@ -61,17 +61,16 @@ class Run:
         if device is not None:
             for module in self.modules:
                 module.to(device)
-        self.batches: Minibatches | Subsample = Minibatches(num_data, batch_size, seed)
-        if optimizer == "lbfgs":
-            self.batches = Subsample(num_data, batch_size, seed, _FIRST_SUBSAMPLE)
+        self.ranks = Ranks(method)
+        self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, _FIRST_SUBSAMPLE)
         self.batch_args = getattr(method, "batch_args", lambda idx, generator: () if idx is None else (idx,))
-        self.owner = method if hasattr(method, "num_data") else None
-        self.elbo, self.num_data, self.seed, self.step = elbo, num_data, seed, 0
+        self.owner: Any = method if hasattr(method, "num_data") else None
+        self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0
         self.clip_norm = schedule.clip_norm
         self.losses: list[float] = []
         self.num_steps = num_steps
         self.settings: dict[str, Any] = {
-            "batch_size": self.batches.size,
+            "batch_size": self.batch_size,
             "num_data": num_data,
             "seed": seed,
             "optimizer": optimizer,
@@ -80,8 +79,9 @@ class Run:
         }
         self.params, logarithms = find_parameters(self.modules, self._evaluate_once, seed)
         self.device = next(iter(self.params.values())).device
-        self.random = RandomStream(seed, self.cuda_devices())
+        self.random = RandomStream(self.seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
+        self.ranks.check_shared(self.free_parameters(), local_modules(self.modules))
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
         if optimizer == "lbfgs":
@@ -99,13 +99,18 @@ class Run:
         Threads that train at the same time take turns in evaluating model and guide, which draw random numbers, and
         run the rest of a step side by side.
         """
-        if self.owner is not None and self.owner.num_data != self.num_data:
+        if self.owner is not None and _rows_of(self.owner) != self.num_data:
             expectation, cure = f"to keep its {self.num_data} rows while it is trained", "Call fit again after extend."
             fail("fit", "method", expectation, self.owner.num_data, cure, RuntimeError)
         value = self._gradient_step() if self.quasi_newton is None else self._quasi_newton_step(self.quasi_newton)
         self.step += 1
         self.losses.append(value)
         return value
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows per step, on all processes; None is all rows."""
+        return getattr(self.batches, "size_of_all", self.batches.size)
 
     def free_parameters(self) -> list[Tensor]:
         """The parameters that are trained by gradients."""
@@ -114,14 +119,18 @@ class Run:
     @torch.no_grad()
     def objective(self, size: int) -> float:
         """Loss per data point on fixed rows, with fixed random numbers."""
-        rows = Subsample(self.num_data, None if self.batches.size is None else size, self.seed)
+        size_used = None if self.batches.size is None else size
+        rows = self.ranks.batches("lbfgs", size_used, self.settings["seed"], self.num_data, None)
         args = self.batch_args(rows.next(self.device), rows.generator)
         with RandomStream(self.seed, self.cuda_devices()), validation_off():
-            return float(self.elbo.loss(self.model, self.guide, *args)) / self.num_data
+            loss = float(self.elbo.loss(self.model, self.guide, *args)) * rows.weight / self.num_data
+        return self.ranks.sum(loss)
 
     def _evaluate_once(self, device: torch.device | None) -> None:
         """The loss on the first rows, which uses every parameter."""
         idx = None if self.batches.size is None else torch.arange(self.batches.size, device=device)
+        if self.ranks.shard is not None:
+            idx = torch.arange(min(self.ranks.shard.num_own, self.batches.size or self.num_data), device=device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
         self.elbo.loss(self.model, self.guide, *args)
 
@@ -129,8 +138,7 @@ class Run:
         """One step of Adam."""
         loss = self._evaluate()
         with self.random.paused():
-            self._differentiate(loss)
-            return self._descend(loss)
+            return self._descend(self._differentiate(loss))
 
     def _quasi_newton_step(self, optimizer: LBFGS) -> float:
         """One step of L-BFGS on the present subsample, with the same random numbers each time."""
@@ -142,8 +150,7 @@ class Run:
             except DivergenceError:
                 return math.inf
             with self.random.paused():
-                self._differentiate(loss)
-            return float(loss.detach())
+                return float(self._differentiate(loss).detach())
 
         try:
             return optimizer.step(closure)
@@ -159,22 +166,27 @@ class Run:
             with validation_off() if self.losses else nullcontext():
                 args = self.batch_args(self.batches.next(self.device), self.batches.generator)
                 loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+                loss = loss if self.batches.weight == 1 else loss * self.batches.weight
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             if isinstance(error, ValueError) and not bad:
                 raise  # an error of the model
             why = f"not finite: {bad}" if bad else "parameters are finite"
+            if self.ranks.shard is not None:  # all processes see it
+                return next(iter(self.params.values())).new_tensor(math.nan)
             raise DivergenceError(f"fit: no loss at step {self.step}; {why}. {error}") from error
-        if not self.losses:
+        if not self.losses and loss.requires_grad:
             refuse_others(loss, self.params)
         return loss
 
-    def _differentiate(self, loss: Tensor) -> None:
-        """Gradients of the loss in the parameters that are not solved for."""
-        loss.backward()
+    def _differentiate(self, loss: Tensor) -> Tensor:
+        """Gradients of the loss in the parameters that are not solved for; returns the loss, both of all processes."""
+        if loss.requires_grad:
+            loss.backward()
         for param in self.params.values():
             if id(param) in self.solved:
                 param.grad = None
+        return self.ranks.sum_gradients(loss, self.free_parameters())
 
     def _descend(self, loss: Tensor) -> float:
         """Move the parameters along their gradients; returns the loss."""
@@ -204,11 +216,12 @@ class Run:
 
     def steps_per_epoch(self) -> int:
         """Steps per pass over all rows, but at least 20."""
-        return max(20, self.num_data // (self.batches.size or self.num_data))
+        return max(20, self.num_data // (self.batch_size or self.num_data))
 
     def parameters(self) -> dict[str, Tensor]:
-        """Copies of all parameters."""
-        return {name: param.detach().clone() for name, param in self.params.items()}
+        """Copies of all parameters; on several processes without those that are solved for, whose rows may differ."""
+        left_out = self.solved if self.ranks.shard is not None else set()
+        return {name: param.detach().clone() for name, param in self.params.items() if id(param) not in left_out}
 
     @torch.no_grad()
     def put_back(self, values: dict[str, Tensor]) -> None:
@@ -220,6 +233,8 @@ class Run:
 
     def snapshot(self) -> dict[str, Any]:
         """Copies of all parameters and of the modules' buffers."""
+        if self.ranks.shard is not None:
+            return self.owner.training_state()
         return {
             "params": self.parameters(),
             "modules": [{k: v.clone() for k, v in module.state_dict().items()} for module in self.modules],
@@ -228,6 +243,9 @@ class Run:
     @torch.no_grad()
     def restore(self, snapshot: dict[str, Any]) -> None:
         """Restore a snapshot, in place."""
+        if self.ranks.shard is not None:
+            self.owner.load_training_state(snapshot)
+            return
         for module, state in zip(self.modules, snapshot["modules"], strict=True):
             module.load_state_dict(state)
         for name, value in snapshot["params"].items():
@@ -274,7 +292,10 @@ class Run:
     def kind(self) -> dict[str, Any]:
         """The identity of the run by name: the number of steps, which may grow, and everything else as strings."""
         parts = {"model": self.model, "guide": self.guide, "elbo": self.elbo, "parameters": self.params}
-        return {"num_steps": self.num_steps, "run": identity(**parts, **self.settings)}
+        found = identity(**parts, **self.settings)
+        if self.ranks.shard is not None:  # what each process has, is described by the digest of the data
+            found = without_rows(found) | {"data": f"{self.ranks.shard.digest():x}"}
+        return {"num_steps": self.num_steps, "run": found}
 
     def check(self, state: dict[str, Any]) -> bool:
         """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can resume from it."""
@@ -307,6 +328,11 @@ class Run:
             else:
                 norms[name] = param.grad.norm()
         return norms
+
+
+def _rows_of(owner: Any) -> int:
+    """N, on all processes."""
+    return getattr(owner, "num_rows", owner.num_data)
 
 
 def _indefinite_covariances() -> NotPositiveDefiniteError | None:

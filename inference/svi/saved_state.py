@@ -8,7 +8,6 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
 from pyro_nngp.inference.identity import differences
-from pyro_nngp.inference.svi.batches import Subsample
 
 
 def check_run(run: Any, state: dict[str, Any]) -> bool:
@@ -26,7 +25,7 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
     if not isinstance(losses, Tensor) or losses.shape != (step,):
         refuse_state("fit", "checkpoint['run']['losses']", f"of shape ({step},)", getattr(losses, "shape", losses))
     place, most = "position", run.num_data
-    if isinstance(run.batches, Subsample):
+    if "stage" in run.batches.state():
         place, most = "stage", len(run.batches.sizes) - 1
     reached = state["batches"][place]
     if not isinstance(reached, int) or not 0 <= reached <= most:

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
@@ -35,6 +36,7 @@ _SLOWER, _CUTS = 1 / 3, 3
 _AWAY = 0.1  # rise of the objective in a round, in nats per data point, after which parameters are taken back
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
+_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
 _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
 
 
@@ -78,6 +80,7 @@ class Training:
         self.run = Run(
             method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed
         )
+        self.ranks = self.run.ranks
         self.run.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
         self.run.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
         self.judged = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
@@ -86,8 +89,10 @@ class Training:
         self.best: dict[str, Any] | None = None
         self.good: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
         self.objective = math.inf
-        self.judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
-        self.judges = self.judges.to(self.run.device)
+        judges = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        shard = self.ranks.shard
+        self.folder = None if checkpoint is None or shard is None else ShardedCheckpoint(checkpoint.path, shard)
+        self.num_judges, self.judges = len(judges), self.ranks.own(judges.to(self.run.device))
         self.watched = neighbor_parameters(method)
         self.found_at = self._kernel_now()
         self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
@@ -95,7 +100,8 @@ class Training:
 
     def start(self) -> None:
         """Resume from the checkpoint, if there is one; otherwise solve once."""
-        if self.checkpoint is not None and self.checkpoint.exists():
+        saved = self.checkpoint if self.folder is None else self.folder
+        if saved is not None and saved.exists():
             self._load()
             self.ended = self.converged or self._waited_out()
             self.solved_at = self.run.step
@@ -113,11 +119,13 @@ class Training:
         """All steps, until one of the reasons to stop."""
         run, total = self.run, None if self.automatic else self.num_steps
         limit = math.inf if max_seconds is None else max_seconds
+        progress = progress and self.ranks.is_first
         bar = tqdm(total=total, initial=run.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
         try:
-            while run.step < self.num_steps and not (self.ended or pressed):
-                if time.perf_counter() - self.begin > limit:
-                    self.ended = True
+            while run.step < self.num_steps and not self.ended:
+                late = time.perf_counter() - self.begin > limit
+                if self.ranks.any(bool(pressed) or late):
+                    self.ended = not pressed
                     break
                 if self.checkpoint is not None and run.step % self.checkpoint.every == 0:
                     self._save()
@@ -165,11 +173,11 @@ class Training:
         interrupted = interrupted or (self.ended and not self.converged)
         fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
-        if converged is False and not (interrupted and self._waited_out()):
+        if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
         if not interrupted:
             check_neighbors(self.method, stacklevel=3)
-        rows = run.batches.size or run.num_data
+        rows = run.batch_size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
         counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
@@ -247,7 +255,8 @@ class Training:
 
     def _judge(self) -> None:
         """Score a round by the method's criterion, keep the best state, and stop after one round too many."""
-        score, best = self.method.score(self.judges), self.plateau.best
+        share = self.method.score(self.judges) * len(self.judges) / self.num_judges if len(self.judges) else 0.0
+        score, best = self.ranks.sum(share), self.plateau.best
         if score < best and self.validation is None:
             self.best = self.run.snapshot()
         self.plateau.observe(score)
@@ -259,7 +268,7 @@ class Training:
             return
         every = self.validation.every
         if due if every is None else self.run.step % every == 0:
-            score = float(self.validation.score())
+            score = self.ranks.of_first(float(self.validation.score()))
             if score < min((s for _, s in self.scores if math.isfinite(s)), default=math.inf):
                 self.best = self.run.snapshot()
             self.scores.append((self.run.step, score))
@@ -323,7 +332,10 @@ class Training:
         self._save()
 
     def _save(self) -> None:
-        save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        if self.folder is None:
+            save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
+        else:
+            self.folder.save(*_divided(self._state()))
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
@@ -332,7 +344,10 @@ class Training:
         return state | {"found_at": self.found_at, "scores": self.scores, "best": self.best, "good": self.good}
 
     def _load(self) -> None:
-        state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        if self.folder is None:
+            state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        else:
+            state = _joined(*self.folder.load(_divided(self._state())[1]))
         check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None, "good": {}})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
@@ -348,3 +363,28 @@ class Training:
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
         self.good = state["good"]
+
+
+def _divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """The state of a process of several: what all share, its own, and rows of parameters."""
+    run, rows = dict(state["run"]), dict[str, Tensor]()
+    values = {"values": run["values"], "best": state["best"]}
+    for name, value in values.items():
+        if value is not None:
+            rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
+            values[name] = value | {"rows": {}}
+    run["values"] = values["values"]
+    own = {name: run.pop(name) for name in _OF_PROCESS}
+    if "stage" in own["batches"]:  # of a subsample, the same on all processes
+        run["batches"] = own.pop("batches")
+    return state | {"run": run, "best": values["best"]}, own, rows
+
+
+def _joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`_divided`."""
+    for place, part in rows.items():
+        name, _, table = place.partition(".")
+        value = shared["run"]["values"] if name == "values" else shared["best"]
+        value["rows"][table] = part
+    shared["run"] |= own
+    return shared

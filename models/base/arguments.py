@@ -29,13 +29,16 @@ def check_data(
         check_same_kind(where, x=x, y=y)
     if likelihood is None:
         return ()
+    if isinstance(likelihood, Likelihood) and likelihood.takes_missing and not takes_missing:
+        cure = "Take LMC, or one model per output."
+        fail(where, "likelihood", "of one output", type(likelihood).__name__, cure, TypeError)
     if not isinstance(likelihood, Likelihood):
         cure = "Pass an instance such as Gaussian(0.1), after the kernel."
         fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
     if not (likelihood.takes_trials and has_trials):
-        likelihood.check(y.nan_to_num() if takes_missing and y.is_floating_point() else y)
+        likelihood.check(as_checked(likelihood, y, takes_missing))
     check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
     if likelihood.num_latents is None:
@@ -52,7 +55,8 @@ def check_by_row(
     found: dict[str, Tensor | None] = {}
     for name in BY_ROW:
         value = values.pop(name, None)
-        found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape)
+        each = name == "offset" or (likelihood is not None and likelihood.takes_missing)  # one value for each output
+        found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape if each else ())
     if values:
         raise TypeError(f"{where} got an unexpected keyword argument {next(iter(values))!r}")
     weights, trials = found["weights"], found["trials"]
@@ -67,13 +71,20 @@ def check_by_row(
     if likelihood is not None and trials is not None:
         if not bool(((trials >= 1) & (trials == trials.round())).all()):
             fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")
-        likelihood.bind().for_rows(trials=trials).check(y.movedim(0, -1))
+        likelihood.bind().for_rows(trials=trials.movedim(0, -1)).check(y.movedim(0, -1))
     return found
+
+
+def as_checked(likelihood: Likelihood, y: Tensor, takes_missing: bool) -> Tensor:
+    """The data as the likelihood checks them."""
+    if likelihood.takes_missing:
+        return y.movedim(0, -1)
+    return y.nan_to_num() if takes_missing and y.is_floating_point() else y
 
 
 def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[int, ...]) -> Tensor:
     check_tensor(where, name, value)
-    shapes = [(len(x),), (len(x), *latent_shape)] if name == "offset" else [(len(x),)]
+    shapes = [(len(x),), (len(x), *latent_shape)]
     if tuple(value.shape) not in shapes:
         fail(where, name, f"of shape {shapes[-1]}", tuple(value.shape), "Give one value per row of x.")
     check_finite(where, name, value.to(x))

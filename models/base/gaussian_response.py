@@ -96,14 +96,14 @@ class GaussianResponseMethod(ResponseMethod):
             batch_size: number of rows at a time.
 
         Returns:
-            The sum over all rows of the log density that ``model`` gives them.
+            The sum over all rows, of all processes, of the log density that ``model`` gives them.
 
         Cost: O(N K^3).
         """
         total = self.x.new_zeros(())
         for idx in torch.arange(self.num_data, device=self.x.device).split(batch_size):
             total = total + self._batch_log_prob(idx)
-        return total
+        return total if self.shard is None else self.shard.world.sum(total)
 
     @pyro_entry
     def _batch_log_prob(self, idx: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ class LeaveOneOutMethod(GPMethod):
         Cost: O(N K^3), for latent values under a likelihood that is not Gaussian per natural-gradient step;
         O(N M^2 + M^3) with M inducing points. Once, or for each draw.
         """
+        self.check_whole("loo")
         densities = self._densities(idx, num_neighbors, samples is not None)
         if samples is None:
             self._place_medians()
@@ -103,6 +104,7 @@ class LeaveOneOutMethod(GPMethod):
         Raises:
             ValueError, TypeError: as in :meth:`loo`.
         """
+        self.check_whole("loo_by_draw")
         densities, found = self._densities(idx, num_neighbors, not from_guide), None
 
         def at(draw: Draw) -> Tensor:

@@ -5,6 +5,7 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 
 import math
 import os
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,11 +39,12 @@ from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import BasisMean, ConstantMean
+from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
+from pyro_nngp.models.base.units import warn_of_units
 from pyro_nngp.storage import save
 
 if TYPE_CHECKING:
@@ -95,6 +97,9 @@ class GPMethod(GrowingData):
 
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
+    solves_coefficients = (
+        False  # whether solve() sets the joint posterior of coefficients of the mean with normal priors
+    )
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
@@ -129,6 +134,7 @@ class GPMethod(GrowingData):
             kernel = Matern52(x.shape[1])
         if kernel is not None:
             check_covariance(where, kernel, x)
+        warn_of_units(where, x, self.columns, kernel)
         if mean is not None:
             check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
         if jitter is not None:
@@ -186,11 +192,24 @@ class GPMethod(GrowingData):
 
     def finish(self) -> None:
         """Build the guide of all hyperparameters that have priors."""
-        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
+        self.build_guide()
+        if isinstance(self.mean, LinearMean) and self.mean.is_sampled_alone and hasattr(self, "guide"):
+            warnings.warn(
+                f"{type(self).__name__}: its guide holds the coefficients of the mean independent of f, so that their "
+                "intervals are too narrow. Take Vecchia, LOO or VNNGP with sites, or NUTS.",
+                UserWarning,
+                stacklevel=3,
+            )
         for origin in self._origin:
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []
         release(self)  # parts that ran in the constructors
+
+    def build_guide(self) -> None:
+        """Build the guide of hyperparameters; coefficients whose posterior the method solves for are not in it."""
+        if isinstance(self.mean, LinearMean):
+            self.mean.has_posterior = self.solves_coefficients and self.mean.is_normal
+        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
 
     def extra_repr(self) -> str:
         """Sizes, dtype and device, then the method's parameters, as ``print`` shows them."""
@@ -223,6 +242,7 @@ class GPMethod(GrowingData):
         Raises:
             ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
         """
+        self.check_whole("save")
         save(self, path)
 
     def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
@@ -289,10 +309,11 @@ class GPMethod(GrowingData):
         if trials is None:
             return torch.ones_like(x_new[:, 0])
         check_tensor(where, "trials", trials)
-        if trials.shape != (len(x_new),) or not bool((trials >= 1).all()):
+        shapes = [(len(x_new),), (len(x_new), *self.latent_shape)] if self.likelihood.takes_missing else [(len(x_new),)]
+        if trials.shape not in shapes or not bool((trials >= 1).all()):
             expectation = f"to be numbers >= 1, ({len(x_new)},)"
             fail(where, "trials", expectation, f"others of shape {tuple(trials.shape)}", "Give one per row of x_new.")
-        return trials.to(self.x)
+        return trials.to(self.x).movedim(0, -1)
 
     def warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""

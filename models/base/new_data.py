@@ -17,13 +17,13 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_new_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import BY_ROW, Table, read_rows, without_missing
-from pyro_nngp.models.base.arguments import check_by_row
-from pyro_nngp.models.base.sites import DataSites
+from pyro_nngp.models.base.arguments import as_checked, check_by_row
+from pyro_nngp.models.base.sharded import ShardedRows
 
 Method = TypeVar("Method", bound="GrowingData")
 
 
-class GrowingData(DataSites):
+class GrowingData(ShardedRows):
     """A method whose data can grow; a subclass extends :meth:`append_rows` by what it keeps per datum."""
 
     columns: tuple[str, ...] | None
@@ -54,6 +54,7 @@ class GrowingData(DataSites):
         Cost: as in the module's docstring.
         """
         where = f"{type(self).__name__}.extend"
+        self.check_whole("extend")
         if torch.is_inference_mode_enabled():
             cure = "Its tensors could not be trained: extend outside, and predict inside."
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
@@ -86,6 +87,7 @@ class GrowingData(DataSites):
         Cost: as in :meth:`extend`.
         """
         where = f"{type(self).__name__}.condition_on"
+        self.check_whole("condition_on")
         inputs, targets, others = read_rows(where, self, x, y, by_row)
         new = self._sharing_copy()
         if isinstance(targets, Tensor) and targets.dim() == 2 and self.y is not None and self.y.dim() == 1:
@@ -101,10 +103,6 @@ class GrowingData(DataSites):
         self.x = torch.cat([self.x, x])
         if y is not None and self.y is not None:
             self.y = torch.cat([self.y, y])
-
-    def coded(self, y: Tensor) -> Tensor:
-        """New targets in the coding of the method's own."""
-        return y
 
     def repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
         """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""
@@ -124,11 +122,10 @@ class GrowingData(DataSites):
             if y.shape != (len(x), *self.y.shape[1:]):
                 expectation = f"of shape {(len(x), *self.y.shape[1:])}"
                 fail(where, "y", expectation, tuple(y.shape), "One row of y per row of x.")
-            known = y.nan_to_num() if self.takes_missing and y.is_floating_point() else y
             if y.is_floating_point():
-                check_finite(where, "y", known)
+                check_finite(where, "y", y.nan_to_num() if self.takes_missing else y)
             if self.likelihood is not None and not self.likelihood.takes_trials:
-                self.likelihood.check(known)
+                self.likelihood.check(as_checked(self.likelihood, y, self.takes_missing))
         for name in BY_ROW:
             if (getattr(self, name) is None) != (by_row.get(name) is None):
                 expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"

@@ -85,6 +85,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
+        if self.shard is not None:
+            near = self._near("forward", x_new, num_neighbors)
+            return near[0](x_new, num_neighbors=near[1], samples=samples, offset=offset)
         added = self.new_offset("forward", x_new, offset)
         pairs = self._at_draws("forward", x_new, num_neighbors, samples, self.moments, lambda *moments: moments)
         if samples is None:
@@ -122,6 +125,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
+        if self.shard is not None:
+            near = self._near("predict", x_new, num_neighbors)
+            return near[0].predict(x_new, num_neighbors=near[1], samples=samples, offset=offset, trials=trials)
         added = self.new_offset("predict", x_new, offset)
         each = self.new_trials(x_new, trials)
 
@@ -162,6 +168,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Cost: O((q K)^3) for each set.
         """
         where = f"{type(self).__name__}.joint"
+        self.check_whole("joint")
         if self.latent_shape:
             fail(where, "method", "with one output", self.latent_shape, "Build one model per output.")
         if fantasies is not None and not isinstance(self.likelihood, Gaussian):
@@ -186,6 +193,12 @@ class PredictiveMethod(LeaveOneOutMethod):
             residual = torch.cat([residual.expand(*whole, -1), more_residual.expand(*whole, -1)], -1)
         loc, cov = joint_posterior(bind(self.kernel), x_new, points, residual, noise, real, self.jitter)
         return self._mean_at_sets(x_new) + loc, cov
+
+    def _near(self, method: str, x_new: Tensor, num_neighbors: int | None) -> tuple["PredictiveMethod", int]:
+        """A copy on the rows near new points of this process, and the number of neighbors."""
+        self._check_new(method, x_new)
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        return self.near(x_new, k), k
 
     def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
         return self._mean_at(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
@@ -228,6 +241,7 @@ class PredictiveMethod(LeaveOneOutMethod):
 
         Cost: once for all draws, or per draw where hyperparameters differ between draws.
         """
+        self.check_whole("sample")
         self._check_sample(x_new, num_samples, seed)
         added = self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):
@@ -267,6 +281,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: as in :meth:`sample`.
         """
+        self.check_whole("predictions_by_draw")
         self._check_new("predictions_by_draw", x_new)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
         each = self.new_trials(x_new, trials)

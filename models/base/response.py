@@ -19,10 +19,11 @@ from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.means import BasisMean
+from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
@@ -57,6 +58,19 @@ class ResponseMethod(PredictiveMethod):
 
     graph: NeighborTable
     generative = False
+    solves_coefficients = True
+    can_distribute = True
+
+    def distribute(self, data: ShardedData, choose: bool) -> None:
+        if self._has_posterior:
+            expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
+            fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
+        super().distribute(data, choose)
+        if choose:
+            self.choose_neighbors()
+
+    def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
+        return min(_FIRST_NEIGHBORS if choose else given, num_rows - 1)
 
     @pyro_entry
     @torch.no_grad()
@@ -67,6 +81,8 @@ class ResponseMethod(PredictiveMethod):
         """
         self._place_medians()
         self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        if self.shard is not None:
+            self.take_rows()
 
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         super().append_rows(x, y)
@@ -102,19 +118,22 @@ class ResponseMethod(PredictiveMethod):
         For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it:
         there 32 neighbors explain little of the variance. N K is at most 2^24.
         """
-        most = min(_MOST_TRAINING, _TABLE // self.num_data)
+        most = min(_MOST_TRAINING, _TABLE // self.num_rows)
         enough = self._enough_neighbors(most, _WORTHWHILE_TRAINING)
         if enough != self.graph.num_neighbors:
             self.graph.resize(enough)
+            if self.shard is not None:
+                self.take_rows()
 
     def _enough_neighbors(self, most: int, worthwhile: float) -> int:
         """K, doubled while that lowers the mean log predictive variance by more than `worthwhile`."""
         enough = self.graph.num_neighbors
-        if enough >= min(most, self.num_data - 1):
+        most = min(most, self.num_rows - 1)
+        if enough >= most:
             return enough
-        self._place_medians()
-        trial = self.graph.trial(most)
-        return trial.enough(lambda near: self._log_variances(trial.rows, near), enough, worthwhile)
+        view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
+        view._place_medians()
+        return trial.enough(lambda near: view._log_variances(trial.rows, near), enough, worthwhile)
 
     def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         """Logarithms of the predictive variances of y at some rows, given its neighbors."""
@@ -125,8 +144,13 @@ class ResponseMethod(PredictiveMethod):
 
     @property
     def can_solve_mean(self) -> bool:
-        """Whether :meth:`solve_mean` applies: Gaussian data and a mean that is linear in its parameters."""
-        return isinstance(self.likelihood, Gaussian) and isinstance(self.mean, BasisMean) and self.mean.is_free
+        """Whether :meth:`solve_mean` applies: a mean that is linear in its coefficients, and Gaussian data.
+
+        Coefficients with normal priors are solved for with any data, given auxiliary variables.
+        """
+        if not isinstance(self.mean, BasisMean):
+            return False
+        return self.mean.has_posterior or (isinstance(self.likelihood, Gaussian) and self.mean.is_free)
 
     @pyro_entry
     @torch.no_grad()
@@ -139,7 +163,8 @@ class ResponseMethod(PredictiveMethod):
            a_j = b(x_j) - \textstyle\sum_k w_{jk}\, b(x_{n(j)k}),
 
         over the first 4,096 points in a random ordering: later points, with neighbors all around, say almost nothing
-        about the level.
+        about the level. Coefficients with a normal prior get their posterior instead, from all points: the prior's
+        precision is added to the left side, whose inverse is the covariance.
 
         Raises:
             ValueError: unless :attr:`can_solve_mean`.
@@ -148,14 +173,15 @@ class ResponseMethod(PredictiveMethod):
         """
         if not self.can_solve_mean:
             where, cure = f"{type(self).__name__}.solve", "Train by gradients."
-            expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior"
+            expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior, or with a normal one"
             fail(where, "model", expectation, f"{type(self.mean).__name__}", cure)
         self._place_medians()
         mean = cast(BasisMean, self.mean)
-        rows, near = self._preceding()
-        x, (obs, noise) = self.x[rows], self.observations(self.likelihood_at(rows), rows, None)
-        if self.offset is not None:
-            obs = obs - self.offset[rows].movedim(0, -1)
+        view, rows, near = self._preceding()
+        view._place_medians()
+        x, (obs, noise) = view.x[rows], view.observations(view.likelihood_at(rows), rows, None)
+        if view.offset is not None:
+            obs = obs - view.offset[rows].movedim(0, -1)
         w, var = graph_conditional(self.kernel, x, x, near, noise, self.jitter)
         near, scale = near.clamp(min=0), (var + noise).double().rsqrt()
         basis, w = mean.basis(x).double(), w.double()
@@ -163,6 +189,9 @@ class ResponseMethod(PredictiveMethod):
         b = (obs - (w * obs[..., near]).sum(-1)).double() * scale
         normal, right = a.mT @ a, (a.mT @ b[..., None])[..., 0]  # (*L, p, p), (*L, p)
         normal = normal.expand(*right.shape, normal.shape[-1])
+        if mean.has_posterior:
+            condition_coefficients(cast(LinearMean, mean), normal, right)
+            return
         if right.dim() > 1 and mean.num_functions is None:  # all outputs have the same mean
             normal, right = normal.sum(0), right.sum(0)
         size = normal.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
@@ -175,13 +204,25 @@ class ResponseMethod(PredictiveMethod):
         """The parameters that :meth:`solve_mean` sets."""
         return cast(BasisMean, self.mean).solved_parameters() if self.can_solve_mean else []
 
-    def _preceding(self) -> tuple[Tensor, Tensor]:
-        """Some points in a random ordering, and the positions among them of the nearest predecessors of each."""
+    @property
+    def _has_posterior(self) -> bool:
+        """Whether the coefficients of the mean have a joint posterior."""
+        return isinstance(self.mean, BasisMean) and self.mean.has_posterior
+
+    def _preceding(self) -> tuple["ResponseMethod", Tensor, Tensor]:
+        """Some points in a random ordering, and the positions among them of the nearest predecessors of each.
+
+        They are rows of the first value: this method, or a copy on these rows of all processes.
+        """
         generator = torch.Generator().manual_seed(0)
-        rows = torch.randperm(self.num_data, generator=generator)[:TREND_POINTS].to(self.x.device)
+        most = self.num_rows if self._has_posterior else TREND_POINTS
+        rows = torch.randperm(self.num_rows, generator=generator)[:most].to(self.x.device)
+        if self.shard is not None:
+            view = self.at_numbers(self.shard.numbers_of(rows.cpu()), True, self.neighbor_metric())
+            return view, torch.arange(len(rows), device=self.x.device), view.graph.neighbors
         k = min(self.graph.num_neighbors, len(rows) - 1)
         graph = NeighborGraph(self.x[rows], k, "given", metric=self.neighbor_metric(), progress=False)
-        return rows, graph.neighbors
+        return self, rows, graph.neighbors
 
     def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         obs, noise = self.observations(self.likelihood_at(rows), rows, None)
@@ -190,9 +231,18 @@ class ResponseMethod(PredictiveMethod):
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
-        observations = self.observations(self.likelihood_at(rows), rows, draw)
-        loc, var = self._given_neighbors(x_new, rows, positions, *observations)
+        obs, noise = self.observations(self.likelihood_at(rows), rows, draw)
+        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise)
+        if draw is None and self._has_posterior:
+            var = var + self._variance_of_trend(x_new, rows, positions, noise)
         return loc, var.expand(loc.shape)
+
+    def _variance_of_trend(self, x: Tensor, rows: Tensor, neighbors: Tensor, noise: Tensor) -> Tensor:
+        """Variance of f at x because of the coefficients: of their basis less its prediction by neighbors."""
+        near, mean = self.x[rows], cast(LinearMean, self.mean)
+        w, _ = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
+        basis = mean.basis(near)[neighbors.clamp(min=0)]
+        return trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Given the observations of the nearest other points; O(I K^3)."""

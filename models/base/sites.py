@@ -19,6 +19,7 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor
 
 from pyro_nngp._checks import check_batch, fail
+from pyro_nngp.distributed import ShardedData
 from pyro_nngp.hyperparameters import (
     GPModule,
     HyperparameterGuide,
@@ -57,11 +58,17 @@ class DataSites(GPModule):
     takes_missing = False  # whether some outputs of a row may be NaN
     vectorizes = False  # whether model and guide run within vectorized plates
     hyper_guide: HyperparameterGuide
+    shard: ShardedData | None = None  # the rows of all processes, if these are not all
 
     @property
     def num_data(self) -> int:
-        """N."""
-        return len(self.x)
+        """N; on several processes the number of own rows, which come first in x and y."""
+        return len(self.x) if self.shard is None else self.shard.num_own
+
+    @property
+    def num_rows(self) -> int:
+        """N, on all processes."""
+        return len(self.x) if self.shard is None else self.shard.num_rows
 
     @property
     def num_latents(self) -> int | None:
@@ -103,6 +110,9 @@ class DataSites(GPModule):
             cure = f"Give the plate a dim of {-own - 1} or less: the plates of the model come to its right."
             inside = [f"{frame.name} (dim={frame.dim})" for frame in plates if frame.dim >= -own]
             fail(where, "vectorized plates", f"to the left of dimension {-own}", inside, cure)
+        if idx is None and self.shard is not None:
+            cure = "Pass idx=torch.arange(gp.num_data), or train by fit."
+            fail(where, "idx", "with own rows on several processes", None, cure)
         if idx is not None and is_validation_enabled():
             check_batch(where, "idx", idx, self.num_data)
 
@@ -146,7 +156,8 @@ class DataSites(GPModule):
 
     def likelihood_at(self, rows: Tensor | slice = _EVERY) -> Likelihood:
         """The likelihood with its hyperparameters read, for some rows of the data (all by default)."""
-        weights, trials = (None if part is None else part[rows] for part in (self.weights, self.trials))
+        parts = self.weights, self.trials
+        weights, trials = (None if part is None else part[rows].movedim(0, -1) for part in parts)
         return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
@@ -196,7 +207,7 @@ class DataSites(GPModule):
 
     def weighted(self, idx: Tensor | None) -> AbstractContextManager:
         """A context in which the log densities of data at the batch have their weights."""
-        return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)])
+        return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)].movedim(0, -1))
 
 
 def _starts_hmc() -> bool:

@@ -15,6 +15,7 @@ from pyro_nngp.data.metrics import (
     rmse,
 )
 from pyro_nngp.data.preprocessing import Standardizer, block_split, random_split
+from pyro_nngp.data.sites import union_of_sites
 
 __all__ = [
     "EARTH_RADIUS",
@@ -41,4 +42,5 @@ __all__ = [
     "rmse",
     "terrain",
     "uci",
+    "union_of_sites",
 ]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.data.globe import lon_lat
+from pyro_nngp.distributed import ShardedData
 
 Call = TypeVar("Call", bound=Callable)
 BY_ROW = ("offset", "weights", "trials")  # data beside x and y
@@ -44,10 +45,25 @@ else:
 
 
 def from_tables(construct: Call) -> Call:
-    """Let a constructor ``(self, x, y, ...)`` take tables; it notes names as ``self.columns`` and ``self.outputs``."""
+    """Let a constructor ``(self, x, y, ...)`` take tables; it notes names as ``self.columns`` and ``self.outputs``.
+
+    In place of x and y it takes :class:`~pyro_nngp.distributed.ShardedData`: the method is built on the sample, then
+    ``self.distribute`` gives it the own rows.
+    """
 
     @wraps(construct)
-    def construct_from_tables(self: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> None:
+    def construct_from_tables(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(x, ShardedData):
+            _check_sharded(self, x, args, kwargs)
+            sample = {name: x.sample[name] for name in BY_ROW if name in x.sample}
+            construct_from_tables(self, x.sample["x"], x.sample["y"], **kwargs, **sample)
+            self.distribute(x, kwargs.get("num_neighbors") is None)
+        elif args or "y" in kwargs:
+            construct_from_two(self, x, *args, **kwargs)
+        else:
+            construct(self, x)  # raises, since y is missing
+
+    def construct_from_two(self: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> None:
         where = type(self).__name__
         inputs, input_names = _read(where, "x", x, None, as_column=True)
         like = inputs if isinstance(inputs, Tensor) else None
@@ -56,13 +72,26 @@ def from_tables(construct: Call) -> Call:
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
         inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
+        names = {"columns": input_names, "outputs": target_names}
+        self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)
-        if input_names:
-            self.columns = input_names
-        if target_names:
-            self.outputs = target_names
 
     return cast(Call, construct_from_tables)
+
+
+def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Raise for a method, or arguments of its constructor, that do not go with sharded data."""
+    where = type(method).__name__
+    if not method.can_distribute:
+        cure = "Take Vecchia, LOO or MLLk, or pass tensors on one process."
+        fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
+    if args or {"y", *BY_ROW} & kwargs.keys():
+        cure = "ShardedData has y, offset, weights and trials; give all other arguments by name."
+        fail(where, "ShardedData", "without y and other positional arguments", "more", cure, TypeError)
+    if kwargs.get("seed", data.seed) != data.seed:
+        fail(where, "seed", f"to be {data.seed}, that of the data", kwargs["seed"], "Give it to ShardedData.")
+    if not isinstance(kwargs.get("ordering", "random"), str) or kwargs.get("ordering", "random") != "random":
+        fail(where, "ordering", "to be 'random' with ShardedData", "another one", "Leave it out.")
 
 
 def at_tables(predict: Call) -> Call:
@@ -123,7 +152,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
         fail(where, "y", "with values", "NaN in all rows", "Give some targets.")
     if y.dim() == 2 and not some and bool((missing.any(-1) & ~gone).any()):
         partly = int((missing.any(-1) & ~gone).sum())
-        cure = "Take CoregionalizedLOO, or one model per output."
+        cure = "Take LMC or CoregionalizedLOO, or one model per output."
         fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
     if count:
         warnings.warn(

@@ -33,8 +33,8 @@ from pyro_nngp._checks import (
 )
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Kernel, bind, check_covariance
-from pyro_nngp.linalg import VecchiaFactor, solve_triangular
+from pyro_nngp.kernels import Covariance, Kernel, bind, check_covariance
+from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
 
@@ -137,6 +137,16 @@ class NNGP(TorchDistribution):
         points = "" if self.is_whole else f"{len(self.batch.targets)} rows of "
         copies = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
         return f"NNGP({self._conditionals.original!r}, {points}{self.graph!r}{copies})"
+
+    @property
+    def kernel(self) -> Covariance:
+        """The covariance function, with its hyperparameters read."""
+        return self._conditionals.kernel
+
+    @property
+    def jitter(self) -> float:
+        """Relative nugget."""
+        return DEFAULT_JITTER if self._conditionals.jitter is None else self._conditionals.jitter
 
     @property
     def is_whole(self) -> bool:

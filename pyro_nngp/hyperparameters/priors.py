@@ -33,6 +33,8 @@ class HyperparameterGuide(PyroModule):
         self._sites = [site for site in _sampled_attributes(owner) if site[1] not in latents]
         like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
         for i, (module, attribute) in enumerate(self._sites):
+            if _has_own_guide(module):
+                continue
             with seeded(0, like):
                 prior = _prior(module, attribute)
                 draws = biject_to(prior.support).inv(prior.sample((99,)))
@@ -51,13 +53,16 @@ class HyperparameterGuide(PyroModule):
 
     def median(self) -> dict[str, Tensor]:
         """Give every attribute the median of its guide instead of a draw."""
-        return self._place(lambda _, q, loc: q.transforms[0](loc))
+        return self._place(lambda _, q, loc: _median(q) if loc is None else q.transforms[0](loc))
 
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Quantiles of each entry by module and attribute; exact where the support constrains each entry alone."""
         shift, found = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
         for i, (module, attribute) in enumerate(self._sites):
+            if _has_own_guide(module):
+                found[module, attribute] = module.own_quantiles(attribute, shift)
+                continue
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
             transform = biject_to(_prior(module, attribute).support)
             found[module, attribute] = transform(loc + shift.to(loc) * log_scale.exp())
@@ -78,8 +83,15 @@ class HyperparameterGuide(PyroModule):
             self.load_state_dict(theirs)
 
     def _place(self, choose: Callable) -> dict[str, Tensor]:
-        values = {}
+        values: dict[str, Tensor] = {}
+        drawn: dict[PyroModule, dict[str, Tensor]] = {}
         for i, (module, attribute) in enumerate(self._sites):
+            if _has_own_guide(module):
+                before, name = drawn.setdefault(module, {}), _full_name(self, module, attribute)
+                q = module.own_guide(attribute, before)
+                values[name] = before[attribute] = choose(name, q, None)
+                module._pyro_context.set(name, values[name])
+                continue
             prior = _prior(module, attribute)
             transform = biject_to(prior.support)
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
@@ -227,6 +239,16 @@ def _full_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
         where, cure = type(module).__name__, "Give each method a copy, copy.deepcopy(kernel), or build it anew."
         fail(where, f"the prior of {attribute!r}", "in one method alone", "a method built on it later", cure)
     return module._pyro_get_fullname(attribute)
+
+
+def _has_own_guide(module: Any) -> bool:
+    """Whether a module has the guide of its sites itself, as coefficients with a joint posterior."""
+    return getattr(module, "has_posterior", False)
+
+
+def _median(q: Any) -> Tensor:
+    """Mean of a normal distribution, reshaped or not."""
+    return q.transforms[0](q.base_dist.loc) if hasattr(q, "transforms") else q.loc
 
 
 def _prior(module: PyroModule, attribute: str) -> Any:

@@ -15,6 +15,7 @@ from pyro_nngp.likelihoods.continuous import (
 )
 from pyro_nngp.likelihoods.convolved import convolved
 from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial, Ordinal, Poisson
+from pyro_nngp.likelihoods.per_output import PerOutput
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 from pyro_nngp.likelihoods.positive import GeneralizedPareto, InverseGaussian, Tweedie
 from pyro_nngp.likelihoods.proportions import Beta, BetaBinomial
@@ -40,6 +41,7 @@ __all__ = [
     "Marginal",
     "NegativeBinomial",
     "Ordinal",
+    "PerOutput",
     "Poisson",
     "PolyaGammaBound",
     "StudentT",

@@ -40,6 +40,8 @@ class Likelihood(GPModule):
         expectation: the constraint in words, as in "expected y {expectation}".
         cure: advice for other data.
         takes_trials: whether each datum has its number of trials, which the method gets as ``trials``.
+        takes_missing: whether NaN among the data is a missing value; such a likelihood gets its data outputs first.
+        is_gaussian: whether all data are f with Gaussian noise.
         weights: in a bound copy for some rows of the data, their weights, which multiply log densities.
         sd_per_scale: a robust standard deviation of the noise, in multiples of the attribute `scale`.
 
@@ -56,6 +58,8 @@ class Likelihood(GPModule):
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
     takes_trials: bool = False
+    takes_missing: bool = False
+    is_gaussian: bool = False
     weights: Tensor | None = None
     sd_per_scale: float = 1.0
 

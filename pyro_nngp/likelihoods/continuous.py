@@ -59,6 +59,7 @@ class Gaussian(_NormalNoise):
     """
 
     family = dist.Normal
+    is_gaussian = True
 
 
 class HeteroskedasticGaussian(Likelihood):

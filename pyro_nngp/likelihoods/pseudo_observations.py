@@ -33,6 +33,7 @@ _LEAST_PRECISION = 1e-3
 _LEVEL_POINTS = 512  # or up to twice as many
 _SHARING = 4  # neighbors that are taken to have the f of a count
 _SIZES = (-1.0, 3.0, 81)  # r from .1 to 1,000
+_EXTRA_ZERO = 10.0  # times the noise of a zero that may have come from elsewhere
 
 
 class PseudoObservations(NamedTuple):
@@ -51,12 +52,13 @@ class PseudoObservations(NamedTuple):
 
 
 @torch.no_grad()
-def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations:
+def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None = None) -> PseudoObservations:
     """Observations of f in float64.
 
     Args:
         likelihood: with its hyperparameters read, as :meth:`Likelihood.bind` returns it.
         y: targets, outputs first, (*T, N), of any dtype.
+        level: level of labels and counts, if that of y does not count; see :class:`PseudoObservations`.
     """
     if isinstance(likelihood, HeteroskedasticGaussian):
         y = y.double()
@@ -64,15 +66,19 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor) -> PseudoObservations
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
     base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
+    inflated = base.takes_trials and not isinstance(base, OutOfTrials)
+    base = getattr(base, "counts", base) if inflated else base
     if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):
         share = (y.double() + 0.5) / (base.total_count + 1)
         noise = base.overdispersion() / ((base.total_count + 1) * share * (1 - share))
+        if inflated:
+            noise = torch.where(y > 0, noise, _EXTRA_ZERO * noise)
         return PseudoObservations(_weighted_mean(share.logit(), noise), share.logit(), noise)
     direct = likelihood.direct(y.double())
     if direct is not None:
         return PseudoObservations(direct.median(-1).values, direct, None)
     y, places, counts = y.unique(return_inverse=True, return_counts=True, dim=-1)  # labels and counts repeat
-    level = _level(likelihood, y, counts)
+    level = _level(likelihood, y, counts) if level is None else level
     prior = level[..., None]
     f = prior.expand(*level.shape, y.shape[-1]).clone()
     for _ in range(_STEPS):

@@ -8,6 +8,7 @@ Reference: Kemp (1981), "Efficient generation of logarithmically distributed pse
 Statistics, for the first batch of events of a negative binomial process. Cost: that of the other likelihood.
 """
 
+import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -45,7 +46,7 @@ class ZeroInflated(_OfCounts):
 
     Args:
         counts: the likelihood of the counts: :class:`Poisson`, :class:`NegativeBinomial`, :class:`Binomial` or
-            :class:`BetaBinomial`.
+            :class:`BetaBinomial`, these two also with the ``trials`` of each row.
         gate: probability :math:`\pi` of an extra zero.
         num_quadrature: number of nodes of the expected log-density of a zero.
 
@@ -59,7 +60,16 @@ class ZeroInflated(_OfCounts):
     def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
         super().__init__(counts, num_quadrature)
         self.gate = between(type(self).__name__, "gate", gate, 0.0, 1.0, 0.2)
+        self.takes_trials = counts.takes_trials
         self.support, self.expectation, self.cure = counts.support, counts.expectation, counts.cure
+
+    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+        bound = super().for_rows(weights)
+        if trials is None:
+            return bound
+        counts, bound = self.counts.for_rows(trials=trials), copy.copy(bound)
+        bound.__dict__.update(counts=counts, support=counts.support, expectation=counts.expectation)
+        return bound
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.ZeroInflatedDistribution(self.counts(f), gate_logits=self._gate_logits(f))
@@ -77,7 +87,7 @@ class ZeroInflated(_OfCounts):
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
         """The gate that explains the zeros beside positive counts, if those are Poisson at the mean of the others."""
-        if name != "gate":
+        if name != "gate" or self.takes_trials:  # counts of different numbers of trials do not compare
             return None
         some = (near > 0).sum(-1)
         mean, zero = near.sum(-1)[some > 0] / some[some > 0], (y[some > 0] == 0).to(y.dtype)

@@ -19,7 +19,7 @@ import math
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from scipy.linalg import cho_solve
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import SuperLU, splu
@@ -27,6 +27,8 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError
+
+_COLUMNS = 256  # columns of the inverse at once
 
 
 class FactoredPrecision:
@@ -82,6 +84,31 @@ class FactoredPrecision:
         dense = cho_solve((self._tril, True), flat[:, m:].T - self._border.T @ half)
         found = np.concatenate([half - self._solved @ dense, dense])
         return torch.from_numpy(np.ascontiguousarray(found.T)).reshape(right.shape)
+
+    def dense_covariance(self) -> Float[np.ndarray, "p p"]:
+        """Covariance of the values of the dense columns."""
+        return cho_solve((self._tril, True), np.eye(self._dense.shape[1]))
+
+    def slope(self) -> Float[np.ndarray, "m p"]:
+        """Change of the mean of the values of the sparse columns with those of the dense ones."""
+        return -self._solved
+
+    def sparse_covariance(self, columns: Int[np.ndarray, "n k"]) -> Float[np.ndarray, "n k k"]:
+        """Covariances among some sparse columns given the dense ones, for each row of `columns`.
+
+        Only pairs of columns that share a row of R, as those of a conditional do. Cost: a solution for each column.
+        """
+        m = self._sparse.shape[1]
+        found = (self._sparse.T @ self._sparse).tocsc()
+        for start in range(0, m, _COLUMNS):
+            stop = min(start + _COLUMNS, m)
+            block = self._factor.solve(np.eye(m, stop - start, -start))
+            part = slice(found.indptr[start], found.indptr[stop])
+            number = np.repeat(np.arange(stop - start), np.diff(found.indptr[start : stop + 1]))
+            found.data[part] = block[found.indices[part], number]
+        shape = (*columns.shape, columns.shape[1])
+        left, right = np.broadcast_to(columns[:, :, None], shape), np.broadcast_to(columns[:, None, :], shape)
+        return np.asarray(found[left.ravel(), right.ravel()]).reshape(shape)
 
     def draw(self, count: int) -> Float[Tensor, "S d"]:
         """Draws from N(0, P^-1)."""

@@ -67,10 +67,9 @@ class Cells:
                 fail(_WHERE, "mask", expectation, actual, "Pass template.notnull() or the like.", TypeError)
             mask = mask.transpose(*[dim for dim in self.dims if dim in mask.dims])
         self._mask = mask
-        sides = [1] * max(len(self.shape) - 2, 0) + ([TILE_SIDE] * 2 if len(self.shape) > 1 else [TILE_SIDE**2])
         ranges = [
             [slice(start, min(start + side, size)) for start in range(0, size, side)]
-            for side, size in zip(sides, self.shape, strict=True)
+            for side, size in zip(tile_sides(len(self.shape)), self.shape, strict=True)
         ]
         self.tiles: list[Tile] = list(itertools.product(*ranges))
 
@@ -109,6 +108,11 @@ class Cells:
         shape = tuple(each.stop - each.start for each in tile)
         own = tuple(size if dim in part else 1 for dim, size in zip(self.dims, shape, strict=True))
         return np.broadcast_to(array.isel(part).to_numpy().reshape(own), shape)
+
+
+def tile_sides(num_dims: int) -> list[int]:
+    """Cells of a tile along each dimension of a grid."""
+    return [1] * max(num_dims - 2, 0) + ([TILE_SIDE] * 2 if num_dims > 1 else [TILE_SIDE**2])
 
 
 def _dataset(template: Any) -> "Dataset":

@@ -8,10 +8,11 @@ cells, T outputs.
 import hashlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Normal
@@ -19,12 +20,14 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
 from pyro_nngp._random import seeded
+from pyro_nngp.distributed import World
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
-from pyro_nngp.inference.identity import identity
+from pyro_nngp.inference.identity import identity, without_rows
 from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 from pyro_nngp.maps.cells import Cells, Tile
 from pyro_nngp.maps.formats import check_format, read, write
 from pyro_nngp.maps.parts import Parts
+from pyro_nngp.maps.shared_store import SharedStore
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -53,7 +56,8 @@ def predict_grid(
     """Posterior mean, standard deviation and more at every cell of a grid.
 
     Args:
-        gp: a trained method.
+        gp: a trained method. One on several processes needs a `path` that ends in ``.zarr``; all of them must call the
+            function, and each writes its tiles to the one store.
         template: the grid: an xarray DataArray or Dataset whose coordinates or variables hold the inputs, such as a
             raster opened by rioxarray with covariates as further variables; or a mapping of names to 1-D arrays.
         columns: names in `template` of the D inputs, in order; None takes those of the frame that the method was built
@@ -93,11 +97,21 @@ def predict_grid(
     target = None if path is None else check_format(where, path, cells.dims)
     results = _Results(gp, of, quantile_levels, thresholds, num_draws, samples, num_neighbors, offset, trials)
     folder = None if target is None else Path(f"{target}.part")
-    parts = Parts(folder, f"{results.digest()} {cells.digest()} {seed}", len(cells.tiles) + 1)
+    parts_of = f"{results.digest()} {cells.digest()} {seed}"
+    world = gp.shard.world if getattr(gp, "shard", None) is not None else None
+    parts: Parts | SharedStore
+    if world is None or world.size == 1:
+        world, parts = None, Parts(folder, parts_of, len(cells.tiles) + 1)
+    else:
+        if num_draws:
+            gp.check_whole("sample")
+        like = results.outline(cells)
+        parts = SharedStore(world, target, parts_of, like, len(cells.dims), len(cells.tiles))
 
     def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
         inside, x_new = cells.at(tile)
         if not len(x_new):
+            take_part()
             return
         with torch.no_grad(), seeded(seed, x_new):
             found = compute(x_new)
@@ -106,12 +120,22 @@ def predict_grid(
             place[..., torch.from_numpy(inside)] = values
             parts.write(name, (*values.shape[:-1], *cells.shape), (..., *tile), place.numpy())
 
+    def take_part() -> None:
+        """Search for neighbors while other processes have cells to predict, since all do so together."""
+        if world is not None:
+            results.moments(gp.x[:1].detach())
+
     with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
-        for number, tile in enumerate(cells.tiles):
-            if not parts.done[number]:
-                fill(tile, results.moments, seed + number)
-                parts.finish(number)
-            bar.update(math.prod(part.stop - part.start for part in tile))
+        for number in _turns(np.flatnonzero(~parts.done[: len(cells.tiles)]), world):
+            if number is None:
+                take_part()
+                continue
+            fill(cells.tiles[number], results.moments, seed + number)
+            parts.finish(number)
+            bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
+    if isinstance(parts, SharedStore):
+        parts.publish()
+        return read(cast(Path, target))
     if num_draws and not parts.done[-1]:
         fill(cells.everything, results.draws, seed)
     parts.finish(len(cells.tiles))
@@ -123,6 +147,16 @@ def predict_grid(
     write(dataset, target)
     parts.remove()
     return read(target)
+
+
+def _turns(todo: np.ndarray, world: World | None) -> Iterator[int | None]:
+    """Numbers of the tiles of this process; None while only others have one."""
+    if world is None:
+        yield from todo.tolist()
+        return
+    for start in range(0, len(todo), world.size):
+        mine = start + world.rank
+        yield int(todo[mine]) if mine < len(todo) else None
 
 
 class _Results:
@@ -170,6 +204,18 @@ class _Results:
             result["exceedance"] = exceedance(found, self.thresholds)
         return {name: values.cpu() for name, values in result.items()}
 
+    def outline(self, cells: Cells) -> "Dataset":
+        """The map with its coordinates, and variables without memory in place of values."""
+        import xarray
+
+        found = self.moments(self.gp.x[:1].detach())
+        nothing, variables = np.float32(np.nan), {}
+        for name, values in found.items():
+            lead = tuple(values.shape[:-1])
+            dims = *self.dims(name, len(lead)), *cells.dims
+            variables[name] = dims, np.broadcast_to(nothing, (*lead, *cells.shape))
+        return self.label(xarray.Dataset(variables, cells.coords))
+
     def draws(self, x_new: Tensor) -> Values:
         """Joint draws at new points, (S, ..., P)."""
         drawn = self.gp.sample(x_new, self.num_draws, **self._options(x_new))
@@ -197,8 +243,14 @@ class _Results:
     def digest(self) -> str:
         """Digest of everything that determines the values, except the cells and the seed."""
         settings = (self.of, self.offset, self.trials, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
-        found = hashlib.blake2b(repr((settings, identity(gp=self.gp, options=self.options))).encode(), digest_size=16)
-        for name, value in self.gp.state_dict().items():
+        shard, described = getattr(self.gp, "shard", None), identity(gp=self.gp, options=self.options)
+        if shard is None:
+            values = self.gp.state_dict()
+        else:
+            described = without_rows(described) | {"data": f"{shard.digest():x}"}
+            values = self.gp.training_state()["shared"]
+        found = hashlib.blake2b(repr((settings, described)).encode(), digest_size=16)
+        for name, value in values.items():
             found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             found.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return found.hexdigest()

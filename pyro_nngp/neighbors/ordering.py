@@ -109,6 +109,31 @@ def coordinate_ordering(x: Float[Tensor, "N D"], dim: int | None = None) -> Int[
     return columns[dim].argsort(stable=True)
 
 
+def time_ordering(x: Float[Tensor, "N D"], time_dim: int, seed: int = 0) -> Int[Tensor, " N"]:
+    """By time, and at random within one time: each point is conditioned on the past, and on others of its own time.
+
+    The factors of the density are then predictions from what was known before, and appended rows of later times leave
+    them as they are.
+
+    Args:
+        x: points, (N, D).
+        time_dim: the column of time, in -D..D-1.
+        seed: seed of the order of simultaneous points.
+
+    Returns:
+        Permutation (N,), int64, for the argument `ordering` of graphs and methods.
+
+    Raises:
+        ValueError, TypeError: if x is malformed, or there is no such column.
+    """
+    check_inputs("time_ordering", "x", x)
+    if not -x.shape[1] <= time_dim < x.shape[1]:
+        expectation = f"in {-x.shape[1]}..{x.shape[1] - 1}"
+        fail("time_ordering", "time_dim", expectation, time_dim, "It numbers the columns of x.")
+    shuffled = random_ordering(x, seed)
+    return shuffled[x[shuffled, time_dim].argsort(stable=True)]
+
+
 def maximin_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
     """Greedy farthest-point ordering: each point maximizes the distance to its nearest predecessor; ties by row."""
     points = x.detach().cpu().double().numpy()

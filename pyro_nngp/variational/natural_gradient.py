@@ -31,7 +31,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.distributions import SparseCholeskyNormal
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
 from pyro_nngp.variational.sparse_factor import FactorOptimum
@@ -73,7 +73,7 @@ def variational_optimum(
     """
     prior = factor.prepared()
     root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    one_step, first = isinstance(likelihood, Gaussian), not bool(q.loc.any())
+    one_step, first = likelihood.is_gaussian, not bool(q.loc.any())
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
@@ -178,7 +178,7 @@ def natural_gradient(
     loc, var, divergence = start
     shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
     length, moved, steps = 1.0, math.inf, 0
-    if isinstance(likelihood, Gaussian):
+    if likelihood.is_gaussian:
         target, found = gaussian_sites(likelihood, y, loc, var)
         loc_new, _, _ = solve(target, found)
         return 1, float(((loc_new - loc).square() * found).mean().sqrt()), True

@@ -36,10 +36,10 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.kernels import bind, bind_double
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import ConstantMean
+from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
 from pyro_nngp.variational.evidence_excess import EvidenceExcess
@@ -76,23 +76,27 @@ class GaussianSites(GPModule):
         parameters: a function that returns what the kernel depends on: its parameters and those of the guides of its
             priors.
         level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
-            :meth:`solve` also finds its level, by generalized least squares on the sites.
+            :meth:`solve` also finds its level, by generalized least squares on the sites. Coefficients of a
+            :class:`~pyro_nngp.means.LinearMean` with normal priors get their joint posterior.
         likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
     Attributes:
         target, precision: pseudo-observations of u and their precisions, (*L, N).
         loc, variance: marginal means and variances of u at the points, (*L, N).
+        gain: how much the marginal means of u fall per unit of each coefficient that has a joint posterior,
+            (*L, p, N); else without entries.
         solved: whether they come from :meth:`solve`.
         excess: the difference of the two evidences.
     """
 
-    trained_buffers = frozenset({"target", "precision", "loc", "variance", "solved"})  # do not identify a run
+    trained_buffers = frozenset({"target", "precision", "loc", "variance", "gain", "solved"})  # do not identify a run
 
     y: Tensor
     target: Tensor
     precision: Tensor
     loc: Tensor
     variance: Tensor
+    gain: Tensor
     solved: Bool[Tensor, ""]
 
     def __init__(
@@ -121,6 +125,8 @@ class GaussianSites(GPModule):
         self.register_buffer("precision", graph.x.new_full(shape, _NO_PRECISION))
         self.register_buffer("loc", graph.x.new_zeros(shape))
         self.register_buffer("variance", graph.x.new_ones(shape))
+        columns = 1 + len(level.center) if isinstance(level, LinearMean) and level.is_normal else 0
+        self.register_buffer("gain", graph.x.new_zeros(*latent_shape, columns, graph.num_points))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
         self.excess = EvidenceExcess(kernel, graph, jitter, parameters)
         self.register_load_state_dict_post_hook(_forget_after_loading)
@@ -128,7 +134,7 @@ class GaussianSites(GPModule):
     @property
     def is_exact(self) -> bool:
         """Whether the sites are exact, as for a Gaussian likelihood."""
-        return isinstance(self._prior[4], Gaussian)
+        return self._prior[4].is_gaussian
 
     @pyro_entry
     def observations(
@@ -144,7 +150,22 @@ class GaussianSites(GPModule):
             y, noise = gaussian_observations(self._bound(at), self.y[at].movedim(0, -1), None, x.dtype)
             target, precision = torch.broadcast_tensors(y - self._prior[2](x, at), 1 / noise)
             return target, precision
-        return self.target[..., at], self.precision[..., at]
+        target, change = self.target[..., at], self._deviation()
+        if change is not None:
+            target = target - _combined(self._level[0].basis(self._prior[1].x[at]).mT, change)
+        return target, self.precision[..., at]
+
+    def _deviation(self) -> Tensor | None:
+        """Coefficients less their posterior means, (p, *L), where they are not at these; None without a posterior."""
+        if not self._has_posterior:
+            return None
+        change = self._level[0].deviation()
+        return change if bool(change.any()) else None
+
+    def _means(self, rows: Any = _EVERY) -> Float[Tensor, "*L U"]:
+        """Marginal means of u given the present coefficients."""
+        change = self._deviation()
+        return self.loc[..., rows] if change is None else self.loc[..., rows] - _combined(self.gain[..., rows], change)
 
     @pyro_entry
     def distribution(self, prior: NNGP) -> SitePosterior:
@@ -157,7 +178,7 @@ class GaussianSites(GPModule):
                 stacklevel=2,
             )
         target, precision = self.observations(None if prior.is_whole else rows)
-        parts = torch.broadcast_tensors(target, precision, self.loc[..., rows], self.variance[..., rows])
+        parts = torch.broadcast_tensors(target, precision, self._means(rows), self.variance[..., rows])
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
@@ -190,44 +211,32 @@ class GaussianSites(GPModule):
             tolerance: stop where means move by less, in standard deviations of the sites.
             level: whether to find the level of a constant mean function too.
         """
-        kernel, graph, mean_at, jitter, _ = self._prior
-        kernel, likelihood, y = bind(kernel), self._bound(_EVERY), self.y.movedim(0, -1)
-        mean = mean_at(graph.x, _EVERY)
-        prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
+        _, graph, mean_at, _, _ = self._prior
+        likelihood, y = self._bound(_EVERY), self.y.movedim(0, -1)
+        mean, latent = mean_at(graph.x, _EVERY), self.latent_prior()
         easy, reduction, used = True, 0.0 if self.is_exact else _STEP_REDUCTION, None
         first, moved, improved, loc, variance = not bool(self.solved), 0.0, True, self.loc, self.variance
         sites = self.target + mean, self.precision
         if first:
-            own = kernel.diag(graph.x).expand(loc.shape)
-            alone = _alone(likelihood, y, mean.expand(loc.shape), own)
-            loc, sites = alone[0] - mean, gaussian_sites(likelihood, y, *alone)
-
-        def divergence() -> float:
-            """KL of q from the prior, up to a constant while variances are fixed."""
-            return float((loc * prior.product(loc.double())).sum()) / 2
+            own = latent.variance.expand(variance.shape)
+            first_moments = alone(likelihood, y, mean.expand(variance.shape), own)
+            loc, sites = latent.start(first_moments[0] - mean), gaussian_sites(likelihood, y, *first_moments)
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal loc, easy, sites
-            loc, easy = posterior_mean(prior, target - mean, precision, loc, easy, tolerance, reduction)
+            loc, easy = latent.posterior_mean(target - mean, precision, loc, easy, tolerance, reduction)
             sites = target, precision
-            return mean + loc, variance, 0.0 if self.is_exact else divergence()
-
-        def variances() -> Tensor:
-            noise = 1 / sites[1]
-            near = self._nearest(kernel, noise)
-            return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(
-                kernel, graph.x, near, noise
-            )
+            return mean + latent.at(loc), variance, 0.0 if self.is_exact else latent.divergence(loc)
 
         if not self.is_exact:  # at new hyperparameters, the old sites are nearer to the solution than the old moments
             step(*sites)
-            variance = variances()
+            variance = latent.posterior_variance(sites[1])
             used = None if first else sites[1]
         for _ in range(_ROUNDS):
             if max_steps <= 0:
                 break
             before = loc, sites
-            start = mean + loc, variance, 0.0 if self.is_exact else divergence()
+            start = mean + latent.at(loc), variance, 0.0 if self.is_exact else latent.divergence(loc)
             natural = sites[0] * sites[1], sites[1]
             most = min(_STEPS, max_steps) if improved else max_steps
             steps, moved, improved = natural_gradient(likelihood, y, start, step, most, tolerance, natural)
@@ -237,24 +246,20 @@ class GaussianSites(GPModule):
                 if most == steps and max_steps > 0:  # shorter steps may succeed
                     continue
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
-                response, now = mean + loc, gaussian_sites(likelihood, y, mean + loc, variance)[1]
+                response = mean + latent.at(loc)
+                now = gaussian_sites(likelihood, y, response, variance)[1]
                 sites = response + sites[1] / now * (sites[0] - response), now
             constant = self._constant() if level else None
             if constant is not None:  # the best level for these sites: one Newton step, exact
-                gain = posterior_mean(prior, torch.ones_like(loc), sites[1], torch.zeros_like(loc), easy, tolerance)[0]
-                slope, curvature = sites[1] * (sites[0] - mean - loc), sites[1] * (1 - gain)
-                if constant.dim() and loc.dim() == 2:
-                    change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
-                else:
-                    change = slope.sum() / curvature.sum()
-                if not self.is_exact:  # where sites are almost flat, a Newton step may go anywhere
-                    spread = kernel.diag(graph.x).mean().sqrt()
-                    change = change.clamp(-spread, spread)
+                slope = sites[1] * (sites[0] - mean - latent.at(loc))
+                change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not self.is_exact)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
-                mean, loc = mean_at(graph.x, _EVERY), loc - change * gain
+                mean, loc = mean_at(graph.x, _EVERY), loc - shift
+            if self._has_posterior:
+                mean, loc = self._condition(latent, sites, mean, loc, easy, tolerance)
             if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
                 break
-            given = variances()
+            given = latent.posterior_variance(sites[1])
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
             if not improved or self.is_exact:
                 break
@@ -265,6 +270,39 @@ class GaussianSites(GPModule):
         if not self.is_exact:
             warn_unsettled("GaussianSites.solve", moved, improved or max_steps <= 0, first and used is None)
         self.solved.fill_(True)
+
+    @property
+    def _has_posterior(self) -> bool:
+        """Whether coefficients of the mean function have a joint posterior."""
+        return isinstance(self._level[0], LinearMean) and self._level[0].has_posterior
+
+    def _condition(
+        self, latent: "LatentPrior", sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
+    ) -> tuple[Tensor, Tensor]:
+        """Set the posterior of the coefficients given the sites; returns the mean function and the means of u there.
+
+        Means of u respond to the coefficients linearly, so that one step is exact.
+        """
+        level, graph = self._level[0], self._prior[1]
+        basis = level.basis(graph.x).mT  # (p, N)
+        precision = sites[1][..., None, :].expand(*loc.shape[:-1], *basis.shape)
+        start = torch.zeros_like(precision)
+        gain, _ = latent.posterior_mean(basis.expand(precision.shape), precision, start, easy, tolerance, 0.0)
+        slope = (basis @ (sites[1] * (sites[0] - mean - loc))[..., None])[..., 0]
+        curvature = (basis * precision) @ (basis - gain).mT
+        curvature = (curvature + curvature.mT) / 2
+        now = level.posterior_loc.reshape(len(basis), *level.own_shape).clone()
+        each = now.mT if level.own_shape else now  # (*L, p)
+        linear = slope + (curvature @ each[..., None])[..., 0]
+        change = condition_coefficients(level, curvature, linear).to(now) - now
+        level.place_posterior()
+        self.gain.copy_(gain)
+        return self._prior[2](graph.x, _EVERY), loc - _combined(gain, change.to(gain))
+
+    def latent_prior(self) -> "LatentPrior":
+        """The prior at the present hyperparameters."""
+        kernel, graph, _, jitter, _ = self._prior
+        return LatentPrior(bind(kernel), graph, jitter, self._nearest)
 
     @pyro_entry
     def correct(self) -> None:
@@ -323,8 +361,12 @@ class GaussianSites(GPModule):
         variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
         noise = None if bool(self.solved) else 1 / precision
         w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
-        values = self.loc if bool(self.solved) else target
+        values = self._means() if bool(self.solved) else target
         loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
+        if self._has_posterior and self._deviation() is None:
+            level = self._level[0]
+            rest = level.basis(x_new) - (w[..., None, :] @ self.gain.mT[..., nearest, :])[..., 0, :]
+            variance = variance + trend_variance(level, rest)
         return loc, variance.expand(loc.shape)
 
     @torch.no_grad()
@@ -353,7 +395,7 @@ class GaussianSites(GPModule):
         target, precision = torch.zeros_like(loc), torch.full_like(loc, _NO_PRECISION)
         if bool(self.solved):
             likelihood, new = self._bound(rows), y[rows].movedim(0, -1)
-            loc, variance = _alone(likelihood, new, loc, variance)
+            loc, variance = alone(likelihood, new, loc, variance)
             target, precision = gaussian_sites(likelihood, new, loc, variance)
             target, loc = target - mean, loc - mean
         else:
@@ -361,6 +403,7 @@ class GaussianSites(GPModule):
         self.y = y
         for name, value in (("target", target), ("precision", precision), ("loc", loc), ("variance", variance)):
             setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
+        self.gain = torch.nn.functional.pad(self.gain, (0, loc.shape[-1]))
         self._forget()
 
     def follow(self, graph: NeighborGraph) -> None:
@@ -378,7 +421,86 @@ class GaussianSites(GPModule):
         return super()._apply(fn, recurse)
 
 
-def _alone(
+def _combined(table: Float[Tensor, "*L p U"], change: Float[Tensor, "p *own"]) -> Float[Tensor, "*out U"]:
+    """Combinations of the rows of a table with coefficients: one set for all latent functions, or for each."""
+    if change.dim() == 1:
+        return (change[:, None] * table).sum(-2)
+    return (change.mT[:, :, None] * table).sum(-2)
+
+
+class LatentPrior:
+    """The prior of latent values at fixed hyperparameters, as :meth:`GaussianSites.solve` uses it.
+
+    Args:
+        kernel: bound.
+        graph: the points and their neighbors.
+        jitter: relative nugget.
+        nearest: maps kernel and noise to the observations that the variance at each point depends on.
+    """
+
+    def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
+        self._parts, self._factor = (
+            (kernel, graph, jitter, nearest),
+            NNGP(kernel, graph, jitter=jitter).factor.prepared(),
+        )
+
+    @property
+    def variance(self) -> Float[Tensor, " N"]:
+        """Prior variances of f."""
+        return self._parts[0].diag(self._parts[1].x)
+
+    def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Latent values to start from, near these values of f less the mean function."""
+        return f
+
+    def at(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """f less the mean function at latent values u."""
+        return u
+
+    def divergence(self, loc: Float[Tensor, "*L N"]) -> float:
+        """KL of q with these means from the prior, up to a constant while variances are fixed."""
+        return float((loc * self._factor.product(loc.double())).sum()) / 2
+
+    def posterior_mean(
+        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+    ) -> tuple[Float[Tensor, "*L N"], bool]:
+        """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
+        return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+
+    def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Variances of f given sites of these precisions."""
+        (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
+        near = nearest(kernel, noise)
+        return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(kernel, graph.x, near, noise)
+
+    def level_step(
+        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
+
+        Args:
+            constant: the constant, () or (L,).
+            slope: gradient of the log density of the sites in f.
+            precision: of the sites.
+            easy: as of :meth:`posterior_mean`.
+            tolerance: as of :meth:`posterior_mean`.
+            limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
+                anywhere.
+        """
+        ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
+        gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
+        curvature = precision * (1 - gain)
+        if constant.dim() and slope.dim() == 2:
+            change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+        else:
+            change = slope.sum() / curvature.sum()
+        if limited:
+            spread = self.variance.mean().sqrt()
+            change = change.clamp(-spread, spread)
+        return change, change * gain
+
+
+def alone(
     likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_nngp.neighbors import ordering
+from pyro_nngp.neighbors import NeighborGraph, ordering, time_ordering
 from pyro_nngp.neighbors.ordering import (
     coordinate_ordering,
     given_ordering,
@@ -118,3 +118,29 @@ def test_wrong_points_and_columns():
     for dim in (2, -3):
         with pytest.raises(ValueError, match=r"coordinate_ordering: expected dim in -2\.\.1, got"):
             coordinate_ordering(torch.rand(4, 2), dim)
+
+
+def test_points_in_the_ordering_of_time_have_no_neighbors_from_the_future():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 3, dtype=torch.float64, generator=generator)
+    x[:, 1] = (6 * x[:, 1]).floor()  # 50 or so at each time
+    graph = NeighborGraph(x, 8, time_ordering(x, 1))
+    near, known = graph.neighbors.clamp(min=0), graph.neighbors >= 0
+    assert bool((x[near, 1] <= x[:, None, 1])[known].all())
+    assert bool((x[near, 1] == x[:, None, 1])[known].any())  # those of the same time count too
+    order = time_ordering(x, 1, seed=1)
+    assert sorted(order.tolist()) == list(range(300))
+    assert torch.equal(order, time_ordering(x, -2, seed=1))
+    assert not torch.equal(order, time_ordering(x, 1))
+    later = NeighborGraph(
+        torch.cat([x, x[:20] + torch.tensor([0.0, 10.0, 0.0])]),
+        8,
+        torch.cat([time_ordering(x, 1), torch.arange(300, 320)]),
+    )
+    assert torch.equal(later.neighbors[:300], graph.neighbors)
+
+
+def test_a_column_of_time_that_does_not_exist_is_refused():
+    for column in (2, -3):
+        with pytest.raises(ValueError, match=r"time_ordering: expected time_dim in -2\.\.1, got"):
+            time_ordering(torch.rand(4, 2), column)

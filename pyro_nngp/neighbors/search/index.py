@@ -215,24 +215,58 @@ class SearchIndex:
         if self._on_device is not None:
             with self._bar(size - start) as bar:
                 return self._on_device.predecessors(k, start, bar.update)
+        rows = np.arange(start, size)
+        queries = Queries(self._points[start:], rows, np.full(len(rows), -1), *_empty(len(rows), k))
+        with self._bar(len(rows)) as bar:
+            self._answer_ascending(queries, bar)
+        return self._tensors(queries.index, queries.value)
+
+    def nearest_before(
+        self,
+        queries: Float[Tensor, "Q D"],
+        limit: Int[Tensor, " Q"],
+        k: int,
+    ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
+        """Indices and distances of the k nearest points before a limit; -1 and infinity where there are fewer.
+
+        On CPUs only. Arguments as for `nearest`.
+
+        Args:
+            queries: places to search from.
+            limit: for each query only points with smaller numbers count, 0..P.
+            k: number of neighbors.
+        """
+        ascending = limit.argsort(stable=True)
+        places, limits = queries.detach().double()[ascending].numpy(), limit[ascending].numpy()
+        found = Queries(places, limits, np.full(len(limits), -1), *_empty(len(limits), k))
+        with self._bar(len(limits)) as bar:
+            self._answer_ascending(found, bar)
+        index, value = self._tensors(found.index, found.value)
+        back = torch.empty_like(ascending)
+        back[ascending] = torch.arange(len(back))
+        return index[back], value[back]
+
+    def _answer_ascending(self, queries: Queries, bar: tqdm) -> None:
+        """Answer queries whose limits ascend, among prefixes of the points that grow with them."""
+        size, k, limits = len(self._tensor), queries.k, queries.limit
         source = self._build(k + 1)
         growth = source.backend.growth
         fetch = k + SPARE + (0 if source.backend.filters else int(k * growth))
-        index, value = _empty(size - start, k)
-        with self._bar(size - start) as bar:
-            row = start
-            while row < size:
-                stop = min(size, row + max(256, int(row * growth)))
-                # Of a row with few predecessors, a tree that does not filter would return nearly all that it holds.
-                source.prefix(stop, brute_only=row < 16 * k and not source.backend.filters)
-                block, rows = slice(row - start, stop - start), np.arange(row, stop)
-                none = np.full(len(rows), -1)
-                queries = Queries(self._points[row:stop], rows, none, index[block], value[block])
-                hard = source.answer(queries, fetch, bar)
-                if hard > 1 / 3 and fetch < 2 * k:
-                    fetch += fetch // 2  # a regular ordering, in which half of the surroundings come later
-                row = stop
-        return self._tensors(index, value)
+        first = 0
+        while first < len(limits):
+            limit = int(limits[first])
+            stop = min(size, limit + max(256, int(limit * growth)))
+            last = max(first + 1, int(np.searchsorted(limits, stop, side="right" if stop == size else "left")))
+            # Of a row with few predecessors, a tree that does not filter would return nearly all that it holds.
+            source.prefix(stop, brute_only=limit < 16 * k and not source.backend.filters)
+            block = slice(first, last)
+            part = Queries(
+                queries.places[block], limits[block], queries.exclude[block], queries.index[block], queries.value[block]
+            )
+            hard = source.answer(part, fetch, bar)
+            if hard > 1 / 3 and fetch < 2 * k:
+                fetch += fetch // 2  # a regular ordering, in which half of the surroundings come later
+            first = last
 
     def _build(self, copies: int) -> Source:
         """Backends over the points that have fewer than `copies` earlier duplicates."""

@@ -10,7 +10,16 @@ from pyro.nn import PyroSample
 import pyro_nngp as nngp
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, BetaBinomial, Binomial, Gaussian, Poisson, PolyaGammaBound, StudentT
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    BetaBinomial,
+    Binomial,
+    Gaussian,
+    Poisson,
+    PolyaGammaBound,
+    StudentT,
+    ZeroInflated,
+)
 from pyro_nngp.models import BSGP, LOO, SVGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
 
 F64 = torch.float64
@@ -238,3 +247,24 @@ def test_priors_and_offsets_go_together():
     likelihood.variance = PyroSample(dist.LogNormal(torch.tensor(-2.0, dtype=F64), 1.0))
     gp = VNNGP(X, Y + OFFSET, Matern52(2), likelihood, num_neighbors=8, offset=OFFSET, weights=COUNTS)
     assert len(fit(gp, 2, progress=False).losses) == 2
+
+
+@pytest.mark.parametrize("counts", [Binomial, BetaBinomial])
+def test_zero_inflated_successes_have_the_trials_of_each_row(counts):
+    n = torch.full((60,), 4)
+    y = torch.bernoulli(torch.full((60,), 0.7, dtype=F64)) * dist.Binomial(4, logits=Y).sample()
+    settings = {"num_neighbors": 8, "mean": None}
+    each = VNNGP(X, y, kernel(), ZeroInflated(counts(), 0.3), trials=n, **settings)
+    same = VNNGP(X, y, kernel(), ZeroInflated(counts(4), 0.3), **settings)
+    each.load_state_dict(each.state_dict() | {k: v for k, v in same.state_dict().items() if "mean" in k or "conc" in k})
+    for gp in (each, same):
+        gp.solve()
+    found, want = each.predict(NEW, trials=n[:5]), same.predict(NEW)
+    for own, other in ((found.mean, want.mean), (found.variance, want.variance)):
+        torch.testing.assert_close(own, other, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(each.loo().sum(), same.loo().sum(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(each.predict(NEW, trials=100 * n[:5]).mean, 100 * found.mean)
+    with pytest.raises(ValueError, match="counts in 0..their row's trials"):
+        VNNGP(X, y + 4, kernel(), ZeroInflated(counts()), trials=n)
+    with pytest.raises(ValueError, match=r"expected trials of each row for ZeroInflated\(\), got None"):
+        VNNGP(X, y.clamp(max=1), kernel(), ZeroInflated(counts()))

@@ -1,0 +1,53 @@
+"""Modelled step times and memory of sharded data on 8, 64 and 512 processes.
+
+A step is the computation of a process, plus a reduction of 48 bytes (six numbers in two dimensions):
+
+    NCCL, tree over InfiniBand    base + 2 log2(R) hops + bytes / bandwidth
+    Gloo, ring over Ethernet      2 (R - 1) hops + bytes / bandwidth
+
+with R processes. Latencies of NCCL are those of its own cost model (src/graph/tuning.cc of NCCL 2.2x, trees with the LL
+protocol: 6.8 us, and 5.0 us per hop over a network); 50 GB/s is a port of 400 Gb/s. One way through the TCP stack of a
+kernel takes 10 to 30 us; 25 us and 10 Gb/s are taken. Computation and memory are those measured with
+benchmarks/speed/shards.py, given here as arguments. Run: ``python benchmarks/speed/shards_model.py``.
+"""
+
+import argparse
+import math
+
+BYTES = 48
+NCCL_BASE, NCCL_HOP, NCCL_BANDWIDTH = 6.8e-6, 5.0e-6, 50e9
+TCP_HOP, TCP_BANDWIDTH = 25e-6, 1.25e9
+
+
+def nccl(size):
+    """Seconds of a reduction on that many processes."""
+    return NCCL_BASE + 2 * math.log2(size) * NCCL_HOP + 2 * BYTES / NCCL_BANDWIDTH
+
+
+def gloo(size):
+    """Seconds of a reduction on that many processes."""
+    return 2 * (size - 1) * TCP_HOP + 2 * BYTES / TCP_BANDWIDTH
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--row-us", type=float, default=10.0, help="microseconds of a step per row of the batch")
+    parser.add_argument("--row-bytes", type=float, default=300.0, help="largest memory per own row")
+    parser.add_argument("--base-mb", type=float, default=320.0, help="memory of a process without rows")
+    args = parser.parse_args()
+    print("| processes | rows per step of each | computation ms | reduction, NCCL ms | reduction, Gloo ms |")
+    print("|---|---|---|---|---|")
+    for size in (8, 64, 512):
+        for rows in (4096, 20_000 // size):
+            compute = 1e3 * rows * args.row_us * 1e-6
+            print(f"| {size} | {rows} | {compute:.2f} | {1e3 * nccl(size):.3f} | {1e3 * gloo(size):.2f} |")
+    print("\n| rows of all | processes | rows, neighbors and search | random ordering, for a moment |")
+    print("|---|---|---|---|")
+    for rows in (10**7, 10**8, 10**9):
+        for size in (8, 64, 512):
+            own = args.base_mb / 1e3 + rows / size * args.row_bytes / 1e9
+            print(f"| 10^{round(math.log10(rows))} | {size} | {own:.2f} GB | {7 * rows / 1e9:.2f} GB |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+r"""A program whose latent values are functions of nearly independent standard normal ones, by a guide.
+
+Hamiltonian Monte Carlo takes few steps where the posterior is close to a standard normal distribution. The guide
+:class:`~pyro_nngp.inference.autoguide.auto_nngp.AutoNNGP` knows how it differs from one, and the map follows from it.
+Hyperparameters u, in unconstrained space, and the few coefficients c come first:
+
+.. math:: u = m + L \epsilon, \qquad c = \bar c(\epsilon) + C(\epsilon) z_c,
+
+with the moments of c under the guide at u = m, and their change along each :math:`\epsilon`. Given both, each value of
+a process is drawn after its neighbors, from its prior conditional times what the data add to it:
+
+.. math:: f_j = s_j \Big( \frac{w_j^\top f_{n(j)}}{v_j} + a_j^\top f_{n(j)} + b_j + t_j^\top c \Big) + s_j^{1/2} z_j,
+   \qquad s_j^{-1} = v_j^{-1} + \tau_j .
+
+The prior's :math:`w_j, v_j` are those of the hyperparameters; :math:`\tau_j, a_j, b_j, t_j` are such that at u = m this
+is the guide's distribution of :math:`f_j` given its neighbors and c. What the data determine stays where it is when
+hyperparameters change, and what they do not determine scales with the prior: a partially non-centered
+parameterization, for each value as much as is right for it. Group effects have no neighbors. With :math:`\tau = a = b =
+t = 0` it is whitening, which is as ill-conditioned as the data are informative. All determinants are known, so the
+posterior of the program is kept exactly, however good the guide is.
+
+Reference: Hoffman et al. (2019), "NeuTra-lizing bad geometry in Hamiltonian Monte Carlo using neural transport";
+Papaspiliopoulos, Roberts, Sköld (2003), "Non-centered parameterisations for hierarchical models and data
+augmentation"; the factor of the posterior is that of Vecchia (1988).
+
+Cost: a solution with the guide's precision for each value, and 2 h + 1 factorizations, once; O(N K) per run on top of
+the prior. Symbols: h hyperparameters, p coefficients.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro.distributions import Normal
+from pyro.poutine.messenger import Messenger
+from pyro.poutine.runtime import get_plates
+from pyro.poutine.subsample_messenger import _Subsample
+from torch import Tensor
+from torch.distributions import biject_to
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
+from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
+from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base, value_at
+from pyro_nngp.linalg import solve_triangular
+
+SITE = "_white"
+
+
+class Transported:
+    """A program with one latent site, of standard normal values, in place of all others, which are functions of it.
+
+    The values of the others are in the traces of the program, and in what ``Predictive(program, draws)`` returns.
+
+    Args:
+        where: name of the caller, for messages.
+        model: a Pyro program.
+        guide: a guide for it, trained or not.
+
+    Raises:
+        TypeError: if `guide` is not an AutoNNGP.
+        ValueError: if it is run within vectorized plates, or has other latent sites than the guide.
+
+    Attributes:
+        original: the program.
+    """
+
+    def __init__(self, where: str, model: Callable, guide: AutoNNGP) -> None:
+        if not isinstance(guide, AutoNNGP):
+            fail(where, "guide", "to be an AutoNNGP", type(guide).__name__, "Pass AutoNNGP(model).", TypeError)
+        self._where, self.original, self._guide = where, model, (guide,)
+        self._map: _Map | None = None
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Take the map from the guide as it is now; arguments are those of its first call."""
+        (guide,) = self._guide
+        with pyro.poutine.block(), torch.no_grad():
+            guide.median(*args, **kwargs)
+            self._map = _Map(guide)
+
+    @torch.no_grad()
+    def original_values(self, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """Values of the latent sites of the original program at one draw, {site: value}."""
+        with pyro.poutine.block():
+            trace = pyro.poutine.trace(pyro.poutine.condition(self, values)).get_trace(*args, **kwargs)
+        (guide,) = self._guide
+        return {name: trace.nodes[name]["value"] for name in (*guide.hyperparameters, *guide.gaussian)}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program."""
+        outside = [frame.name for frame in get_plates() if frame.vectorized]
+        if outside:
+            cure = "Take parallel=False and vectorize_particles=False."
+            fail(self._where, "a program with a guide", "outside vectorized plates", outside, cure)
+        if self._map is None:
+            self.prepare(*args, **kwargs)
+        assert self._map is not None
+        normal = dist.Normal(self._map.zero, torch.ones_like(self._map.zero)).to_event(1).mask(False)
+        white = pyro.sample(SITE, normal, infer={"is_auxiliary": True})
+        with _At(self._where, self._map(white)):
+            return self.original(*args, **kwargs)
+
+
+Place = Callable[[Any], tuple[Tensor, Tensor]]  # from the distribution of a site to its value and log density
+
+
+class _Map:
+    """From standard normal values to a value for each site.
+
+    Attributes:
+        zero: the values at the center of the guide.
+    """
+
+    def __init__(self, guide: AutoNNGP) -> None:
+        self._guide, self._h = (guide,), 0
+        if guide.hyperparameters:
+            self._loc, self._h = guide.loc.detach().clone(), guide.loc.numel()
+            self._tril = (guide.scale[:, None] * guide.scale_tril).detach()
+        q = self._posterior(torch.zeros(self._h))
+        like = next(iter(guide.prototype_trace.nodes[name]["value"] for name in guide.gaussian)).detach()
+        self.zero = torch.zeros(self._h + len(q)).to(like)
+        self._effects = {name: _Effects(q, name, like) for name in q.sparse_names}
+        self._sizes = [self._h, *(len(effects) for effects in self._effects.values())]
+        self._sizes.append(len(self.zero) - sum(self._sizes))
+        self._dense = dict(zip(q.dense_names, q.dense_shapes, strict=True))
+        steps = torch.eye(self._h)
+        ahead, behind = ([_moments(self._posterior(sign * row)) for row in steps] for sign in (1, -1))
+        self._moments = [part.to(like) for part in _moments(q)]
+        changes = zip(ahead, behind, strict=True)
+        self._changes = [[((a - b) / 2).to(like) for a, b in zip(*each, strict=True)] for each in changes]
+
+    def _posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
+        (guide,) = self._guide
+        return guide.conditional_at(self._loc + self._tril @ epsilon.to(self._loc) if self._h else epsilon)
+
+    def __call__(self, white: Float[Tensor, " d"]) -> dict[str, Place]:
+        epsilon, *blocks, last = white.split(self._sizes)
+        places: dict[str, Place] = {}
+        if self._h:
+            latent = self._loc + self._tril @ epsilon.to(self._loc)
+            for name, part, value in self._guide[0].unpack(latent):
+                places[name] = _Hyperparameter(part, value)
+        mean, log_scale, unit = self._moments
+        for step, (own_mean, own_scale, _) in zip(epsilon, self._changes, strict=True):
+            mean, log_scale = mean + step * own_mean, log_scale + step * own_scale
+        coefficients = mean + unit @ (log_scale.exp() * last)
+        lengths = [shape.numel() for shape in self._dense.values()]
+        parts = zip(self._dense.items(), coefficients.split(lengths), log_scale.split(lengths), strict=True)
+        for (name, shape), part, own in parts:
+            places[name] = _Coefficient(part.reshape(shape), own.reshape(shape))
+        for (name, effects), z in zip(self._effects.items(), blocks, strict=True):
+            places[name] = effects.at(z, coefficients)
+        return places
+
+
+def _moments(q: ConditionalPosterior) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, log scales and unit triangle of the dense leaves."""
+    tril = torch.linalg.cholesky(torch.from_numpy(q.precision.dense_covariance()))
+    scale = tril.diagonal()
+    return q.mean[len(q) - len(scale) :], scale.log(), tril / scale
+
+
+class _Hyperparameter(NamedTuple):
+    unconstrained: Tensor
+    value: Tensor
+
+    def __call__(self, fn: Any) -> tuple[Tensor, Tensor]:
+        volume = biject_to(fn.support).log_abs_det_jacobian(self.unconstrained, self.value)
+        return self.value, fn.log_prob(self.value) + _sum_events(volume, volume.dim() - len(fn.batch_shape))
+
+
+class _Coefficient(NamedTuple):
+    white: Tensor
+    log_scale: Tensor
+
+    def __call__(self, fn: Any) -> tuple[Tensor, Tensor]:
+        density = self.log_scale - (self.white.square() + math.log(2 * math.pi)) / 2
+        return value_at(fn, self.white), _sum_events(density, fn.event_dim)
+
+
+class _Effects:
+    """A site with many Gaussian values: what the data add to the prior conditional of each, (n,), K neighbors.
+
+    Values are those of a process, deviations from the mean for normal sites, and white ones for multivariate normal
+    sites; of several processes at one site, those of all in a row.
+    """
+
+    def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
+        place, base = q.sparse_place(name), gaussian_base(q.trace.nodes[name]["fn"])
+        start, n = place.start, place.stop - place.start
+        w, var, self._neighbors = _prior(base, n)
+        scale = var.sqrt() if isinstance(base, Normal) else torch.ones(n)
+        scale = scale.double().cpu()
+        w, var, near = w.double().cpu(), var.double().cpu(), self._neighbors.cpu()
+        padding, columns = near < 0, near.clamp(min=0)
+        every = torch.cat([torch.arange(n)[:, None], columns], -1)
+        cov = torch.from_numpy(q.precision.sparse_covariance((start + every).numpy()))
+        cov = cov * scale[every][:, :, None] * scale[every][:, None, :]
+        among = cov[:, 1:, 1:].masked_fill(padding[:, :, None] | padding[:, None, :], 0.0)
+        among = among + torch.diag_embed(padding.double())
+        cross = cov[:, 0, 1:].masked_fill(padding, 0.0)
+        weights = torch.linalg.solve(among, cross[..., None])[..., 0] if near.shape[1] else cross
+        rest = cov[:, 0, 0] - (weights * cross).sum(-1)
+
+        def natural(values: Tensor) -> Tensor:
+            values = scale * values
+            return (values - (weights * values[..., columns]).sum(-1)) / rest
+
+        coefficients, slope = (
+            q.mean[len(q) - len(q.precision.slope().T) :],
+            torch.from_numpy(q.precision.slope()[place]),
+        )
+        self._information = (1 / rest - 1 / var).clamp(min=0).to(like)
+        self._pull = (weights / rest[:, None] - w / var[:, None]).to(like)
+        self._push = natural(q.mean[place] - slope @ coefficients).to(like)
+        self._slope = natural(slope.mT).to(like)
+
+    def __len__(self) -> int:
+        return len(self._push)
+
+    def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"]) -> Place:
+        """The values, as a function of their prior."""
+
+        def place(fn: Any) -> tuple[Tensor, Tensor]:
+            base = gaussian_base(fn)
+            w, var, neighbors = _prior(base, len(self))
+            s = 1 / (1 / var + self._information)
+            weights = s[:, None] * (w / var[:, None] + self._pull)
+            found = s * (self._push + coefficients @ self._slope) + s.sqrt() * z
+            if weights.shape[1]:
+                found = solve_triangular(weights, neighbors, found, _levels(base, neighbors))
+            found, volume = (part.reshape(base.batch_shape + base.event_shape) for part in (found, s.log() / 2))
+            if isinstance(base, NNGP | Normal):
+                value = found if isinstance(base, NNGP) else base.loc + found
+                return value, fn.log_prob(value) + _sum_events(volume, fn.event_dim)
+            density = volume - (found.square() + math.log(2 * math.pi)) / 2
+            return value_at(fn, found), _sum_events(density, fn.event_dim)
+
+        return place
+
+
+def _prior(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n"], Int[Tensor, "n K"]]:
+    """Conditionals of the values of a site given their neighbors."""
+    if not isinstance(base, NNGP):
+        var = base.scale.square() if isinstance(base, Normal) else base.loc.new_ones(())
+        shape = base.batch_shape + base.event_shape
+        return var.new_zeros(n, 0), var.expand(shape).reshape(n), torch.zeros(n, 0, dtype=torch.long)
+    w, var = base.conditionals
+    near, shape = base.graph.neighbors, base.batch_shape
+    first = len(near) * torch.arange(shape.numel(), device=near.device)[:, None, None]
+    neighbors = torch.where(near < 0, -1, near + first).reshape(n, -1)
+    return w.expand(*shape, *w.shape[-2:]).reshape(n, -1), var.expand(*shape, var.shape[-1]).reshape(n), neighbors
+
+
+def _levels(base: NNGP, neighbors: Tensor) -> list[Tensor]:
+    """Dependency levels of the values of all processes of a site."""
+    count, n = base.batch_shape.numel(), len(base.graph.neighbors)
+    if count == 1:
+        return base.graph.levels()
+    return [torch.cat([rows + i * n for i in range(count)]) for rows in base.graph.levels()]
+
+
+def _sum_events(value: Tensor, number: int) -> Tensor:
+    return value.sum(tuple(range(-number, 0))) if number > 0 else value
+
+
+class _At(Messenger):
+    """Puts latent sites at given values, with the log density of the program times the volume of the map."""
+
+    def __init__(self, where: str, places: Mapping[str, Place]) -> None:
+        super().__init__()
+        self._where, self._places = where, places
+
+    def _pyro_sample(self, msg: Any) -> None:
+        name, fn = msg["name"], msg["fn"]
+        if msg["is_observed"] or isinstance(fn, _Subsample):
+            return
+        if name not in self._places:
+            cure = "Run the program as at the guide's first call."
+            fail(self._where, "latent sites", f"to be {sorted(self._places)}", name, cure)
+        value, density = self._places[name](fn)
+        msg["fn"] = dist.Delta(value, density, event_dim=fn.event_dim)
+        msg["value"], msg["is_observed"] = value, True

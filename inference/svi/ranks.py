@@ -1,0 +1,170 @@
+"""Training on several processes: the own part of each batch, and sums of losses and gradients over the processes.
+
+Every process has the same hyperparameters and optimizers. A step adds up losses and gradients, in one reduction, so
+that all processes take the same step and the same decisions. A process draws the rows of a minibatch among its own n:
+with B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact over
+an epoch. The subsamples of L-BFGS are those of one process, each with the own rows only.
+
+Cost: one reduction of as many numbers as there are hyperparameters, per evaluation. Symbols: N rows of all processes,
+n own rows, B rows of a batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributed import World
+from pyro_nngp.inference.svi.batches import Minibatches, Subsample
+
+_PRIME = 1_000_003  # between the seeds of processes
+
+
+class Ranks:
+    """One process of a run, or the only one.
+
+    Args:
+        method: the method that is trained.
+
+    Attributes:
+        shard: the rows of the processes; None where this process has all rows.
+        world: the processes.
+
+    Raises:
+        ValueError: in a process group, for a method that has all rows on each process.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self.shard = getattr(method, "shard", None)
+        self.world = World() if self.shard is None else self.shard.world
+        if self.shard is None and self.world.size > 1:
+            cure = "Build the method on ShardedData, or train on one process without a process group."
+            fail("fit", "method", f"with rows on {self.world.size} processes", "one with all rows on each", cure)
+        if self.world.size > 1 and method.hyper_guide.has_sites:
+            cure = "Leave the priors out (hyperparameters are then estimated), or train on one process."
+            fail("fit", "hyperparameters", f"without priors on {self.world.size} processes", "some with", cure)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process speaks for all: progress bars, warnings."""
+        return self.world.rank == 0
+
+    def seed(self, seed: int) -> int:
+        """Seed of the draws of this process."""
+        return seed + _PRIME * self.world.rank
+
+    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int) -> Any:
+        """The rows of each step, as of :mod:`pyro_nngp.inference.svi.batches`."""
+        if optimizer == "lbfgs":
+            whole = Subsample(num_data, size, seed, start)
+            return whole if self.shard is None else OwnSubsample(whole, self.shard)
+        if self.shard is None:
+            return Minibatches(num_data, size, seed)
+        return OwnMinibatches(self.shard, size, self.seed(seed))
+
+    def sum_gradients(self, loss: Tensor, params: list[Tensor]) -> Tensor:
+        """Replace the gradients of shared parameters by their sums; returns the loss of all processes.
+
+        Args:
+            loss: the share of this process; NaN if it has none, which all processes then see.
+            params: the shared parameters, in the same order on each process.
+        """
+        if self.shard is None:
+            return loss
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        parts = [grad.reshape(-1).double() for grad in grads]
+        total = self.world.sum(torch.cat([loss.detach().reshape(1).double(), *parts]))
+        for param, part in zip(params, total[1:].split([p.numel() for p in params]), strict=True):
+            param.grad = part.view_as(param).to(param.dtype)
+        return total[0]
+
+    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
+        """Raise if parameters with a row per datum are to be trained by gradients on several processes.
+
+        Raises:
+            ValueError: names the cure.
+        """
+        local = {id(param) for table in tables for param in table.parameters(recurse=False)}
+        if self.shard is not None and any(id(param) in local for param in free):
+            cure = "Leave solve_every out, so that they are solved for."
+            fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
+
+    def any(self, flag: bool) -> bool:
+        """Whether any process says so."""
+        return flag if self.shard is None else bool(self.world.max(int(flag)))
+
+    def sum(self, value: float) -> float:
+        """Sum over the processes."""
+        return value if self.shard is None else float(self.world.sum(torch.tensor(value, dtype=torch.float64)))
+
+    def of_first(self, value: float) -> float:
+        """The value of the first process."""
+        return self.sum(value if self.is_first else 0.0)
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Own places of rows that are given by their places in the data."""
+        return rows if self.shard is None else own_places(self.shard, rows)
+
+
+class OwnMinibatches(Minibatches):
+    """Minibatches of the own rows, in proportion to their number.
+
+    Attributes:
+        size: own rows per step; None is all.
+        size_of_all: rows per step of all processes.
+    """
+
+    def __init__(self, shard: Any, size: int | None, seed: int) -> None:
+        total = None if size is None or size >= shard.num_rows else size
+        self._every = torch.arange(shard.num_own)
+        share = None if total is None else max(1, round(total * shard.num_own / shard.num_rows))
+        super().__init__(shard.num_own, share, seed)
+        self.size_of_all = total
+
+    def next(self, device: torch.device) -> Tensor:
+        """The next own rows."""
+        rows = super().next(device)
+        return self._every.to(device) if rows is None else rows
+
+
+class OwnSubsample:
+    """The own rows of a growing subsample of all rows; a process without any takes one, with weight zero.
+
+    Attributes:
+        weight: factor that makes the scale of the own rows that of the subsample.
+    """
+
+    def __init__(self, whole: Subsample, shard: Any) -> None:
+        self._whole, self._shard = whole, shard
+        self.generator, self.num_data, self.size = whole.generator, whole.num_data, whole.size
+        self._kept: tuple[int, Tensor] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("sizes", "num_rows", "grown", "grow", "state", "load"):
+            return getattr(self._whole, name)
+        raise AttributeError(name)
+
+    @property
+    def weight(self) -> float:
+        """Factor of the loss of this process."""
+        own, shard = len(self._rows()), self._shard
+        return shard.num_rows / self.num_rows * own / shard.num_own
+
+    def next(self, device: torch.device) -> Tensor:
+        """The present own rows."""
+        rows = self._rows()
+        return (rows if len(rows) else torch.zeros(1, dtype=torch.int64)).to(device)
+
+    def _rows(self) -> Tensor:
+        count = self._whole.num_rows
+        if self._kept is None or self._kept[0] != count:
+            chosen = self._whole.next(torch.device("cpu"))
+            every = torch.arange(self._shard.num_own)
+            self._kept = count, every if chosen is None else own_places(self._shard, chosen)
+        return self._kept[1]
+
+
+def own_places(shard: Any, rows: Tensor) -> Tensor:
+    """Own places, ascending, of those of some rows of the data that this process has."""
+    return torch.isin(shard.rows, rows.cpu()).nonzero()[:, 0].to(rows.device)

@@ -1,0 +1,443 @@
+r"""Several outputs of any likelihood: a linear model of coregionalization on nearest-neighbor Gaussian processes.
+
+Outputs are sums of L latent functions, :math:`f_p(x) = \mu_p(x) + \sum_l A_{pl}\, u_l(x)`, and each has its own
+likelihood: a count and a measurement, at the same sites or at others. The posterior is that of Gaussian sites, one for
+each datum (:mod:`pyro_nngp.variational.coregionalized_sites`): with Gaussian noise the ELBO is the log marginal
+likelihood of a block Vecchia approximation, exact with K = N - 1.
+
+Cost per step: O(B (K T)^3), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
+rows of a batch, P new points, S draws.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pyro
+import pyro.distributions as dist
+import torch
+from jaxtyping import Float, Int
+from pyro import poutine
+from pyro.nn import PyroModule, PyroParam, PyroSample
+from torch import Tensor, nn
+
+from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
+from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
+from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
+from pyro_nngp.kernels import Kernel, Matern52, check_covariance, neighbor_lengthscale, neighbor_metric
+from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
+from pyro_nngp.means import BasisMean
+from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.output_starts import start_outputs
+from pyro_nngp.models.base.starts import Start
+from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.variational.coregionalized_sites import CoregionalizedSites
+
+_EVERY = slice(None)
+
+
+class LMC(PredictiveMethod):
+    r"""Linear model of coregionalization with a likelihood for each output.
+
+    Generative model, for an ordering of the N sites and K nearest neighbors:
+
+    .. math::
+        u_l &\sim NNGP(0, k_l), \quad l = 1..L, \\
+        f_p(x) &= \mu_p(x) + \textstyle\sum_l A_{pl}(x)\, u_l(x), \quad p = 1..T, \\
+        y_{ip} \mid f &\sim p_p(y_{ip} \mid f_p(x_i)).
+
+    Sites: ``u`` (L, N), ``f`` and ``y`` (T, N), and one for each hyperparameter that has a prior. Results have the
+    outputs first, as of every method with several outputs: moments (T, P), draws (S, T, P).
+
+    Identifiability: the data determine the covariances of the outputs, :meth:`output_covariance`, and predictions
+    depend on A through them alone. So kernel variances that are left unset are fixed at 1, and A carries the units of
+    the outputs. With kernels of different lengthscales the columns of A are determined up to sign; with one kernel for
+    all (intrinsic coregionalization) up to a rotation. Give A a prior to sample it, and summarize covariances.
+
+    Args:
+        x: sites (N, D): the union of the sites of all outputs, see :func:`pyro_nngp.data.union_of_sites`.
+        y: targets (N, T). NaN are missing values in any pattern, such as outputs at other sites.
+        kernels: one for each latent function; or L for kernels of Matern52 with one lengthscale per column; or one
+            kernel, which all latent functions share; None is T for T outputs. Unset hyperparameters start from the data
+            (:mod:`pyro_nngp.models.base.output_starts`).
+        likelihood: one for each output, such as ``[Poisson(), Gaussian()]``, or one, of which each output gets a copy;
+            None is Gaussian.
+        num_latents: L where all share one kernel; None is T.
+        num_neighbors: K; None is 16, or all others where there are fewer.
+        mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
+            the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
+            functions spatially varying coefficients. Kernel variances are then learned.
+        mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.
+        ordering: ordering of the sites: "random", "maximin", "coordinate", "given" or a permutation.
+        jitter: relative nugget of the latent functions; None takes 1e-6.
+        metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
+        offset, weights, trials: of each row, (N,), or of each output, (N, T); see
+            :class:`~pyro_nngp.models.base.GPMethod`.
+        seed: seed of the ordering.
+
+    Raises:
+        ValueError, TypeError: for NaN or infinity in x, wrong shapes, mixed dtypes or devices, K out of range, targets
+            outside the support of their likelihood, an output without data.
+
+    Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
+    """
+
+    has_own_kernels = takes_missing = True
+    draws_together = False
+
+    @from_tables
+    def __init__(
+        self,
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N T"] | Int[Tensor, "N T"] | Table,
+        kernels: Sequence[Any] | Kernel | int | None = None,
+        likelihood: Likelihood | Sequence[Likelihood] | None = None,
+        *,
+        num_latents: int | None = None,
+        num_neighbors: int | None = None,
+        mixing: Float[Tensor, "T L"] | PyroParam | PyroSample | Callable | None = None,
+        mean: Callable | None = None,
+        ordering: str | Int[Tensor, " N"] = "random",
+        jitter: float | None = None,
+        metric: Float[Tensor, " *D"] | Callable | None = None,
+        offset: Float[Tensor, "N *T"] | Table | None = None,
+        weights: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
+        trials: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
+        seed: int = 0,
+    ) -> None:
+        if not isinstance(y, Tensor) or y.dim() != 2:
+            actual = getattr(y, "shape", type(y).__name__)
+            fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
+        kernels, count = _kernels(x, y.shape[1], kernels, num_latents)
+        parts = PerOutput(*_likelihoods(likelihood, y.shape[1]))
+        by_row = {"offset": offset, "weights": weights, "trials": trials}
+        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), parts, mean, jitter, metric, **by_row)
+        self.num_functions = count
+        for each in kernels:
+            check_covariance("LMC", each, x)
+        empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
+        if empty:
+            fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
+        shape = y.shape[1], self.num_functions
+        self.varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
+        if self.varies:
+            self.mixing: Any = mixing
+            _check_loading(cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
+        elif isinstance(mixing, Tensor):
+            check_tensor("LMC", "mixing", mixing)
+            check_same_kind("LMC", x=x, mixing=mixing)
+            _check_loading(mixing, shape)
+        unset = [] if self.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
+        self.begin()
+        for part, name in unset:
+            setattr(part, name, torch.ones_like(getattr(part, name)))
+            getattr(part, f"{name}_unconstrained").requires_grad_(False)
+        if mixing is None or isinstance(mixing, Tensor):
+            self.mixing = scaled(self._loading if mixing is None else mixing, self._units[:, None])
+        elif not self.varies:
+            self.mixing = mixing
+        num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
+        self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
+        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.mean
+        by_row = None if self.weights is None and self.trials is None else self.likelihood_at
+        self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, by_row)
+        self.finish()
+
+    @pyro_entry
+    @torch.no_grad()
+    def start_hyperparameters(self) -> Start:
+        """Start likelihoods, kernels and loadings from the data."""
+        self.hyper_guide.median()
+        is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
+        trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
+        data = self.x, cast(Tensor, self.y), trend, self.jitter, self.offset, self.trials
+        found = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data)
+        self._loading, self._units = found.loading, found.start.spread
+        return found.start
+
+    @pyro_entry
+    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
+        """A at points, (B, T, L), or (1, T, L) where it is the same at all."""
+        if not self.varies:
+            return self.mixing.to(x.dtype).reshape(1, self.latent_shape[0], self.num_functions)
+        found = self.mixing(x)
+        _check_loading(found, (len(x), self.latent_shape[0], self.num_functions))
+        return found
+
+    @pyro_entry
+    @torch.no_grad()
+    def output_covariance(self, x: Float[Tensor, "P D"] | None = None) -> Float[Tensor, "*P T T"]:
+        r"""Prior covariance of the outputs at one site, :math:`\sum_l A_l A_l^\top k_l(x, x)`, at the present values.
+
+        It does not depend on the signs, the order or a rotation of the latent functions.
+
+        Args:
+            x: points where loadings vary, or kernels that are not stationary, (P, D); None is the first site.
+        """
+        self._place_medians()
+        at = self.x[:1] if x is None else x
+        own = torch.stack([kernel.bind().diag(at) for kernel in self.kernel], -1)
+        loading = self.loading(at)
+        found = (loading * own[:, None]) @ loading.mT
+        return found[0] if x is None else found
+
+    @pyro_entry
+    def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
+        """The generative model on a batch of the sites (None: all); returns y, (T, I).
+
+        Args:
+            idx: rows of the data.
+            batch: from :meth:`batch_args`, built once for model and guide.
+        """
+        self.start_model(idx)
+        batch = self._batch(idx) if batch is None else batch
+        with poutine.scale(scale=batch.scale):
+            u = pyro.sample(self.site("u"), self._prior(batch))
+        plates = self.plates(idx)
+        return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
+
+    @pyro_entry
+    def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
+        """q(u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
+        self.start_guide(idx)
+        batch = self._batch(idx) if batch is None else batch
+        q = self.local.distribution(self._prior(batch))
+        with poutine.scale(scale=batch.scale):
+            u = pyro.sample(self.site("u"), q)
+        return self._f_given(self.plates(idx), u, batch, idx, q)
+
+    def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
+        """Arguments of model and guide for a minibatch: its rows, and these with their neighbors."""
+        return idx, self._batch(idx)
+
+    @pyro_entry
+    @torch.no_grad()
+    def refresh_neighbors(self) -> None:
+        """Find the neighbors again under the present lengthscales of all kernels."""
+        if self.metric is None:
+            self._place_medians()
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        self.local.follow(self.graph)
+
+    @pyro_entry
+    @torch.no_grad()
+    def neighbor_metric(self) -> Any:
+        """The user's metric, or the combined lengthscales of all kernels; else the metric of the first kernel."""
+        if self.metric is not None:
+            return self.metric
+        self.hyper_guide.median()
+        return combined_metric(list(self.kernel), self.x)
+
+    can_solve = True
+
+    @property
+    def has_smooth_loss(self) -> bool:
+        """Whether the ELBO is a function of the hyperparameters alone, as with Gaussian noise: L-BFGS then suits it."""
+        return self.local.is_exact and not self.hyper_guide.has_sites
+
+    @pyro_entry
+    @torch.no_grad()
+    def solve(self, max_steps: int = 100, tolerance: float = 1e-3) -> None:
+        """Set q(u), and constants of the mean, to their optimum for the present hyperparameters, without step sizes.
+
+        One step in closed form if all noise is Gaussian, else natural-gradient steps.
+
+        Args:
+            max_steps: largest number of steps.
+            tolerance: stop when means move by less, in standard deviations of the sites.
+
+        Cost: O(N (K T)^3) per round, and O(N L K) per iteration of conjugate gradients.
+        """
+        self._place_medians()
+        self.local.solve(max_steps, tolerance)
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets: constants of the mean function."""
+        return self.local.solved_parameters()
+
+    @pyro_entry
+    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+        loc, variance = self.forward(x)
+        super().append_rows(x, y)
+        self._place_medians()
+        self.graph.append(x)
+        added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+        self.local.append(cast(Tensor, self.y), loc + added, variance)
+        self.local.solve(level=False)
+
+    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
+        """Rows of the nearest sites."""
+        self._check_neighbors(num_neighbors, self.num_data)
+        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions: K, or more for up to 192 data."""
+        return self.local.prediction_neighbors()
+
+    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """O(P (K T)^3)."""
+        loc, cov = self._latent_moments(x_new, plan, draw)
+        loading = self.loading(x_new).expand(len(x_new), -1, -1)
+        mean = self._mean_at(x_new) + torch.einsum("ptl,lp->tp", loading, loc)
+        return mean, torch.einsum("ptl,plk,ptk->tp", loading, cov, loading)
+
+    @pyro_entry
+    def latent_functions(
+        self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
+    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+        """Posterior means of the latent functions at new points and their covariances at each point.
+
+        With a function as `mixing` they are the spatially varying coefficients.
+
+        Args:
+            x_new: new points.
+            num_neighbors: as of every prediction.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+        """
+        self._check_new("latent_functions", x_new)
+        plan = self.plan(x_new, num_neighbors)
+        self._place_medians()
+        return self._latent_moments(x_new, plan, None)
+
+    @pyro_entry
+    def joint_outputs(
+        self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
+    ) -> dist.MultivariateNormal:
+        """The joint posterior of all outputs f at each new point, of batch shape (P,) and event shape (T,).
+
+        Args:
+            x_new: new points.
+            num_neighbors: as of every prediction.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments.
+        """
+        loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
+        loading = self.loading(x_new).expand(len(x_new), -1, -1)
+        mean = self._mean_at(x_new) + torch.einsum("ptl,lp->tp", loading, loc)
+        total = loading @ cov @ loading.mT
+        own = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
+        return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(own * max(self.jitter, 1e-6)))
+
+    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
+        """Each output at a site given the sites of all others; O(I (K T)^3)."""
+        self._check_neighbors(num_neighbors, self.num_data - 1)
+        few = min(self.num_data - 1, self.prediction_neighbors())
+        near = self.graph.others(few if num_neighbors is None else num_neighbors, rows)
+        y = cast(Tensor, self._targets(rows))
+
+        def densities(draw: Draw | None) -> Tensor:
+            if sampled or not bool(self.local.solved):
+                self.local.solve()
+            loc, cov = self.local.given_sites(self.x[rows], near)
+            loading = self.loading(self.x[rows]).expand(len(rows), -1, -1)
+            f = self._mean_at(self.x[rows], rows) + torch.einsum("ptl,lp->tp", loading, loc)
+            variance = torch.einsum("ptl,plk,ptk->tp", loading, cov, loading)
+            return self.likelihood_at(rows).marginal(f, variance).log_prob(y)
+
+        return densities
+
+    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+        """The nearest sites, and the nearest among them and earlier new points."""
+        self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
+        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.query(x_new, min(k, self.num_data)), self.graph.extend(x_new, k, seed)[1]
+
+    def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
+        """O(P (K T)^3), O(P K L^2) per draw."""
+        near, joint = plan
+        if draw is None:
+            u = self._latent_moments(x_new, near, None)[0] + self.local.joint_deviations(x_new, joint, count)
+        else:
+            given = self._drawn(draw, "u", (self.num_functions, self.num_data))
+            u = torch.stack(
+                [
+                    prior.sample_new(x_new, row.expand(count, -1), neighbors=joint)
+                    for prior, row in zip(self._prior(None).each, given, strict=True)
+                ],
+                1,
+            )
+        return self._mean_at(x_new) + torch.einsum("ptl,slp->stp", self.loading(x_new).expand(len(x_new), -1, -1), u)
+
+    def _latent_moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        if draw is None:
+            return self.local.moments(x_new, plan)
+        given = self._drawn(draw, "u", (self.num_functions, self.num_data))
+        return self.local.given_values(x_new, plan, given)
+
+    def _prior(self, batch: Batch | None) -> NNGPs:
+        """p(u) on a batch of the graph."""
+        batch = self.graph.batch() if batch is None else batch
+        return NNGPs([NNGP(k, self.graph, batch, jitter=self.jitter) for k in self.kernel], self.num_functions)
+
+    def _f_given(
+        self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: CoregionalizedPosterior | None = None
+    ) -> Tensor:
+        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
+        x, positions = self._inputs(idx), cast(Tensor, batch.extra)
+        mean, loading = self._mean_at(x, rows_of(idx)), self.loading(x).expand(len(x), -1, -1)
+        marginal = None
+        if q is not None:
+            loc, variance = (part[:, positions] for part in q.outputs())
+            marginal = mean + loc, variance
+        return self.record_f(plates, mean + torch.einsum("itl,...li->...ti", loading, u[..., positions]), marginal)
+
+    def _batch(self, idx: Tensor | None) -> Batch:
+        """A batch of the graph, with the rows of the data as its `extra`."""
+        rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
+        return self.graph.batch(idx, extra=rows)
+
+
+def combined_metric(kernels: Sequence[Any], x: Tensor) -> Any:
+    """Lengthscales from the mean of 1 / l^2 over kernels; the metric of the first kernel if one has none."""
+    scales = [neighbor_lengthscale(kernel, x.shape[1]) for kernel in kernels]
+    known = [scale for scale in scales if scale is not None]
+    if len(known) < len(scales):
+        return neighbor_metric(kernels[0], x)
+    return torch.stack(known).pow(-2).mean(0).rsqrt()
+
+
+def _kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) -> tuple[list[nn.Module], int]:
+    """Kernels, one for each latent function or one for all, and the number of functions."""
+    if num_latents is not None:
+        check_int("LMC", "num_latents", num_latents, 1, "It is the number of latent functions.")
+    if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
+        release(kernels)
+        return [kernels], num_outputs if num_latents is None else num_latents
+    if kernels is None or isinstance(kernels, int):
+        count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
+        check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
+        kernels = [Matern52(x.shape[1]) for _ in range(count)]
+    kernels = list(kernels) if isinstance(kernels, Sequence | nn.ModuleList) else []
+    if not kernels or not all(isinstance(kernel, nn.Module) for kernel in kernels):
+        cure = "Give one per latent function."
+        fail("LMC", "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
+    if num_latents not in (None, len(kernels)):
+        cure = "It is for one kernel that all latent functions share."
+        fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
+    for each in kernels:
+        release(each)
+    return kernels, len(kernels)
+
+
+def _likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
+    """One likelihood per output."""
+    if isinstance(likelihood, PerOutput):
+        likelihood = list(likelihood.outputs)
+    if likelihood is None or isinstance(likelihood, Likelihood):
+        return [Gaussian() if likelihood is None else copy.deepcopy(likelihood) for _ in range(num_outputs)]
+    parts = list(likelihood) if isinstance(likelihood, Sequence) else []
+    if len(parts) != num_outputs:
+        cure = "Give one per output, or one for all."
+        fail("LMC", "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
+    return parts
+
+
+def _check_loading(loading: Any, shape: tuple[int, ...]) -> None:
+    if not isinstance(loading, Tensor) or tuple(loading.shape) != shape or not bool(loading.detach().isfinite().all()):
+        actual = tuple(loading.shape) if isinstance(loading, Tensor) else type(loading).__name__
+        fail("LMC", "mixing", f"to be finite, of shape {shape}", actual, "Outputs by latent functions.")

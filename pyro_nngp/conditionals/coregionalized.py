@@ -1,0 +1,90 @@
+r"""L latent functions at a point given linear observations of them at its neighbors.
+
+At neighbor j there are R observations :math:`s_j = H_j u(x_j) + \epsilon_j` with rows :math:`H_j` (R, L) and noise
+:math:`\epsilon_j \sim N(0, \mathrm{diag}\, \delta_j)`. The latent functions are independent a priori, so that
+
+.. math:: \mathrm{Cov}(s_j, s_k) = H_j\, \mathrm{diag}(k_1(x_j, x_k), .., k_L(x_j, x_k))\, H_k^\top
+   + 1[j = k]\, \mathrm{diag}\, \delta_j,
+
+which conditions u(x) by one Cholesky factor of size K R. Rows of zeros are no observations, whatever their noise.
+
+Cost: O(B (K R)^3) time; O(B K R L) memory, O(B (K R)^2) where gradients are recorded. Symbols: B points, K neighbors, R
+observations at each, L latent functions.
+
+Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.linalg import in_blocks
+from pyro_nngp.linalg.cholesky import cholesky
+
+_COPIES = 6  # of the neighbors' covariance in memory while its Cholesky factor is computed
+
+
+def latent_conditional(
+    kernels: Sequence[Covariance],
+    x: Float[Tensor, "B D"],
+    near: Float[Tensor, "B K D"],
+    rows: Float[Tensor, "B K R L"],
+    noise: Float[Tensor, "B K R"],
+    jitter: float,
+) -> tuple[Float[Tensor, "B L KR"], Float[Tensor, "B L L"]]:
+    """Weights of the observations and the conditional covariance of u(x).
+
+    Args:
+        kernels: covariance functions, one for each latent function, or one for all of them.
+        x: points.
+        near: their neighbors.
+        rows: H; zeros where there is no neighbor or no observation.
+        noise: noise variances, positive where rows are zero.
+        jitter: relative nugget of the latent functions.
+
+    Returns:
+        Weights, those of a neighbor's observations side by side, and covariances.
+
+    Raises:
+        NotPositiveDefiniteError: if a covariance stays indefinite with a relative nugget of 1e-2.
+    """
+    size = near.shape[1] * rows.shape[2]
+
+    def block(part: slice) -> tuple[Tensor, Tensor]:
+        return _block(kernels, x[part], near[part], rows[part], noise[part], jitter)
+
+    weights, cov = in_blocks(block, len(x), _COPIES * size**2)
+    return weights, cov
+
+
+def _block(
+    kernels: Sequence[Covariance], x: Tensor, near: Tensor, rows: Tensor, noise: Tensor, jitter: float
+) -> tuple[Tensor, Tensor]:
+    b, k, r, count = rows.shape
+    each = torch.arange(count, device=x.device)
+    groups = [each] if len(kernels) == 1 else list(each[:, None])
+    flat = rows.flatten(1, 2)
+    cov, cross, own = torch.diag_embed(noise.flatten(1)), [], []
+    for kernel, columns in zip(kernels, groups, strict=True):
+        h = flat[..., columns]
+        among = kernel(near, near)
+        among = among + torch.diag_embed(among.diagonal(dim1=-2, dim2=-1) * jitter)
+        cov = cov + ((h @ h.mT).view(b, k, r, k, r) * among[:, :, None, :, None]).view_as(cov)
+        cross.append((kernel(x[:, None], near)[..., None] * h.mT.unflatten(-1, (k, r))).flatten(-2))
+        own.append((kernel.diag(x) * (1 + jitter))[:, None].expand(b, len(columns)))
+    right = torch.cat(cross, 1)
+    tril = cholesky(cov, 0.0, escalate=True)
+    half = torch.linalg.solve_triangular(tril, right.mT, upper=False)
+    weights = torch.linalg.solve_triangular(tril.mT, half, upper=True).mT
+    return weights, torch.diag_embed(torch.cat(own, 1)) - half.mT @ half
+
+
+def gathered(
+    rows: Float[Tensor, "N R L"], noise: Float[Tensor, "N R"], near: Int[Tensor, "B K"]
+) -> tuple[Float[Tensor, "B K R L"], Float[Tensor, "B K R"]]:
+    """Observations at neighbors, -1 padded, with zeros and unit noise where there is no neighbor."""
+    real, places = near >= 0, near.clamp(min=0)
+    return torch.where(real[..., None, None], rows[places], 0.0), torch.where(real[..., None], noise[places], 1.0)

@@ -1,0 +1,21 @@
+"""Data on several processes of ``torch.distributed``: rows by spatial cell, and what the processes exchange."""
+
+from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.halo import Halo
+from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.distributed.sources import ParquetColumns
+from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers, ShardedTable
+from pyro_nngp.distributed.world import ProcessError, Route, World
+
+__all__ = [
+    "Halo",
+    "ParquetColumns",
+    "ProcessError",
+    "Route",
+    "ShardedData",
+    "ShardedGraph",
+    "ShardedIndex",
+    "ShardedOthers",
+    "ShardedTable",
+    "World",
+]

@@ -1,0 +1,75 @@
+"""The halo: copies of the rows of other processes that the own rows need.
+
+Rows of a process are its own, then those of its halo, by number. A halo is fetched again when the owners' values
+change; what a process adds to rows of its halo goes back to the owners (the transpose, which gradients need).
+
+Cost: bytes of the halo, in each direction. Symbols: n own rows, h rows of the halo.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.world import Route
+
+
+class Halo:
+    """The rows of other processes among some numbers; all processes must build it at the same time.
+
+    Args:
+        data: the own rows.
+        numbers: numbers of rows that are needed, of any shape; own ones and -1 are passed over.
+
+    Attributes:
+        numbers: those of the halo, ascending (h,).
+    """
+
+    def __init__(self, data: ShardedData, numbers: Int[Tensor, "..."]) -> None:
+        self._data = data
+        self.numbers = numbers[(numbers >= 0) & ~self._is_own(numbers)].unique().long()
+        self._route = Route(data.world, data.owners(self.numbers))
+        self._wanted = self._route.forward(self.numbers) - data.first
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Places of numbers among own rows and halo; -1 stays."""
+        away = (numbers >= 0) & ~self._is_own(numbers)
+        found = torch.where(numbers < 0, numbers, numbers - self._data.first)
+        found[away] = (self._data.num_own + torch.searchsorted(self.numbers, numbers[away].long())).to(found.dtype)
+        return found
+
+    def fetch(self, own: Tensor) -> Tensor:
+        """Values of the halo (h, ...) from those of the own rows of all processes (n, ...)."""
+        return self._route.back(own[self._wanted.to(own.device)])
+
+    def give_back(self, halo: Tensor) -> Tensor:
+        """The sum, for each own row (n, ...), of the values (h, ...) that all processes have for it in their halos."""
+        arrived = self._route.forward(halo)
+        return arrived.new_zeros(self._data.num_own, *halo.shape[1:]).index_add_(
+            0, self._wanted.to(arrived.device), arrived
+        )
+
+    def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
+        """Own values and those of the halo, (n + h, ...), with gradients that go back to the owners."""
+        return torch.cat([own, _Fetched.apply(own, self)])
+
+    def _is_own(self, numbers: Tensor) -> Tensor:
+        return (numbers >= self._data.first) & (numbers < self._data.first + self._data.num_own)
+
+
+class _Fetched(torch.autograd.Function):
+    """:meth:`Halo.fetch`, whose derivative is :meth:`Halo.give_back`."""
+
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, halo: Halo) -> Tensor:
+        ctx.halo = halo
+        return halo.fetch(own)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return ctx.halo.give_back(grads[0]), None

@@ -1,0 +1,148 @@
+"""Tables of neighbors of the own rows of a process, with the rows of others that they need as a halo.
+
+Rows are numbered on each process: own ones 0 .. n-1 in the order of the ordering, then the halo. A batch is made of own
+rows; its neighbors may be in the halo. Neighbors are those of the table over all rows, and are kept in 32 bits.
+
+Cost: that of :mod:`pyro_nngp.distributed.search` at construction and at each refresh, and O(n K) memory, 4 bytes per
+neighbor. Symbols: N rows of all processes, n own rows, h rows of the halo, K neighbors.
+"""
+
+from typing import Any, NoReturn
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.halo import Halo
+from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable
+
+
+class ShardedTable(NeighborTable):
+    """The K neighbors of each own row among the rows of all processes; all of them must build it at the same time.
+
+    Args:
+        data: the rows of all processes.
+        num_neighbors: K, in 1..N-1.
+        metric: lengthscales that divide the inputs, (D,) or scalar.
+
+    Attributes:
+        data: the rows of all processes.
+        halo: the rows of others, exchanged when values change.
+        index: the search over all rows, for predictions.
+        x: inputs of own rows and halo (n + h, D).
+        neighbors: places of the neighbors among these (n, K), int32 where N allows it.
+
+    Raises:
+        ValueError: if K is out of range.
+        TypeError: for a metric that is not one of lengthscales.
+    """
+
+    data: ShardedData
+    halo: Halo
+    kept_trial: tuple[int, Any] | None  # numbers of neighbors tried by a method, and at which rows
+
+    def __init__(self, data: ShardedData, num_neighbors: int, metric: Any = None) -> None:
+        nn.Module.__init__(self)
+        check_num_neighbors(type(self).__name__, num_neighbors, data.num_rows - 1)
+        x = data.values["x"]
+        self.data, self._metric, self._trial, self._index = data, None, None, None
+        self.register_buffer("x", x)
+        self.register_buffer("lengthscale", torch.ones(x.shape[1], dtype=x.dtype))
+        self.register_buffer("neighbors", torch.empty(0, num_neighbors, dtype=torch.int32))
+        self.refresh(torch.ones(()) if metric is None else metric)
+
+    @property
+    def num_points(self) -> int:
+        """n."""
+        return self.data.num_own
+
+    def refresh(self, metric: Any = None) -> None:
+        """Search again in a metric, None in the present one. The halo becomes another one."""
+        if metric is not None:
+            if not isinstance(metric, Tensor):
+                cure = "Pass metric=torch.ones(D), or a stationary kernel."
+                fail(type(self).__name__, "metric", "to be lengthscales", type(metric).__name__, cure, TypeError)
+            self._set_lengthscale(metric)
+        self._find(self.num_neighbors)
+
+    def resize(self, num_neighbors: int) -> None:
+        """Search again for another number of neighbors."""
+        check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.data.num_rows - 1)
+        self._find(num_neighbors)
+
+    def _find(self, k: int) -> None:
+        self.index, self.kept_trial = ShardedIndex(self.data, self.lengthscale), None
+        numbers = self.search(k)
+        self.halo = Halo(self.data, numbers)
+        device = self.x.device
+        self.neighbors = self.halo.places(numbers).to(device)
+        own = self.data.values["x"]
+        self.x = torch.cat([own, self.halo.fetch(own)]).to(device)
+
+    def search(self, k: int) -> Int[Tensor, "n k"]:
+        """Numbers of the k neighbors of each own row."""
+        self.undefined("search")
+
+    def _neighbors_of(self, idx: Tensor | None) -> Tensor:
+        return (self.neighbors if idx is None else self.neighbors[idx]).long()
+
+    def undefined(self, what: str, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raise for an operation that needs the rows of all processes."""
+        cure = "Build the method on tensors, on one process."
+        fail(type(self).__name__, what, "on a table of all rows", "one of several processes", cure, TypeError)
+
+    def append(self, x_new: Tensor) -> NoReturn:
+        """Raises: rows stay as they were distributed."""
+        self.undefined("append")
+
+    def query(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises: predictions of the method fetch the rows that they need."""
+        self.undefined("query")
+
+    def extend(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Raises, as :meth:`query`."""
+        self.undefined("extend")
+
+    def trial(self, most: int) -> NoReturn:
+        """Raises, as :meth:`query`."""
+        self.undefined("trial")
+
+    def others(self, k: int | None = None, idx: Tensor | None = None) -> Tensor:
+        """Raises, as :meth:`query`."""
+        self.undefined("others")
+
+    def _forget(self) -> None:
+        self.kept_trial = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":
+        return self  # processes have to build it together
+
+
+class ShardedGraph(ShardedTable, NeighborGraph):
+    """At most K nearest predecessors of each own row in the random ordering of the rows of all processes."""
+
+    def search(self, k: int) -> Int[Tensor, "n k"]:
+        return self.index.predecessors(k)
+
+    def levels(self) -> NoReturn:
+        """Raises: the factor of all rows is on no process."""
+        self.undefined("levels")
+
+
+class ShardedOthers(ShardedTable, NearestOthers):
+    """The K nearest other rows of each own row, among the rows of all processes."""
+
+    def search(self, k: int) -> Int[Tensor, "n k"]:
+        return self.index.others(k)
+
+    def others(self, k: int | None = None, idx: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
+        """Places of the K nearest other rows of own rows; of no other number than K."""
+        if k not in (None, self.num_neighbors):
+            super().others(k, idx)
+        return self._neighbors_of(idx)
+
+    def _neighbors_of(self, idx: Tensor | None) -> Tensor:
+        return ShardedTable._neighbors_of(self, idx)

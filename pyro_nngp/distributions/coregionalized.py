@@ -1,0 +1,248 @@
+r"""Several latent functions: their nearest-neighbor priors side by side, and the posterior given coregionalized sites.
+
+Latent functions :math:`u_1, .., u_L` have independent priors on one graph. Sites are pseudo-observations
+:math:`t_{pi}` with precisions :math:`\tau_{pi}` of the outputs :math:`f_p(x_i) = a_{pi}^\top u(x_i)`, with loadings
+:math:`A_i` (T, L) that may differ between points:
+
+.. math:: q(u) = \frac1Z \prod_l p(u_l) \prod_{p, i} N(t_{pi} \mid a_{pi}^\top u_i, \tau_{pi}^{-1}) .
+
+A precision of zero is a missing output. As for one function (:mod:`pyro_nngp.distributions.site_posterior`) the prior
+cancels in the divergence,
+
+.. math:: KL(q \,\|\, p) = \sum_i \Big[ \sum_p E_q \log N(t_{pi} \mid a_{pi}^\top u_i, \tau_{pi}^{-1})
+   - \log p\big(t_i \mid t_{n(i)}\big) \Big],
+
+where the evidence of the sites is a product of T-dimensional normal densities, each given the sites of the K nearest
+points before it (:mod:`pyro_nngp.conditionals.coregionalized`). With K = N - 1 it is exact.
+
+Cost: O(B (K T)^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a
+batch and its neighbors, T outputs, L latent functions.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro.distributions import TorchDistribution
+from torch import Tensor
+from torch.distributions import constraints, register_kl
+
+from pyro_nngp._checks import fail
+from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional
+from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.neighbors import Batch
+from pyro_nngp.neighbors.table import same_rows
+
+_LOG_TWO_PI = math.log(2 * math.pi)
+_UNIT = 1e-6  # relative nugget of the covariance of the latent functions at a point
+
+
+class NNGPs(TorchDistribution):
+    """L independent nearest-neighbor Gaussian processes on one batch of one graph, of event shape (L, U).
+
+    Args:
+        priors: one for each latent function, or one for all of them.
+        count: L; None is the number of priors.
+
+    Raises:
+        ValueError: if there is none, they differ in the batch, or have batch dimensions.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def __init__(self, priors: Sequence[NNGP], count: int | None = None, validate_args: bool | None = None) -> None:
+        if not priors or any(prior.batch is not priors[0].batch or prior.batch_shape for prior in priors):
+            cure = "Build each from one batch, with one set of hyperparameters."
+            fail("NNGPs", "priors", "on one batch, without batch dimensions", len(priors), cure)
+        self.priors = tuple(priors)
+        count = len(priors) if count is None else count
+        if len(priors) not in (1, count):
+            fail("NNGPs", "priors", f"1 or {count}", len(priors), "One per latent function, or one for all.")
+        super().__init__(torch.Size(), torch.Size((count, *priors[0].event_shape)), validate_args=validate_args)
+
+    @property
+    def batch(self) -> Batch:
+        """The batch that all of them are on."""
+        return self.priors[0].batch
+
+    @property
+    def each(self) -> list[NNGP]:
+        """The prior of each latent function."""
+        return [self.priors[0]] * self.event_shape[0] if len(self.priors) == 1 else list(self.priors)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the distribution is over all points of the graph."""
+        return self.priors[0].is_whole
+
+    @property
+    def mean(self) -> Float[Tensor, "L U"]:
+        """Zero."""
+        return self.priors[0].graph.x.new_zeros(self.event_shape)
+
+    def factors(self) -> list[VecchiaFactor]:
+        """(I - A, V) of each latent function over all points, for iterative solvers."""
+        found = [prior.factor.prepared() for prior in self.priors]
+        return found * self.event_shape[0] if len(found) == 1 else found
+
+    def log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
+        """Sum over latent functions and the batch's targets."""
+        if self._validate_args:
+            self._validate_sample(value)
+        parts = [prior.log_prob(value[..., number, :]) for number, prior in enumerate(self.each)]
+        return torch.stack(parts).sum(0)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S L U"]:
+        """Exact joint draws."""
+        return torch.stack([prior.rsample(sample_shape) for prior in self.each], -2)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGPs":
+        if torch.Size(batch_shape):
+            cure = "Sample it outside of plates."
+            fail("NNGPs.expand", "batch_shape", "()", tuple(batch_shape), cure)
+        return self
+
+
+class CoregionalizedPosterior(TorchDistribution):
+    r"""L nearest-neighbor priors times Gaussian sites of T outputs, of event shape (L, U).
+
+    Draws over all points without gradients are exact and joint; otherwise independent between points, with the joint
+    distribution of the L values at a point, as an ELBO needs them.
+
+    Args:
+        prior: p(u), over all points or a batch.
+        loading: A at the rows of the batch, (U, T, L), or (1, T, L) for all.
+        target: t at the rows of the batch, (T, U).
+        precision: :math:`\tau \ge 0`, of the same shape; 0 where an output is missing.
+        loc: marginal means of u, (L, U).
+        covariance: covariances of the L values at each row, (U, L, L).
+        offset: a number added to the log evidence, in equal parts for all points.
+
+    Raises:
+        ValueError: if shapes disagree.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+    support = constraints.independent(constraints.real, 2)
+    has_rsample = True
+
+    def __init__(
+        self,
+        prior: NNGPs,
+        loading: Float[Tensor, "#U T L"],
+        target: Float[Tensor, "T U"],
+        precision: Float[Tensor, "T U"],
+        loc: Float[Tensor, "L U"],
+        covariance: Float[Tensor, "U L L"],
+        *,
+        offset: Float[Tensor, ""] | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        if loc.shape != prior.event_shape or target.shape != precision.shape or target.shape[1:] != loc.shape[1:]:
+            shapes = tuple(target.shape), tuple(precision.shape), tuple(loc.shape)
+            expectation = f"of shapes (T, U), (T, U) and {tuple(prior.event_shape)}"
+            fail("CoregionalizedPosterior", "target, precision, loc", expectation, shapes, "One value per row.")
+        self.prior, self.target, self.precision, self.loc = prior, target, precision, loc
+        self.loading, self.covariance, self.offset = (
+            loading.expand(loc.shape[1], *loading.shape[1:]),
+            covariance,
+            offset,
+        )
+        super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
+
+    @property
+    def mean(self) -> Float[Tensor, "L U"]:
+        """Marginal means."""
+        return self.loc
+
+    @property
+    def variance(self) -> Float[Tensor, "L U"]:
+        """Marginal variances."""
+        return self.covariance.diagonal(dim1=-2, dim2=-1).mT
+
+    def outputs(self) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
+        """Means and variances of the outputs A u at the rows."""
+        loc = torch.einsum("utl,lu->tu", self.loading, self.loc)
+        return loc, torch.einsum("utl,ulk,utk->tu", self.loading, self.covariance, self.loading)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S L U"]:
+        """Draws, see the class. Cost: of joint draws, a solution by conjugate gradients for each."""
+        shape = torch.Size(sample_shape)
+        if torch.is_grad_enabled() or not self.prior.is_whole:
+            scale = torch.linalg.cholesky(self.covariance + _UNIT * torch.diag_embed(self.variance.mT))
+            noise = torch.randn(*shape, *self.covariance.shape[:-1], 1, dtype=self.loc.dtype, device=self.loc.device)
+            return self.loc + (scale @ noise)[..., 0].mT
+        posterior = CoupledPosterior(self.prior.factors(), self.loading, self.precision)
+        mean, _ = posterior.mean(self.target, self.loc, tolerance=1e-6)
+        draws = [posterior.draw(mean).to(self.loc) for _ in range(shape.numel())]
+        return torch.stack(draws).reshape(*shape, *self.loc.shape)
+
+    def log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
+        """Log density: prior times sites over the evidence of the sites, each summed over the targets of the batch."""
+        if self._validate_args:
+            self._validate_sample(value)
+        rows = self.prior.batch.targets
+        f = torch.einsum("utl,...lu->...tu", self.loading, value)[..., rows]
+        site = _log_normal(self.target[:, rows], f, self.precision[:, rows]).sum((-2, -1))
+        return self.prior.log_prob(value) + site - self.log_evidence(self.prior).sum(-1)
+
+    def log_evidence(self, prior: NNGPs) -> Float[Tensor, " B"]:
+        """Log densities of the sites of the batch's targets given those of their neighbors, under a prior."""
+        batch, points = prior.batch, prior.priors[0].graph.x[prior.batch.rows]
+        seen = self.precision > 0
+        rows, values = whitened_sites(self.loading, self.target, self.precision)
+        near = batch.neighbors.clamp(min=0)
+        own, sites = rows[batch.targets], values[batch.targets]
+        around, noise = gathered(rows, torch.ones_like(values), batch.neighbors)
+        kernels, jitter = [each.kernel for each in prior.priors], prior.priors[0].jitter
+        weights, cov = latent_conditional(kernels, points[batch.targets], points[near], around, noise, jitter)
+        loc = (own @ (weights @ values[near].flatten(1)[..., None]))[..., 0]
+        total = own @ cov @ own.mT
+        tril = torch.linalg.cholesky(total + torch.eye(total.shape[-1], dtype=total.dtype, device=total.device))
+        white = torch.linalg.solve_triangular(tril, (sites - loc)[..., None], upper=False)[..., 0]
+        count = seen[:, batch.targets].sum(0).to(values)
+        log_root = torch.where(seen, self.precision, 1.0).log()[:, batch.targets].sum(0) / 2
+        log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        density = log_root - white.square().sum(-1) / 2 - log_det - count * _LOG_TWO_PI / 2
+        return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior":
+        if torch.Size(batch_shape):
+            cure = "Sample it outside of plates."
+            fail("CoregionalizedPosterior.expand", "batch_shape", "()", tuple(batch_shape), cure)
+        return self
+
+
+@register_kl(CoregionalizedPosterior, NNGPs)
+def _kl_coregionalized_nngps(q: CoregionalizedPosterior, p: NNGPs) -> Tensor:
+    """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
+    if q.event_shape != p.event_shape or not same_rows(q.prior.batch.rows, p.batch.rows):
+        shapes = tuple(q.event_shape), tuple(p.event_shape)
+        fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
+    rows = p.batch.targets
+    loc, variance = (part[:, rows] for part in q.outputs())
+    target, precision = q.target[:, rows], q.precision[:, rows]
+    expected = _log_normal(target, loc, precision) - 0.5 * precision * variance
+    return expected.sum() - q.log_evidence(p).sum()
+
+
+def whitened_sites(
+    loading: Float[Tensor, "#N T L"], target: Float[Tensor, "T N"], precision: Float[Tensor, "T N"]
+) -> tuple[Float[Tensor, "N T L"], Float[Tensor, "N T"]]:
+    """Loadings and targets of sites in units of their standard deviations; zeros where the precision is 0."""
+    seen = precision > 0
+    root = torch.where(seen, precision, 1.0).sqrt() * seen
+    return root.mT[..., None] * loading, (root * target).mT
+
+
+def _log_normal(value: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
+    """Log densities, 0 where the precision is."""
+    seen = precision > 0
+    log_precision = torch.where(seen, precision, 1.0).log()
+    return 0.5 * (log_precision - precision * (value - loc).square() - seen.to(value) * _LOG_TWO_PI)

@@ -1,0 +1,95 @@
+"""A likelihood for each of several outputs: a count beside a measurement, at the same sites or at others.
+
+Cost: that of each. Symbols: T outputs, B points.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from pyro.nn import PyroModule
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from pyro_nngp._checks import fail
+from pyro_nngp.distributions.outputs import Outputs, of_each_output
+from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.likelihoods.base import Likelihood
+
+
+class PerOutput(Likelihood):
+    r""":math:`y_t \sim p_t(y_t \mid f_t)`, independently for outputs t = 1..T, given their latent values.
+
+    Latent values are (\*S, T, B), outputs in the last dimension but one, and so are the data; NaN are missing values.
+
+    Args:
+        outputs: a likelihood for each output, such as ``PerOutput(Poisson(), Gaussian())``.
+
+    Raises:
+        TypeError: if one is no likelihood, or one of several latent functions per output.
+        ValueError: if there is none.
+    """
+
+    takes_missing = True
+    outputs: Any
+
+    def __init__(self, *outputs: Likelihood) -> None:
+        super().__init__()
+        if not outputs:
+            fail("PerOutput", "outputs", "to be one likelihood per output", "none", "Pass PerOutput(Poisson(), ...).")
+        for part in outputs:
+            if not isinstance(part, Likelihood) or part.num_latents is not None or part.takes_missing:
+                cure = "Pass instances such as Poisson() and Gaussian()."
+                expectation = "to be likelihoods of one latent function each"
+                fail("PerOutput", "outputs", expectation, f"{part!r:.40}", cure, TypeError)
+        self.outputs = PyroModule[nn.ModuleList](outputs)
+        self.takes_trials = any(part.takes_trials for part in outputs)
+
+    @property
+    def is_gaussian(self) -> bool:  # type: ignore[override]
+        """Whether all outputs have Gaussian noise."""
+        return all(part.is_gaussian for part in self.outputs)
+
+    @pyro_entry
+    def bind(self) -> "PerOutput":
+        bound = super().bind()
+        bound.__dict__["outputs"] = [part.bind() for part in self.outputs]
+        return bound
+
+    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "PerOutput":
+        """As of every likelihood; weights and trials may be (T, B), one set for each output."""
+        bound = super().for_rows(weights)
+        if bound is self:
+            bound = super().for_rows(torch.ones(()))
+            bound.__dict__["weights"] = self.weights
+        each = [trials if trials is None or trials.dim() == 1 else trials[t] for t in range(len(self.outputs))]
+        bound.__dict__["outputs"] = [part.for_rows(None, n) for part, n in zip(self.outputs, each, strict=True)]
+        return bound
+
+    def forward(self, f: Float[Tensor, "..."]) -> Distribution:
+        return Outputs([part(f[..., t, :]) for t, part in enumerate(self.outputs)])
+
+    @pyro_entry
+    def expected_log_prob(
+        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
+    ) -> Float[Tensor, "..."]:
+        def expected(t: int, known: Tensor) -> Tensor:
+            return self.outputs[t].expected_log_prob(known, loc[..., t, :], var[..., t, :])
+
+        return of_each_output(y, [part.support for part in self.outputs], expected)
+
+    @pyro_entry
+    def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
+        return Outputs([part.marginal(loc[..., t, :], var[..., t, :]) for t, part in enumerate(self.outputs)])
+
+    def check(self, y: Tensor) -> None:
+        """Raise unless the values of each output that are there, y (T, N), are within its support."""
+        if len(y) != len(self.outputs):
+            cure = "Give one likelihood per output."
+            fail("PerOutput", "y", f"with {len(self.outputs)} outputs", len(y), cure)
+        for part, values in zip(self.outputs, y, strict=True):
+            missing = values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
+            if part.takes_trials:  # which vary by row
+                part.check(values.masked_fill(missing, 0))
+            elif not bool(missing.all()):
+                part.check(values[~missing])

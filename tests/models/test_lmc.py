@@ -1,0 +1,434 @@
+"""LMC against the dense multi-output process, and what every method has to do."""
+
+import copy
+import math
+
+import arviz as az
+import pandas as pd
+import pyro
+import pyro.distributions as dist
+import pytest
+import torch
+from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.nn import PyroSample
+from pyro.optim import Adam
+from torch import nn
+
+import pyro_nngp as nngp
+from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
+from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, PerOutput, Poisson, StudentT
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.models import LMC, VNNGP, Vecchia
+
+F64 = torch.float64
+N, T = 24, 3
+MIXING = torch.tensor([[1.0, 0.3], [-0.5, 0.8], [0.2, 0.9]], dtype=F64)
+NOISE = torch.tensor([0.1, 0.2, 0.3], dtype=F64)
+LEVEL = torch.tensor([0.1, -0.2, 0.3], dtype=F64)
+
+
+def scalar(value):
+    return torch.tensor(value, dtype=F64)
+
+
+def kernels():
+    return [Matern52(2, variance=scalar(1.0), lengthscale=scalar(0.4)), RBF(2, scalar(1.5), scalar(0.6))]
+
+
+def data(n=N, holes=True):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.rand(n, d, generator=generator, dtype=F64) for d in (2, T))
+    if holes:
+        y[torch.rand(n, T, generator=generator) < 0.2] = torch.nan
+        y[:, 2] = torch.where(y.isnan().all(-1), 0.5, y[:, 2])
+        y[0] = torch.tensor([0.3, torch.nan, torch.nan])
+    return x, 3 * y - 1
+
+
+def build(x=None, y=None, likelihood=None, **settings):
+    if x is None:
+        x, y = data()
+    parts = [Gaussian(v) for v in NOISE] if likelihood is None else likelihood
+    settings = {"mixing": MIXING, "num_neighbors": len(x) - 1} | settings
+    gp = LMC(x, y, settings.pop("kernels", None) or kernels(), parts, **settings)
+    gp.mean.value = LEVEL
+    return gp
+
+
+def covariance(gp, x, z=None):
+    """Covariance of all outputs, output by output; with nugget if z is None."""
+    total = 0.0
+    each = list(gp.kernel) * (gp.num_functions if len(gp.kernel) == 1 else 1)
+    loadings = [gp.loading(at).detach().expand(len(at), -1, -1) for at in (x, x if z is None else z)]
+    for number, kernel in enumerate(each):
+        k = kernel(x, x if z is None else z).detach()
+        k = k + DEFAULT_JITTER * torch.diag(k.diagonal()) if z is None else k
+        one, two = (loading[..., number].mT.flatten() for loading in loadings)
+        total = total + torch.outer(one, two) * k.repeat(T, T)
+    return total
+
+
+def dense(gp, x_new):
+    """Log marginal likelihood, and mean (T, P) and covariance (TP, TP) of f, of the exact process."""
+    y, n = gp.y.mT.flatten(), len(gp.y)
+    seen = ~y.isnan()
+    cov = covariance(gp, gp.x) + torch.diag(NOISE.repeat_interleave(n))
+    residual, cov = (y - LEVEL.repeat_interleave(n))[seen], cov[seen][:, seen]
+    cross = covariance(gp, gp.x, x_new)[seen]
+    weights = torch.cholesky_solve(cross, torch.linalg.cholesky(cov))
+    evidence = dist.MultivariateNormal(torch.zeros_like(residual), cov).log_prob(residual)
+    mean = LEVEL.repeat_interleave(len(x_new)) + weights.mT @ residual
+    return evidence, mean.view(T, -1), covariance(gp, x_new) - weights.mT @ cross
+
+
+def elbo(gp, *args):
+    return -IntegratedELBO().loss(gp.model, gp.guide, *args)
+
+
+NEW = torch.rand(4, 2, generator=torch.Generator().manual_seed(5), dtype=F64)
+
+
+def varying(x):
+    """Loadings (B, T, 2) that depend on place."""
+    return MIXING * torch.stack([1 + x[:, :1], x[:, 1:] - 2], -1)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"kernels": kernels()[0], "num_latents": 2}, {"mixing": varying}],
+    ids=["two kernels", "one kernel", "varying loadings"],
+)
+def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
+    gp = build(**settings)
+    evidence, mean, cov = dense(gp, NEW)
+    assert elbo(gp) == pytest.approx(float(evidence), rel=1e-10)
+    gp.local.solve(level=False)
+    assert elbo(gp) == pytest.approx(float(evidence), rel=1e-10)
+    loc, var = gp(NEW, num_neighbors=N)
+    torch.testing.assert_close(loc.detach(), mean, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(var.detach().flatten(), cov.diagonal(), rtol=1e-7, atol=1e-9)
+    joint = gp.joint_outputs(NEW, num_neighbors=N)
+    blocks = cov.view(T, 4, T, 4).diagonal(dim1=1, dim2=3).permute(2, 0, 1)
+    torch.testing.assert_close(joint.covariance_matrix.detach(), blocks, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(joint.mean.detach(), mean.mT, rtol=1e-6, atol=1e-6)
+    predictive = gp.predict(NEW, num_neighbors=N)
+    torch.testing.assert_close(predictive.variance.detach(), var.detach() + NOISE[:, None])
+    torch.manual_seed(0)
+    draws = gp.sample(NEW, 10_000, num_neighbors=N + 3).flatten(1)
+    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 10_000).sqrt()).abs().max() < 6
+    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 100
+    assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
+
+
+def test_q_has_the_exact_marginals_at_the_data_and_draws_from_the_exact_posterior():
+    gp = build()
+    gp.local.solve(level=False)
+    _, mean, cov = dense(gp, gp.x)
+    with torch.no_grad():
+        trace = pyro.poutine.trace(gp.guide).get_trace()
+    marginal = trace.nodes["f"]["infer"]["marginal"]
+    torch.testing.assert_close(marginal.mean, mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(marginal.variance.flatten(), cov.diagonal(), rtol=1e-4, atol=1e-5)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        u = trace.nodes["u"]["fn"].sample((4000,))
+    draws = (LEVEL[:, None] + torch.einsum("tl,sln->stn", MIXING, u)).flatten(1)
+    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / math.sqrt(4000)
+    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 4000).sqrt()).abs().max() < 6
+    assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
+
+
+def test_disjoint_batches_average_exactly_and_gradients_are_those_of_the_evidence():
+    gp = build(num_neighbors=4)
+    parts = [elbo(gp, idx) for idx in torch.randperm(N).split(6)]
+    assert sum(parts) / len(parts) == pytest.approx(elbo(gp), rel=1e-12)
+    gp = build()
+    IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
+    step, moved = 1e-5, []
+    for sign in (1, -1):
+        with torch.no_grad():
+            change = torch.zeros_like(MIXING)
+            change[1, 0] = sign * step
+            moved.append(float(dense(build(mixing=MIXING + change), NEW)[0]))
+    unit = gp.mixing_unconstrained.detach()[1, 0] / MIXING[1, 0]
+    assert -float(gp.mixing_unconstrained.grad[1, 0] * unit) == pytest.approx(
+        (moved[0] - moved[1]) / (2 * step), rel=1e-4
+    )
+
+
+def test_one_output_is_a_model_of_one_output():
+    x, y = data(60, holes=False)
+    kernel, settings = kernels()[0], {"num_neighbors": 10, "seed": 0}
+    one = Vecchia(x, y[:, 0], copy.deepcopy(kernel), Gaussian(scalar(0.1)), **settings)
+    gp = LMC(
+        x, y[:, :1], [copy.deepcopy(kernel)], Gaussian(scalar(0.1)), mixing=torch.ones(1, 1, dtype=F64), **settings
+    )
+    one.mean.value, gp.mean.value = 0.2, scalar([0.2])
+    assert elbo(gp) == pytest.approx(-TraceMeanField_ELBO().loss(one.model, one.guide), rel=1e-10)
+
+
+def test_counts_beside_measurements_agree_with_dense_variational_inference():
+    """At the fixed point, q is the Gaussian posterior of its own sites, whose moments give the sites."""
+    x, y = data(holes=False)
+    y = torch.stack([torch.poisson((0.5 * y[:, 0]).exp()), y[:, 1], (y[:, 2] > 0).double()], -1)
+    y[3, 0] = y[5, 1] = y[7:9, 2] = torch.nan
+    gp = build(x, y, [Poisson(), Gaussian(scalar(0.2)), Bernoulli()])
+    gp.local.solve(level=False, max_steps=200, tolerance=1e-7)
+    cov = covariance(gp, x)
+    y = y.mT
+    seen = ~y.isnan()
+    mean = LEVEL[:, None].expand(T, N)
+    m, s = mean.clone(), cov.diagonal().view(T, N).clone()
+    for _ in range(300):  # damped fixed point, in dense form
+        loc, var = m.clone().requires_grad_(), s.clone().requires_grad_()
+        value = gp.likelihood.bind().expected_log_prob(y, loc, var).sum()
+        slope, curve = torch.autograd.grad(value, (loc, var))
+        precision = (-2 * curve * seen).clamp(min=1e-10).flatten()
+        target = (m.flatten() - mean.flatten()) + slope.flatten() / precision
+        gain = cov @ torch.linalg.inv(cov + torch.diag(1 / precision))
+        m = 0.5 * m + 0.5 * (mean + (gain @ target).view(T, N))
+        s = 0.5 * s + 0.5 * (cov - gain @ cov).diagonal().view(T, N)
+    with torch.no_grad():
+        marginal = pyro.poutine.trace(gp.guide).get_trace().nodes["f"]["infer"]["marginal"]
+    torch.testing.assert_close(marginal.mean, m, rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(marginal.variance, s, rtol=2e-2, atol=1e-4)
+    kl = 0.5 * (torch.linalg.slogdet(torch.eye(T * N, dtype=F64) + cov * precision)[1])
+    # cov has rank L N, but its inverse cancels: gain = cov (cov + 1 / precision)^-1
+    inner = torch.linalg.solve(cov + torch.diag(1 / precision), target)
+    quadratic = (m - mean).flatten() @ inner - gain.trace()
+    want = (gp.likelihood.bind().expected_log_prob(y, m, s).sum() - kl - quadratic / 2).item()
+    assert elbo(gp) == pytest.approx(want, rel=1e-4)
+
+
+def test_plain_pyro_trains_draws_and_samples():
+    x, y = data(40)
+    gp = LMC(x, y, 2, num_neighbors=6)
+    gp.solve()
+    for bound in (TraceMeanField_ELBO(), Trace_ELBO()):
+        svi = SVI(gp.model, gp.guide, Adam({"lr": 0.01}), bound)
+        assert torch.tensor([svi.step(torch.arange(k, k + 20)) for k in (0, 20)]).isfinite().all()
+    torch.manual_seed(0)
+    losses = torch.tensor([TraceMeanField_ELBO().loss(gp.model, gp.guide) for _ in range(200)])
+    assert (losses.mean() + elbo(gp)).abs() < 6 * losses.std() / 200**0.5 + 1e-6
+    drawn = Predictive(gp.model, guide=gp.guide, num_samples=3)()
+    assert drawn["f"].shape == (3, T, 40)
+    prior = Predictive(pyro.poutine.uncondition(gp.model), num_samples=2)()
+    assert prior["y"].shape == (2, T, 40)
+    assert prior["y"].isfinite().all()
+
+
+def test_loadings_with_a_prior_are_sampled():
+    x, y = data(15)
+    prior = PyroSample(dist.Normal(torch.zeros(T, 1, dtype=F64), 1.0).to_event(2))
+    gp = LMC(x, y, [Matern52(2, variance=scalar(1.0), lengthscale=scalar(0.5))], mixing=prior, num_neighbors=4)
+    fit(gp, 3, progress=False)
+    assert to_arviz(gp, num_samples=2).posterior["mixing"].shape == (1, 2, T, 1)
+    mcmc = MCMC(NUTS(gp.model, max_tree_depth=2), num_samples=2, warmup_steps=1, disable_progbar=True)
+    mcmc.run()
+    samples = mcmc.get_samples()
+    assert samples["mixing"].shape == (2, T, 1)
+    assert samples["u"].shape == (2, 1, 15)
+    loc, var = gp(NEW, samples=samples)
+    assert loc.shape == var.shape == (T, 4)
+    assert gp.sample(NEW, 2, samples=samples).shape == (2, T, 4)
+    assert to_arviz(mcmc).posterior.sizes["draw"] == 2
+
+
+def test_raw_units_train_export_save_and_resume(tmp_path):
+    x, y = data(60)
+    y = torch.stack([torch.poisson((0.5 * y[:, 0]).nan_to_num().exp()), 5000 + 300 * y[:, 1], 1e-3 * y[:, 2]], -1)
+    y[:20, 1] = torch.nan
+    y[50:, 0] = torch.nan
+    gp = LMC(5e5 + 1e4 * x, y, 2, [Poisson(), Gaussian(), StudentT(4.0)], num_neighbors=6)
+    fit(gp, 4, batch_size=30, progress=False, checkpoint=tmp_path / "run.pt")
+    twin = LMC(5e5 + 1e4 * x, y, 2, [Poisson(), Gaussian(), StudentT(4.0)], num_neighbors=6)
+    fit(twin, 6, batch_size=30, progress=False, checkpoint=tmp_path / "run.pt")
+    new = 5e5 + 1e4 * NEW
+    twin.save(tmp_path / "gp.nngp")
+    loaded = nngp.load(tmp_path / "gp.nngp")
+    for got, expected in zip(loaded(new), twin(new), strict=True):
+        assert torch.equal(got, expected)
+    assert not any(param.requires_grad for kernel in loaded.kernel for param in [kernel.variance_unconstrained])
+    idata = to_arviz(twin, num_samples=3)
+    assert idata.posterior_predictive["y"].shape == (1, 3, T, 60)
+    assert idata.observed_data["y"].shape == (T, 60)
+    assert az.summary(idata, var_names=["f"], kind="stats").shape[0] == T * 60
+    assert twin.loo().shape == (T, 60)
+    assert (twin.loo()[1, :20] == 0).all()
+    predictive = twin.predict(new)
+    assert predictive.batch_shape == (T, 4)
+    assert predictive.sample((5,)).shape == (5, T, 4)
+    assert predictive.log_prob(predictive.sample()).isfinite().all()
+    f = twin.sample(new, 3, seed=1)
+    assert torch.equal(f, twin.sample(new, 3, seed=1))
+    assert twin.likelihood.draw(f).shape == (3, T, 4)
+
+
+def test_single_precision_stays_single():
+    x, y = (part.float() for part in data(30))
+    gp = LMC(x, y, 2, num_neighbors=5)
+    fit(gp, 2, progress=False)
+    assert all(part.dtype is torch.float32 for part in gp.parameters())
+    assert gp(x[:3])[0].dtype is gp.sample(x[:3], 2).dtype is torch.float32
+
+
+def test_starts_do_not_depend_on_units():
+    x, y = data(60)
+    plain = LMC(x, y, 2, num_neighbors=5)
+    shift, scale = torch.tensor([3e5, -2.0, 1e-3], dtype=F64), torch.tensor([1e5, 2.0, 1e-4], dtype=F64)
+    other = LMC(1000 * x, shift + scale * y, 2, num_neighbors=5)
+    torch.testing.assert_close(other.mixing / scale[:, None], plain.mixing, rtol=1e-3, atol=1e-4)
+    for one, two in zip(plain.kernel, other.kernel, strict=True):
+        torch.testing.assert_close(two.lengthscale, 1000 * one.lengthscale, rtol=1e-3, atol=0)
+    torch.testing.assert_close(
+        other.output_covariance(), plain.output_covariance() * torch.outer(scale, scale), rtol=1e-2, atol=1e-12
+    )
+
+
+def test_offsets_weights_and_trials_per_output():
+    x, y = data(20)
+    offset = torch.rand(20, T, generator=torch.Generator().manual_seed(1), dtype=F64)
+    fixed = {"num_neighbors": 19, "mean": None}
+    plain, shifted = build(x, y, **fixed), build(x, y + offset, offset=offset, **fixed)
+    assert elbo(shifted) == pytest.approx(elbo(plain), rel=1e-10)
+    torch.testing.assert_close(shifted(NEW)[0] + 2, shifted(NEW, offset=torch.full((4, T), 2.0, dtype=F64))[0])
+    weights = torch.ones(20, T, dtype=F64)
+    weights[:, 1] = 2.0
+    weighted = build(x, y, weights=weights, **fixed)
+    for gp in (plain, weighted):
+        gp.local.solve(level=False)
+    halved = build(x, y, [Gaussian(NOISE[0]), Gaussian(NOISE[1] / 2), Gaussian(NOISE[2])], **fixed)
+    halved.local.solve(level=False)
+    for got, expected in zip(weighted(NEW), halved(NEW), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
+    counts = torch.stack([torch.full((20,), 3.0, dtype=F64), y[:, 1]], -1)
+    counts[2, 0] = torch.nan
+    trials = torch.stack([torch.arange(4.0, 24.0, dtype=F64), torch.ones(20, dtype=F64)], -1)
+    gp = LMC(x, counts, 1, [Binomial(), Gaussian()], trials=trials, num_neighbors=5)
+    gp.solve()
+    assert gp.predict(NEW, trials=torch.full((4,), 9.0, dtype=F64)).mean[0].max() < 9
+    assert elbo(gp) > -1e4
+
+
+def test_new_rows_join_and_conditioning_leaves_the_original():
+    x, y = data(30)
+    gp = build(x[:26], y[:26], num_neighbors=25)
+    gp.local.solve(level=False)
+    before = gp(NEW)[0].clone()
+    new = gp.condition_on(x[26:], y[26:])
+    assert torch.equal(gp(NEW)[0], before)
+    whole = build(x, y, num_neighbors=29)
+    whole.local.solve(level=False)
+    for got, expected in zip(new(NEW, num_neighbors=30), whole(NEW, num_neighbors=30), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_spatially_varying_coefficients_are_found():
+    torch.manual_seed(0)
+    place, z = torch.rand(300, 2, dtype=F64), torch.randn(300, dtype=F64)
+    intercept, slope = torch.sin(5 * place[:, 0]), 2 * torch.cos(4 * place[:, 1])
+    y = (3 + intercept + slope * z + 0.1 * torch.randn(300, dtype=F64))[:, None]
+    each = [Matern52(2, active_dims=[0, 1]) for _ in range(2)]
+    gp = LMC(
+        torch.cat([place, z[:, None]], -1),
+        y,
+        each,
+        mixing=intercept_and_slope,
+        metric=torch.tensor([1, 1, 1e6], dtype=F64),
+        num_neighbors=10,
+    )
+    fit(gp, 60, progress=False)
+    loc, cov = gp.latent_functions(gp.x)
+    assert (loc[1] - slope).square().mean().sqrt() < 0.2
+    assert ((loc[1] - slope).abs() < 2 * cov[:, 1, 1].sqrt()).double().mean() > 0.85
+
+
+def intercept_and_slope(x):
+    return torch.stack([torch.ones_like(x[:, 2]), x[:, 2]], -1)[:, None]
+
+
+def test_frames_keep_the_names_of_outputs():
+    x, y = data(20)
+    frame = pd.DataFrame(y.numpy(), columns=["count", "depth", "pH"])
+    gp = LMC(pd.DataFrame(x.numpy(), columns=["east", "north"]), frame, 1, num_neighbors=5)
+    mean, _ = gp(pd.DataFrame(NEW.numpy(), columns=["east", "north"]))
+    assert list(mean.columns) == ["count", "depth", "pH"]
+
+
+@pytest.mark.slow
+def test_simulated_counts_and_measurements_are_covered_and_borrow_strength():
+    errors, alone, inside = [], [], []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        x = 1000 * torch.rand(500, 2, dtype=F64)
+        each = [Matern52(2, scalar(1.0), scalar(400.0)), Matern52(2, scalar(1.0), scalar(150.0))]
+        roots = [torch.linalg.cholesky(k(x, x).detach() + 1e-8 * torch.eye(500)) for k in each]
+        u = torch.stack([root @ torch.randn(500, dtype=F64) for root in roots])
+        f = scalar([1.0, 5000.0])[:, None] + scalar([[0.8, 0.3], [300.0, -150.0]]) @ u
+        y = torch.stack([torch.poisson(f[0].exp()), f[1] + 100 * torch.randn(500, dtype=F64)], -1)
+        given = y[:400].clone()
+        given[:200, 0] = torch.nan
+        gp = LMC(x[:400], given, 2, [Poisson(), Gaussian()])
+        fit(gp, progress=False)
+        loc, var = gp(x[400:])
+        inside.append(((loc - f[:, 400:]).abs() < 1.96 * var.sqrt()).double().mean(-1))
+        errors.append((loc - f[:, 400:])[0].square().mean())
+        one = VNNGP(x[200:400], given[200:, 0], likelihood=Poisson())
+        fit(one, progress=False)
+        alone.append((one(x[400:])[0] - f[0, 400:]).square().mean())
+    assert (torch.stack(inside).mean(0) > 0.88).all()
+    assert sum(errors) < 0.8 * sum(alone)
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        ({"y": torch.zeros(N, dtype=F64)}, ValueError, r"LMC: expected y of shape \(N, T\), got .*Pass y\[:, None\]"),
+        ({"kernels": []}, TypeError, r"LMC: expected kernels to be a sequence of kernels"),
+        ({"kernels": 0}, ValueError, r"LMC: expected kernels.* >= 1"),
+        ({"num_latents": 3}, ValueError, r"LMC: expected num_latents 2, the number of kernels, got 3"),
+        ({"likelihood": [Gaussian()]}, ValueError, r"LMC: expected likelihood to be 3 likelihoods"),
+        (
+            {"likelihood": [Gaussian(), Poisson(), 3]},
+            TypeError,
+            r"PerOutput: expected outputs to be likelihoods of one",
+        ),
+        ({"mixing": torch.ones(2, 2, dtype=F64)}, ValueError, r"LMC: expected mixing to be finite, of shape \(3, 2\)"),
+        ({"mixing": lambda x: x}, ValueError, r"LMC: expected mixing to be finite, of shape \(2, 3, 2\)"),
+        ({"likelihood": [Gaussian(), Gaussian(), Poisson()]}, ValueError, r"Poisson: expected y"),
+        ({"trials": torch.ones(N, dtype=F64)}, ValueError, r"LMC: expected trials None"),
+    ],
+)
+def test_wrong_parts_are_refused(settings, error, message):
+    x, y = data()
+    with pytest.raises(error, match=message):
+        LMC(**({"x": x, "y": y, "kernels": kernels()} | settings))
+
+
+def test_empty_outputs_and_other_methods_are_refused():
+    x, y = data()
+    y[:, 1] = torch.nan
+    with pytest.raises(ValueError, match=r"expected y\[:, 1\] with values, got NaN in all rows"):
+        LMC(x, y, 1)
+    with pytest.raises(TypeError, match=r"VNNGP: expected likelihood of one output, got PerOutput\. Take LMC"):
+        VNNGP(x, data(holes=False)[1], None, PerOutput(Gaussian(), Gaussian(), Gaussian()))
+    gp = build()
+    with pytest.raises(ValueError, match=r"to run outside vectorized plates"):
+        Predictive(gp.model, num_samples=2, parallel=True)()
+
+
+def test_modules_as_loadings_are_trained():
+    class Loading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(2, 2 * T, dtype=F64)
+
+        def forward(self, x):
+            return self.net(x).unflatten(-1, (T, 2))
+
+    x, y = data(30)
+    gp = LMC(x, y, 2, mixing=Loading(), num_neighbors=5)
+    before = gp.mixing.net.weight.clone()
+    fit(gp, 3, progress=False)
+    assert not torch.equal(before, gp.mixing.net.weight)

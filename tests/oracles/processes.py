@@ -1,0 +1,42 @@
+"""Several Gloo processes on this machine, started by forking the test's process."""
+
+import multiprocessing
+import os
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_SECONDS = 60
+
+
+def on_processes(count, folder, work, *args):
+    """What ``work(*args)`` returns on each of `count` processes of one group; `folder` is empty.
+
+    Raises an error with the tracebacks of the processes that fail.
+    """
+    context = multiprocessing.get_context("fork")
+    parts = [context.Process(target=_run, args=(rank, count, folder, work, args)) for rank in range(count)]
+    for part in parts:
+        part.start()
+    for part in parts:
+        part.join(_SECONDS)
+    for part in parts:
+        part.kill()
+    failed = [file.read_text() for file in sorted(folder.glob("error*"))]
+    assert not failed, "\n".join(failed)
+    return [torch.load(folder / f"result{rank}", weights_only=True) for rank in range(count)]
+
+
+def _run(rank, count, folder, work, args):
+    try:
+        torch.set_num_threads(1)
+        rendezvous = f"file://{folder}/rendezvous"
+        dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=count, timeout=timedelta(0, 30))
+        torch.save(work(*args), folder / f"result{rank}")
+        dist.barrier()
+    except BaseException:
+        (folder / f"error{rank}").write_text(f"process {rank}: {traceback.format_exc()}")
+        os._exit(1)
+    os._exit(0)
