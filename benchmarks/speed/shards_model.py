@@ -31,15 +31,16 @@ def gloo(size):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--row-us", type=float, default=10.0, help="microseconds of a step per row of the batch")
-    parser.add_argument("--row-bytes", type=float, default=300.0, help="largest memory per own row")
-    parser.add_argument("--base-mb", type=float, default=320.0, help="memory of a process without rows")
+    parser.add_argument("--step-ms", type=float, default=12.3, help="milliseconds of a step without rows")
+    parser.add_argument("--row-us", type=float, default=1.07, help="microseconds of a step per row of the batch")
+    parser.add_argument("--row-bytes", type=float, default=340.0, help="largest memory per own row")
+    parser.add_argument("--base-mb", type=float, default=310.0, help="memory of training without rows")
     args = parser.parse_args()
     print("| processes | rows per step of each | computation ms | reduction, NCCL ms | reduction, Gloo ms |")
     print("|---|---|---|---|---|")
-    for size in (8, 64, 512):
-        for rows in (4096, 20_000 // size):
-            compute = 1e3 * rows * args.row_us * 1e-6
+    for rows in (4096, 131_072):
+        for size in (8, 64, 512):
+            compute = args.step_ms + 1e3 * rows * args.row_us * 1e-6
             print(f"| {size} | {rows} | {compute:.2f} | {1e3 * nccl(size):.3f} | {1e3 * gloo(size):.2f} |")
     print("\n| rows of all | processes | rows, neighbors and search | random ordering, for a moment |")
     print("|---|---|---|---|")

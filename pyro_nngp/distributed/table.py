@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
@@ -84,35 +84,35 @@ class ShardedTable(NeighborTable):
 
     def search(self, k: int) -> Int[Tensor, "n k"]:
         """Numbers of the k neighbors of each own row."""
-        self.undefined("search")
+        undefined(self, "search", "table")
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         return (self.neighbors if idx is None else self.neighbors[idx]).long()
 
-    def undefined(self, what: str, *args: Any, **kwargs: Any) -> NoReturn:
+    def refuse(self, what: str, *args: Any, **kwargs: Any) -> NoReturn:
         """Raise for an operation that needs the rows of all processes."""
         cure = "Build the method on tensors, on one process."
         fail(type(self).__name__, what, "on a table of all rows", "one of several processes", cure, TypeError)
 
     def append(self, x_new: Tensor) -> NoReturn:
-        """Raises: rows stay as they were distributed."""
-        self.undefined("append")
+        """Raise ``TypeError``: rows stay as they were distributed."""
+        self.refuse("append")
 
     def query(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises: predictions of the method fetch the rows that they need."""
-        self.undefined("query")
+        """Raise ``TypeError``: predictions of the method fetch the rows that they need."""
+        self.refuse("query")
 
     def extend(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raises, as :meth:`query`."""
-        self.undefined("extend")
+        """Raise ``TypeError``, as :meth:`query`."""
+        self.refuse("extend")
 
     def trial(self, most: int) -> NoReturn:
-        """Raises, as :meth:`query`."""
-        self.undefined("trial")
+        """Raise ``TypeError``, as :meth:`query`."""
+        self.refuse("trial")
 
     def others(self, k: int | None = None, idx: Tensor | None = None) -> Tensor:
-        """Raises, as :meth:`query`."""
-        self.undefined("others")
+        """Raise ``TypeError``, as :meth:`query`."""
+        self.refuse("others")
 
     def _forget(self) -> None:
         self.kept_trial = None
@@ -128,8 +128,8 @@ class ShardedGraph(ShardedTable, NeighborGraph):
         return self.index.predecessors(k)
 
     def levels(self) -> NoReturn:
-        """Raises: the factor of all rows is on no process."""
-        self.undefined("levels")
+        """Raise ``TypeError``: the factor of all rows is on no process."""
+        self.refuse("levels")
 
 
 class ShardedOthers(ShardedTable, NearestOthers):
