@@ -129,6 +129,7 @@ class LMC(PredictiveMethod):
             check_tensor("LMC", "mixing", mixing)
             check_same_kind("LMC", x=x, mixing=mixing)
             _check_loading(mixing, shape)
+        self._needs_loading = mixing is None
         unset = [] if self.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
         self.begin()
         for part, name in unset:
@@ -141,8 +142,8 @@ class LMC(PredictiveMethod):
         num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.mean
-        by_row = None if self.weights is None and self.trials is None else self.likelihood_at
-        self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, by_row)
+        at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
+        self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
         self.finish()
 
     @pyro_entry
@@ -152,7 +153,7 @@ class LMC(PredictiveMethod):
         self.hyper_guide.median()
         is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
         trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
-        data = self.x, cast(Tensor, self.y), trend, self.jitter, self.offset, self.trials
+        data = self.x, cast(Tensor, self.y), trend, self.jitter, self.offset, self.trials, self._needs_loading
         found = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data)
         self._loading, self._units = found.loading, found.start.spread
         return found.start

@@ -205,9 +205,9 @@ for name, (program, guide, steps) in runs.items():
 
 # %% [markdown]
 # `AutoNNGP` is ahead in the loss, and takes a fraction of the time. Its interval of the slope is wider than those of
-# the others, which hold the slope and the surface independent, and its interval of the lengthscale is many times as
-# wide. On ten sets of counts made like these, its 95 % intervals covered the slope eight times and the lengthscale ten
-# times, those of the whitened `AutoNormal` five times and once (`benchmarks/results/spatial_counts.md`).
+# the others, which hold slope and surface independent, and its interval of the lengthscale is many times as wide. On
+# ten sets of counts made like these, its 95 % intervals covered the slope eight times and the lengthscale ten times,
+# those of the whitened `AutoNormal` five times and once (`benchmarks/results/spatial_counts.md`).
 #
 # ## ArviZ
 # `to_arviz` takes a pair of model and guide as well as an MCMC run, with posterior predictive draws and pointwise log

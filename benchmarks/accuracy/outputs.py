@@ -154,7 +154,8 @@ def main():
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     args = parser.parse_args()
-    print("| data | method | output | RMSE | MAE | log density | within 95 % | seconds |\n" + "|---" * 8 + "|")
+    print("| data | method | output | RMSE | MAE | log density | within 95 % | seconds |")
+    print("|---|---|---|---|---|---|---|---|")
     for name in args.data:
         for method in args.methods:
             total, seconds = {}, 0.0

@@ -7,7 +7,8 @@
 
 A forecast is of the last part of the time (6 months; 2 years) given all before. A hindcast is of a block in the middle
 (6 months; 2 years) at half of the places, given everything else. Both programs get coordinates in hundreds of
-kilometers, years, K neighbors, and a separable Matérn kernel; ours also a `Gneiting` kernel. Ours is ordered by time.
+kilometers, years and K neighbors. Kernels: a product of Matérn-3/2 in space and 1/2 in time, `Gneiting`, and GPBoost's
+Matérn-3/2 of one distance in space and time. Ours is ordered by time.
 
 CRPS is the mean over rows: exact for normal predictions, from 1,000 draws for counts. PIT values are uniform if
 predictions are calibrated (randomized for counts): the table has the share in the central 90 %, and their

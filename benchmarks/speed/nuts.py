@@ -13,7 +13,7 @@ up to 10; PyMC's own warm-up) everywhere, float64, one chain, one thread:
 
 Effective draws are ArviZ's bulk ESS: the least of the three hyperparameters, and the median of f at 20 points. Seconds
 are processor seconds, so that other work on the machine does not count: of everything, compilation included, and of the
-draws after the warm-up, without it.
+draws after the warm-up, without it. A line in front of a row has the gradients per draw after the warm-up.
 
     gradients          milliseconds of a potential and its gradient instead: QuickNUTS beside NUTS, alternating, and
                        NumPyro's, compiled; least of --draws
@@ -41,7 +41,7 @@ from pyro.infer import MCMC, NUTS, Predictive
 from pyro.infer.mcmc.util import initialize_model
 
 from pyro_nngp.distributions import NNGP, NNGPReparam
-from pyro_nngp.inference import AutoNNGP, QuickNUTS
+from pyro_nngp.inference import AutoNNGP, QuickNUTS, Recorder, to_arviz
 from pyro_nngp.inference.mcmc.quick_nuts import RecordedPotential
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.neighbors import NeighborGraph
@@ -91,11 +91,18 @@ def whitened(program, *names):
 
 def chain(kernel, args, warmup, draws):
     """Draws, and the processor seconds of all and of those after the warm-up."""
-    marks = []
-    mcmc = MCMC(kernel, draws, warmup, disable_progbar=True, hook_fn=lambda *_: marks.append(time.process_time()))
+    marks, recorder = [], Recorder()
+
+    def hook(*state):
+        recorder(*state)
+        marks.append(time.process_time())
+
+    mcmc = MCMC(kernel, draws, warmup, disable_progbar=True, hook_fn=hook)
     pyro.set_rng_seed(1)
     start = time.process_time()
     mcmc.run(*args)
+    steps = to_arviz(mcmc, posterior_predictive=False, log_likelihood=False, progress=False).sample_stats["n_steps"]
+    print(f"{float(steps.mean()):.0f} gradients per draw", flush=True)
     return mcmc.get_samples(), marks[-1] - start, marks[-1] - marks[warmup - 1]
 
 

@@ -30,6 +30,7 @@ Place = tuple[int, int]  # chain and draw
 Variable = tuple[tuple[str, ...], np.ndarray]  # names of the dimensions, and the array
 
 _PRIOR_GROUPS = ("prior", "prior_predictive")
+_DATA_GROUPS = ("observed_data", "posterior_predictive", "prior_predictive")
 _SAMPLE_DIMS = ("chain", "draw")
 
 
@@ -60,6 +61,7 @@ class Arrays:
         self._wanted = {name for name in var_names if not name.startswith("~")}
         self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows used, and size
         self._variables: set[str] = set()
+        self._discrete: set[str] = set()
 
     def add(
         self,
@@ -90,6 +92,7 @@ class Arrays:
             if is_data(site):
                 dims = self._name_dims(name, site["value"], site)
                 if place == (0, 0):
+                    self._discrete.update([name] if _is_discrete(site) else [])
                     self._put("observed_data", name, site["value"], dims, (), rows)
                 if log_likelihood is not None:
                     pointwise = log_prob(site, torch.nan)
@@ -184,6 +187,8 @@ class Arrays:
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
             last = None if group in _PRIOR_GROUPS or group.startswith("warmup") else num_draws
             kept = {n: (dims, a[:, :last] if "draw" in dims else a) for n, (dims, a) in variables.items()}
+            if group in _DATA_GROUPS:  # ArviZ draws counts by their type
+                kept |= {n: (dims, _integers(a)) for n, (dims, a) in kept.items() if n in self._discrete}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
             sample_dims = [dim for dim in _SAMPLE_DIMS if dim in labels]
             drawn = {"sample_dims": sample_dims} if sample_dims else {}
@@ -284,6 +289,18 @@ def creation_attrs() -> dict[str, str]:
 
 def _is_delta(site: Any) -> bool:
     return isinstance(base_distribution(site["fn"]), Delta)
+
+
+def _is_discrete(site: Any) -> bool:
+    try:
+        return bool(site["fn"].support.is_discrete)
+    except NotImplementedError:  # of a mixture, for instance
+        return False
+
+
+def _integers(values: np.ndarray) -> np.ndarray:
+    """Values as integers, unless some are missing."""
+    return values.astype(np.int64) if np.array_equal(values, np.round(values)) else values
 
 
 def _array(value: Any) -> np.ndarray:

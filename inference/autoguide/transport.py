@@ -29,7 +29,8 @@ the prior. Symbols: h hyperparameters, p coefficients.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -165,7 +166,8 @@ def _moments(q: ConditionalPosterior) -> tuple[Tensor, Tensor, Tensor]:
     return q.mean[len(q) - len(scale) :], scale.log(), tril / scale
 
 
-class _Hyperparameter(NamedTuple):
+@dataclass(frozen=True)
+class _Hyperparameter:
     unconstrained: Tensor
     value: Tensor
 
@@ -174,7 +176,8 @@ class _Hyperparameter(NamedTuple):
         return self.value, fn.log_prob(self.value) + _sum_events(volume, volume.dim() - len(fn.batch_shape))
 
 
-class _Coefficient(NamedTuple):
+@dataclass(frozen=True)
+class _Coefficient:
     white: Tensor
     log_scale: Tensor
 

@@ -162,7 +162,7 @@ def fit(
         seed=seed,
     )
     run = training.run
-    path = cast(Checkpoint, checkpoint).path if checkpoint is not None and run.ranks.is_first else None
+    path = checkpoint.path if checkpoint is not None and run.ranks.is_first else None
     alone = exclusive_checkpoint("fit", path)
     with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
         training.start()

@@ -54,7 +54,7 @@ class Ranks:
         """Seed of the draws of this process."""
         return seed + _PRIME * self.world.rank
 
-    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int) -> Any:
+    def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
         """The rows of each step, as of :mod:`pyro_nngp.inference.svi.batches`."""
         if optimizer == "lbfgs":
             whole = Subsample(num_data, size, seed, start)

@@ -54,6 +54,7 @@ def start_outputs(
     jitter: float,
     offset: Float[Tensor, "N *T"] | None = None,
     trials: Float[Tensor, "N *T"] | None = None,
+    needs_loading: bool = True,
 ) -> OutputStart:
     """Set the unset hyperparameters of kernels and likelihoods, in place.
 
@@ -67,9 +68,12 @@ def start_outputs(
         jitter: relative nugget.
         offset: known part of f at each row.
         trials: numbers of trials of each row.
+        needs_loading: whether loadings are wanted; if not, and no kernel is to be started either, they are zero, and
+            only levels, spreads and likelihoods are found.
     """
     pool = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:_ROWS].to(x.device)
     x, count = x[pool], y.shape[1]
+    needs_latent = needs_loading or any(unset_hyperparameters(kernel) for kernel in kernels)
     columns = sorted({d for kernel in kernels for d in _columns(kernel, x.shape[1])})
 
     def of_output(values: Tensor | None, number: int, rows: Tensor) -> Tensor | None:
@@ -81,10 +85,16 @@ def start_outputs(
     for number, part in enumerate(likelihood.outputs):
         rows = pool[~y[pool, number].isnan()]
         inputs, targets = x[~y[pool, number].isnan()], y[rows, number]
-        probe = Matern52(len(columns), active_dims=columns).to(x)
+        is_known = not needs_latent and not unset_hyperparameters(part)
+        fixed = 1.0 if is_known else None
+        probe = Matern52(len(columns), variance=fixed, lengthscale=fixed, active_dims=columns).to(x)
         others = of_output(offset, number, rows), of_output(trials, number, rows) if part.takes_trials else None
         at = None if trend is None else (lambda some, number=number, rows=rows: _row(trend(rows[some]), number))
         start = start_from_data(probe, part, inputs, targets, at, jitter, *others)
+        levels.append(start.level.reshape(()))
+        spreads.append(start.spread.reshape(()))
+        if not needs_latent:
+            continue
         bound = freeze(part)
         seen = pseudo_observations(bound if others[1] is None else bound.for_rows(trials=others[1].double()), targets)
         seen = seen if others[0] is None else without_offset(seen, others[0].double())
@@ -97,9 +107,10 @@ def start_outputs(
         smooth.append((w * obs[near]).sum(-1).double())
         filled.append(smooth[-1].clone())
         filled[-1][~y[pool, number].isnan()] = obs.double()
-        levels.append(start.level.reshape(()))
-        spreads.append(start.spread.reshape(()))
         variances.append(probe.variance.detach().double().reshape(()))
+    found = Start(torch.stack(levels), torch.stack(spreads))
+    if not needs_latent:
+        return OutputStart(found, x.new_zeros(count, num_latents))
     values, outputs, size = torch.stack(smooth, -1), torch.stack(filled, -1), torch.stack(variances)
     unit = values.square().mean(0).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
     strengths, axes = torch.linalg.eigh((values / unit).mT @ (values / unit) / len(values))
@@ -119,7 +130,7 @@ def start_outputs(
                 setattr(part, name, getattr(part, name).detach() / 4.0**again)
     loading = torch.stack(loadings, -1)
     loading = loading * (size / loading.square().sum(-1).clamp(min=1e-12)).sqrt()[:, None]
-    return OutputStart(Start(torch.stack(levels), torch.stack(spreads)), loading.to(x))
+    return OutputStart(found, loading.to(x))
 
 
 def _columns(kernel: Any, input_dim: int) -> Sequence[int]:

@@ -157,7 +157,8 @@ class DataSites(GPModule):
     def likelihood_at(self, rows: Tensor | slice = _EVERY) -> Likelihood:
         """The likelihood with its hyperparameters read, for some rows of the data (all by default)."""
         parts = self.weights, self.trials
-        weights, trials = (None if part is None else part[rows].movedim(0, -1) for part in parts)
+        weights, trials = (part if part is None or part.dim() == 1 else part.movedim(0, -1) for part in parts)
+        weights, trials = (None if part is None else part[..., rows] for part in (weights, trials))
         return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:

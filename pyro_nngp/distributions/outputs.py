@@ -81,13 +81,13 @@ class Outputs(TorchDistribution):
 
 
 def of_each_output(
-    y: Tensor, supports: Sequence[constraints.Constraint], function: Callable[[int, Tensor], Tensor]
+    y: Tensor, supports: Sequence[constraints.Constraint | None], function: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
     r"""A function of each output of y, (\*S, T, B), with zeros where y is NaN.
 
     Args:
         y: values, of which some may be missing.
-        supports: of each output, for a value in place of the missing ones.
+        supports: of each output, for a value in place of the missing ones; None takes 0.
         function: maps the number of an output and its values, (\*S, B), to a tensor of that shape or a wider one; it
             never sees NaN.
     """
@@ -98,6 +98,7 @@ def of_each_output(
             found.append(torch.zeros_like(values))
             continue
         zero = torch.zeros_like(values)
-        stand_in = zero if bool(support.check(zero).all()) else values[~missing][0]
+        fits = support is None or bool(support.check(zero).all())
+        stand_in = zero if fits else values[~missing][0]
         found.append(function(number, torch.where(missing, stand_in, values)).masked_fill(missing, 0.0))
     return torch.stack(torch.broadcast_tensors(*found), -2)

@@ -67,7 +67,7 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
         return PseudoObservations(level, y[None], None)
     base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
     inflated = base.takes_trials and not isinstance(base, OutOfTrials)
-    base = getattr(base, "counts", base) if inflated else base
+    base = cast(Likelihood, getattr(base, "counts", base)) if inflated else base
     if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):
         share = (y.double() + 0.5) / (base.total_count + 1)
         noise = base.overdispersion() / ((base.total_count + 1) * share * (1 - share))

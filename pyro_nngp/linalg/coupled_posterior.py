@@ -40,6 +40,7 @@ class CoupledPosterior:
         loading: A, (N, T, L), or (1, T, L) for the same at all points.
         precision: tau >= 0, (T, N).
         dense_up_to: number of values up to which P is factorized.
+        max_iterations: largest number of iterations in whitened coordinates; a warning reports if they did not suffice.
     """
 
     def __init__(
@@ -48,12 +49,15 @@ class CoupledPosterior:
         loading: Float[Tensor, "#N T L"],
         precision: Float[Tensor, "T N"],
         dense_up_to: int = _DENSE_UP_TO,
+        max_iterations: int = _MOST,
     ) -> None:
         n = precision.shape[1]
         self.factors, self.precision = list(factors), precision.double()
         self.loading = loading.double().expand(n, *loading.shape[1:])
         self.gram = torch.einsum("ntl,tn,ntk->nlk", self.loading, self.precision, self.loading)
-        self._is_dense, self._tril = len(self.factors) * n <= dense_up_to, None
+        self._is_dense = len(self.factors) * n <= dense_up_to
+        self._most = max_iterations
+        self._tril: Tensor | None = None
 
     def mean(
         self,
@@ -153,10 +157,11 @@ class CoupledPosterior:
             return z + self.color_transposed(torch.einsum("nlk,kn->ln", self.gram, u)).reshape(1, -1)
 
         first = None if start is None else start.reshape(1, -1)
-        z, worst = conjugate_gradients(product, right.reshape(1, -1), first, diagonal, tolerance, _MOST, size=size)
+        right_row, most = right.reshape(1, -1), self._most
+        z, worst = conjugate_gradients(product, right_row, first, diagonal, tolerance, most, size=size)
         if worst > tolerance:
             warnings.warn(
-                f"CoupledPosterior: conjugate gradients stopped after {_MOST} iterations at a relative residual of "
+                f"CoupledPosterior: conjugate gradients stopped after {most} iterations at a relative residual of "
                 f"{worst:.1e}. The usual cause is noise far below the conditional variances of the prior.",
                 stacklevel=4,
             )

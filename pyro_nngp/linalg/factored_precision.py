@@ -28,8 +28,6 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError
 
-_COLUMNS = 256  # columns of the inverse at once
-
 
 class FactoredPrecision:
     """P = F' F with F = [sparse, dense]: solutions, draws and the determinant.
@@ -93,15 +91,16 @@ class FactoredPrecision:
         """Change of the mean of the values of the sparse columns with those of the dense ones."""
         return -self._solved
 
-    def sparse_covariance(self, columns: Int[np.ndarray, "n k"]) -> Float[np.ndarray, "n k k"]:
+    def sparse_covariance(self, columns: Int[np.ndarray, "n k"], at_once: int = 256) -> Float[np.ndarray, "n k k"]:
         """Covariances among some sparse columns given the dense ones, for each row of `columns`.
 
-        Only pairs of columns that share a row of R, as those of a conditional do. Cost: a solution for each column.
+        Only pairs of columns that share a row of R, as those of a conditional do. Cost: a solution for each column,
+        with memory for `at_once` of them.
         """
         m = self._sparse.shape[1]
         found = (self._sparse.T @ self._sparse).tocsc()
-        for start in range(0, m, _COLUMNS):
-            stop = min(start + _COLUMNS, m)
+        for start in range(0, m, at_once):
+            stop = min(start + at_once, m)
             block = self._factor.solve(np.eye(m, stop - start, -start))
             part = slice(found.indptr[start], found.indptr[stop])
             number = np.repeat(np.arange(stop - start), np.diff(found.indptr[start : stop + 1]))

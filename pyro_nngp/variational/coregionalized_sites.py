@@ -84,7 +84,8 @@ class CoregionalizedSites(GaussianSites):
         super().__init__(
             y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, _no_parameters, level, likelihood_at
         )
-        self._loading, self._latent = loading, None
+        self._loading = loading
+        self._latent: CoregionalizedPrior | None = None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
         unit = torch.eye(num_latents).to(graph.x)
         self.register_buffer("covariance", unit.repeat(graph.num_points, 1, 1))
@@ -111,7 +112,7 @@ class CoregionalizedSites(GaussianSites):
         return torch.where(seen, target, 0.0), torch.where(seen, precision, 0.0)
 
     @pyro_entry
-    def distribution(self, prior: NNGPs) -> CoregionalizedPosterior:  # type: ignore[override]
+    def distribution(self, prior: NNGPs) -> CoregionalizedPosterior:
         """q(u) at the rows of a prior's batch."""
         rows = prior.batch.rows
         if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
@@ -160,7 +161,7 @@ class CoregionalizedSites(GaussianSites):
         return min(graph.num_points, max(graph.num_neighbors, _SITES // self.y.shape[1]))
 
     @pyro_entry
-    def moments(  # type: ignore[override]
+    def moments(
         self, x_new: Float[Tensor, "P D"], nearest: Int[Tensor, "P k"]
     ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
         """Means and covariances of the latent functions at new points, given the rows of their nearest points.

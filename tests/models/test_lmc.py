@@ -115,9 +115,9 @@ def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
     predictive = gp.predict(NEW, num_neighbors=N)
     torch.testing.assert_close(predictive.variance.detach(), var.detach() + NOISE[:, None])
     torch.manual_seed(0)
-    draws = gp.sample(NEW, 10_000, num_neighbors=N + 3).flatten(1)
-    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 10_000).sqrt()).abs().max() < 6
-    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 100
+    draws = gp.sample(NEW, 4000, num_neighbors=N + 3).flatten(1)
+    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 4000).sqrt()).abs().max() < 6
+    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / 4000**0.5
     assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
 
 
@@ -132,10 +132,10 @@ def test_q_has_the_exact_marginals_at_the_data_and_draws_from_the_exact_posterio
     torch.testing.assert_close(marginal.variance.flatten(), cov.diagonal(), rtol=1e-4, atol=1e-5)
     torch.manual_seed(1)
     with torch.no_grad():
-        u = trace.nodes["u"]["fn"].sample((4000,))
+        u = trace.nodes["u"]["fn"].sample((1000,))
     draws = (LEVEL[:, None] + torch.einsum("tl,sln->stn", MIXING, u)).flatten(1)
-    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / math.sqrt(4000)
-    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 4000).sqrt()).abs().max() < 6
+    spread = (cov.diagonal()[:, None] * cov.diagonal() + cov.square()).sqrt() / math.sqrt(1000)
+    assert ((draws.mean(0) - mean.flatten()) / (cov.diagonal() / 1000).sqrt()).abs().max() < 6
     assert ((draws.mT.cov() - cov).abs() / spread).max() < 6
 
 
@@ -203,14 +203,14 @@ def test_counts_beside_measurements_agree_with_dense_variational_inference():
 
 def test_plain_pyro_trains_draws_and_samples():
     x, y = data(40)
-    gp = LMC(x, y, 2, num_neighbors=6)
+    gp = build(x, y, num_neighbors=6)
     gp.solve()
     for bound in (TraceMeanField_ELBO(), Trace_ELBO()):
         svi = SVI(gp.model, gp.guide, Adam({"lr": 0.01}), bound)
         assert torch.tensor([svi.step(torch.arange(k, k + 20)) for k in (0, 20)]).isfinite().all()
     torch.manual_seed(0)
-    losses = torch.tensor([TraceMeanField_ELBO().loss(gp.model, gp.guide) for _ in range(200)])
-    assert (losses.mean() + elbo(gp)).abs() < 6 * losses.std() / 200**0.5 + 1e-6
+    losses = torch.tensor([TraceMeanField_ELBO().loss(gp.model, gp.guide) for _ in range(60)])
+    assert (losses.mean() + elbo(gp)).abs() < 6 * losses.std() / 60**0.5 + 1e-6
     drawn = Predictive(gp.model, guide=gp.guide, num_samples=3)()
     assert drawn["f"].shape == (3, T, 40)
     prior = Predictive(pyro.poutine.uncondition(gp.model), num_samples=2)()
@@ -218,6 +218,7 @@ def test_plain_pyro_trains_draws_and_samples():
     assert prior["y"].isfinite().all()
 
 
+@pytest.mark.slow
 def test_loadings_with_a_prior_are_sampled():
     x, y = data(15)
     prior = PyroSample(dist.Normal(torch.zeros(T, 1, dtype=F64), 1.0).to_event(2))
@@ -267,12 +268,13 @@ def test_raw_units_train_export_save_and_resume(tmp_path):
 
 def test_single_precision_stays_single():
     x, y = (part.float() for part in data(30))
-    gp = LMC(x, y, 2, num_neighbors=5)
+    gp = LMC(x, y, kernels(), num_neighbors=5)
     fit(gp, 2, progress=False)
     assert all(part.dtype is torch.float32 for part in gp.parameters())
     assert gp(x[:3])[0].dtype is gp.sample(x[:3], 2).dtype is torch.float32
 
 
+@pytest.mark.slow
 def test_starts_do_not_depend_on_units():
     x, y = data(60)
     plain = LMC(x, y, 2, num_neighbors=5)
@@ -311,6 +313,7 @@ def test_offsets_weights_and_trials_per_output():
     assert elbo(gp) > -1e4
 
 
+@pytest.mark.slow
 def test_new_rows_join_and_conditioning_leaves_the_original():
     x, y = data(30)
     gp = build(x[:26], y[:26], num_neighbors=25)
@@ -324,6 +327,7 @@ def test_new_rows_join_and_conditioning_leaves_the_original():
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_spatially_varying_coefficients_are_found():
     torch.manual_seed(0)
     place, z = torch.rand(300, 2, dtype=F64), torch.randn(300, dtype=F64)
@@ -358,27 +362,29 @@ def test_frames_keep_the_names_of_outputs():
 
 @pytest.mark.slow
 def test_simulated_counts_and_measurements_are_covered_and_borrow_strength():
-    errors, alone, inside = [], [], []
-    for seed in range(4):
-        torch.manual_seed(seed)
-        x = 1000 * torch.rand(500, 2, dtype=F64)
-        each = [Matern52(2, scalar(1.0), scalar(400.0)), Matern52(2, scalar(1.0), scalar(150.0))]
-        roots = [torch.linalg.cholesky(k(x, x).detach() + 1e-8 * torch.eye(500)) for k in each]
-        u = torch.stack([root @ torch.randn(500, dtype=F64) for root in roots])
-        f = scalar([1.0, 5000.0])[:, None] + scalar([[0.8, 0.3], [300.0, -150.0]]) @ u
-        y = torch.stack([torch.poisson(f[0].exp()), f[1] + 100 * torch.randn(500, dtype=F64)], -1)
-        given = y[:400].clone()
-        given[:200, 0] = torch.nan
-        gp = LMC(x[:400], given, 2, [Poisson(), Gaussian()])
-        fit(gp, progress=False)
-        loc, var = gp(x[400:])
-        inside.append(((loc - f[:, 400:]).abs() < 1.96 * var.sqrt()).double().mean(-1))
-        errors.append((loc - f[:, 400:])[0].square().mean())
-        one = VNNGP(x[200:400], given[200:, 0], likelihood=Poisson())
-        fit(one, progress=False)
-        alone.append((one(x[400:])[0] - f[0, 400:]).square().mean())
-    assert (torch.stack(inside).mean(0) > 0.88).all()
-    assert sum(errors) < 0.8 * sum(alone)
+    torch.manual_seed(0)
+    x = 1000 * torch.rand(600, 2, dtype=F64)
+    each = [Matern52(2, variance=1.0, lengthscale=scale) for scale in (400.0, 150.0)]
+    x = torch.cat([x, 1000 * torch.rand(200, 2, dtype=F64)])
+    jitter = 1e-8 * torch.eye(800)
+    u = torch.stack([torch.linalg.cholesky(k(x, x).detach() + jitter) @ torch.randn(800, dtype=F64) for k in each])
+    mixing = torch.tensor([[0.8, 0.3], [300.0, -150.0], [0.05, 0.05]], dtype=F64)
+    f = torch.tensor([[1.0], [5000.0], [-0.2]], dtype=F64) + mixing @ u
+    count = torch.poisson(f[0].exp())
+    y = torch.stack([count, f[1] + 100 * torch.randn(800, dtype=F64), f[2] + 0.03 * torch.randn(800, dtype=F64)], -1)
+    given = y[:600].clone()
+    given[:200, 0] = given[400:, 1] = torch.nan
+    gp = LMC(x[:600], given, 2, [Poisson(), Gaussian(), Gaussian()])
+    fit(gp, progress=False)
+    with torch.no_grad():
+        loc, var = gp(x[600:])
+    error = loc - f[:, 600:]
+    assert (error.abs() < 1.96 * var.sqrt()).double().mean(-1).min() > 0.9
+    one = VNNGP(x[200:600], given[200:, 0], likelihood=Poisson())
+    fit(one, progress=False)
+    with torch.no_grad():
+        assert error[0].square().mean() < 0.5 * (one(x[600:])[0] - f[0, 600:]).square().mean()
+    assert gp.likelihood.outputs[1].variance.item() == pytest.approx(1e4, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -418,6 +424,7 @@ def test_empty_outputs_and_other_methods_are_refused():
         Predictive(gp.model, num_samples=2, parallel=True)()
 
 
+@pytest.mark.slow
 def test_modules_as_loadings_are_trained():
     class Loading(nn.Module):
         def __init__(self):
@@ -428,7 +435,7 @@ def test_modules_as_loadings_are_trained():
             return self.net(x).unflatten(-1, (T, 2))
 
     x, y = data(30)
-    gp = LMC(x, y, 2, mixing=Loading(), num_neighbors=5)
+    gp = LMC(x, y, kernels(), [Gaussian(v) for v in NOISE], mixing=Loading(), num_neighbors=5)
     before = gp.mixing.net.weight.clone()
     fit(gp, 3, progress=False)
     assert not torch.equal(before, gp.mixing.net.weight)

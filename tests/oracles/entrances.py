@@ -200,6 +200,15 @@ ENTRANCES = {
     "SWSGP": method(models.SWSGP, inducing=5, **NEIGHBORS),
     "SVGP": method(models.SVGP, "mean", inducing=5),
     "BSGP": method(models.BSGP, "objective", "inducing_prior", "num_layers", "hidden_dim", inducing=5),
+    "LMC": call(
+        lambda **o: models.LMC(**o).model(),
+        "mixing",
+        "num_latents",
+        x=X,
+        y=torch.stack([Y, -Y], 1),
+        kernels=2,
+        **NEIGHBORS,
+    ),
     "CoregionalizedLOO": call(
         lambda **o: models.CoregionalizedLOO(**o).model(),
         "mixing",

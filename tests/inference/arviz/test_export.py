@@ -10,6 +10,7 @@ import torch
 from pyro import poutine
 from pyro.infer import MCMC, NUTS
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
+from pyro.infer.mcmc.util import initialize_model
 from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroSample
 
@@ -267,6 +268,38 @@ def test_unconstrained_values():
     transform = torch.distributions.biject_to(dist.constraints.simplex)
     torch.testing.assert_close(transform(tensor(found["share"])), tensor(idata.posterior["share"]))
     assert "unconstrained_posterior" not in to_arviz((model, guide), num_samples=2, unconstrained=True)
+
+
+def test_densities_of_an_export_are_those_of_the_program_in_unconstrained_space():
+    """What moment matching of leave-one-out scores needs: prior, likelihood and volume add up to the potential."""
+
+    def counted():
+        rate = pyro.sample("rate", dist.LogNormal(normal(0.0, 1.0).mean, 1.0))
+        slope = pyro.sample("slope", normal(0.0, 1.0))
+        with pyro.plate("data", 3):
+            pyro.sample("y", dist.Poisson(rate * slope.exp()), obs=torch.tensor([1.0, 0.0, 4.0], dtype=X.dtype))
+
+    pyro.set_rng_seed(0)
+    guide = poutine.block(counted, hide=["y"])
+    idata = to_arviz((counted, guide), num_samples=4, log_prior=True, unconstrained=True, progress=False)
+    values = {"rate": tensor(idata.unconstrained_posterior["rate"])[0], "slope": tensor(idata.posterior["slope"])[0]}
+    found = sum(tensor(idata.log_prior[name])[0] for name in values) + tensor(idata.log_likelihood["y"])[0].sum(-1)
+    _, potential, _, _ = initialize_model(counted)
+    want = torch.stack([-potential({name: value[i] for name, value in values.items()}) for i in range(4)])
+    torch.testing.assert_close(found + values["rate"], want)
+    for group in (idata.observed_data, idata.posterior_predictive):
+        assert group["y"].dtype == np.int64  # counts, whatever the type of the tensor
+
+
+def test_counts_with_missing_ones_stay_floats():
+    def masked():
+        rate = pyro.sample("rate", dist.LogNormal(normal(0.0, 1.0).mean, 1.0))
+        y = torch.tensor([1.0, torch.nan], dtype=X.dtype)
+        with pyro.plate("data", 2), poutine.mask(mask=~y.isnan()):
+            pyro.sample("y", dist.Poisson(rate, validate_args=False), obs=y)
+
+    idata = to_arviz((masked, poutine.block(masked, hide=["y"])), num_samples=2, progress=False)
+    assert np.isnan(idata.observed_data["y"].values).tolist() == [False, True]
 
 
 def test_prior_draws():
