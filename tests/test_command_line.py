@@ -67,6 +67,7 @@ def test_a_map_of_classes_and_a_table_of_their_probabilities(stations, krige):
     assert list(pd.read_csv("out.csv").columns[2:]) == ["probability_clay", "probability_loam", "probability_sand"]
 
 
+@pytest.mark.slow
 def test_an_offset_is_a_column(stations, krige, capsys):
     hours = np.random.default_rng(1).uniform(1, 50, 90)
     stations["log_hours"] = np.log(hours)
@@ -85,6 +86,7 @@ def test_an_offset_is_a_column(stations, krige, capsys):
     assert "the column 'note' holds 1 classes; two or more are needed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_counts_at_the_places_of_another_table(stations, krige):
     stations[["lon", "lat"]][:7].to_csv("sites.csv", index=False)
     command = "--y storms --likelihood poisson --flat --at sites.csv --out out.csv --quantiles 0.5 --above 0"

@@ -168,9 +168,19 @@ CHECKS = {
     "docs/howto/neighbors.md": check_neighbors,
 }
 SKIPPED = {"docs/diagnostics.md"}  # its blocks are alternatives; three of them run below
+SLOW = {  # pages of more than a second, which run on their own before a release and in .ci/run
+    "docs/howto/checkpoints.md",
+    "docs/howto/gpu.md",
+    "docs/howto/missing_and_offsets.md",
+    "docs/howto/mixed_models.md",
+    "docs/howto/scikit_learn.md",
+    "docs/howto/several_outputs.md",
+    "docs/howto/space_time.md",
+}
+RUN = [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in pages() if page not in SKIPPED]
 
 
-@pytest.mark.parametrize("page", [page for page in pages() if page not in SKIPPED])
+@pytest.mark.parametrize("page", RUN)
 def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pyro.set_rng_seed(0)

@@ -62,6 +62,7 @@ print(before, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc")
 def test_freed_memory_is_used_again():
     before, after = map(

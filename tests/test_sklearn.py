@@ -115,6 +115,7 @@ def test_pipelines_searches_clones_and_pickles():
         clone(model).predict(X)
 
 
+@pytest.mark.slow
 def test_other_methods_and_likelihoods():
     X, f, noise = field(100)
     for settings in ({"method": "loo"}, {"method": "svgp"}, {"method": "vnngp", "likelihood": StudentT(4.0)}):
@@ -162,6 +163,7 @@ def test_scikit_learns_own_checks(estimator, check):
     check(estimator)
 
 
+@pytest.mark.slow
 def test_an_offset_is_a_column_of_the_inputs():
     X, f, _ = field(80)
     hours = np.random.default_rng(0).uniform(0.5, 30, 80)

@@ -126,6 +126,7 @@ def test_parts_can_be_saved_alone(tmp_path):
     assert repr(load(tmp_path / "kernel")) == repr(kernel)
 
 
+@pytest.mark.slow
 def test_another_process_reads_it(tmp_path):
     gp = nngp.Vecchia(X, Y, num_neighbors=8)
     gp.save(tmp_path / "gp")

@@ -38,6 +38,7 @@ def test_agrees_with_the_dense_formula(jitter):
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_both_orders():
     x, z, mask, noise = problem(b=3, k=4)
     lengthscale = torch.tensor([0.7, 1.0, 1.9], dtype=F64)

@@ -69,6 +69,7 @@ def test_bathymetry_has_its_first_row_in_the_south():
     assert (float(data.y.min()), float(data.y.max())) == (-1437, 2205)
 
 
+@pytest.mark.slow
 def test_flights_are_the_eight_classic_features():
     data = datasets.flights(dtype=torch.float64)
     assert data.x.shape == (273_853, 8)

@@ -38,6 +38,7 @@ def test_priors_side_by_side_are_independent():
     assert len(shared.factors()) == 3
 
 
+@pytest.mark.slow
 def test_the_density_of_q_agrees_with_its_divergence():
     p = prior()
     q = posterior(p)

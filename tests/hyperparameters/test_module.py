@@ -45,6 +45,7 @@ def trace(model):
     return pyro.poutine.trace(model).get_trace().nodes
 
 
+@pytest.mark.slow
 def test_parameters_of_one_name_are_refused_where_one_would_not_be_trained():
     one, two = Matern32(1, lengthscale=0.3), Matern32(1, lengthscale=2.0)
     step = SVI(program(one, two), guide, Adam({"lr": 0.1}), Trace_ELBO()).step
@@ -72,6 +73,7 @@ def test_sites_of_one_name_are_refused():
     assert {"lengthscale", "f", "g"} <= trace(shared).keys()
 
 
+@pytest.mark.slow
 def test_one_kernel_may_be_read_twice_and_another_after_it_is_gone():
     one = Matern32(1)
     assert {"lengthscale", "f", "g"} <= trace(program(one, one)).keys()

@@ -70,6 +70,7 @@ def moments(gp, **options):
         return torch.stack(gp(X_NEW, **options))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "times"), [(Vecchia, 200), (VNNGP, 40)])
 def test_two_models_predict_in_two_threads(method, times):
     models = [build(method, scale, num_neighbors=5) for scale in (1.0, 0.1)]
@@ -104,6 +105,7 @@ def train(gp, seed):
     return losses, [p.detach().clone() for p in gp.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", [("vecchia", "vnngp"), ("loo", "svgp"), ("prior", "prior")])
 def test_two_models_train_in_two_threads(pair):
     alone = [train(METHODS[name](), seed) for seed, name in enumerate(pair)]
@@ -115,6 +117,7 @@ def test_two_models_train_in_two_threads(pair):
         assert all(torch.equal(p, q) for p, q in zip(params, same_params, strict=True))
 
 
+@pytest.mark.slow
 def test_one_model_predicts_while_another_trains():
     predicting, training = build(Vecchia, 0.1, num_neighbors=5), METHODS["vnngp"]
     alone, losses = moments(predicting), train(training(), 0)[0]

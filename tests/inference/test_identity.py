@@ -85,6 +85,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 def test_other_programs_have_other_identities():
     assert differences(of(vnngp(kernel=prior(1.0))), of(vnngp(kernel=prior(2.0))))
     identities = [of(vnngp())] + [of(other()) for other in OTHERS.values()]

@@ -73,6 +73,7 @@ def test_intervals_are_ratings_with_known_cutpoints() -> None:
     torch.testing.assert_close(IntervalCensored(Gaussian(1.0), EDGES)(f).log_prob(y), ordinal(f).log_prob(y))
 
 
+@pytest.mark.slow
 def test_a_fit_sees_beyond_the_limit() -> None:
     x = torch.linspace(0, 10, 300)[:, None]
     f = 50 * torch.sin(x[:, 0]) + 500

@@ -45,7 +45,7 @@ def test_iterations_agree_with_the_dense_solution(easy, noise):
     torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"dense_up_to": 0}])
+@pytest.mark.parametrize("settings", [{}, pytest.param({"dense_up_to": 0}, marks=pytest.mark.slow)])
 def test_draws_have_the_posterior_covariance(settings):
     posterior, factors, loading, precision, _ = problem(0.1, **settings)
     cov = torch.linalg.inv(dense(factors, loading, precision))

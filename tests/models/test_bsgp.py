@@ -347,6 +347,7 @@ def test_vfe_is_linear_in_hidden_draws():
     assert one == pytest.approx(sixteen, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_hidden_draws_have_the_moments_of_the_layer():
     gp = two_layers(num_draws=1000)
     draw = a_draw(gp)

@@ -80,6 +80,7 @@ def test_auxiliary_variables_elsewhere(kind, there):
     agrees(LOO(x, coded(y), Matern52(2, lengthscale=0.5), copy.deepcopy(likelihood), num_neighbors=8), there)
 
 
+@pytest.mark.slow
 def test_natural_gradients_elsewhere(there):
     x, y = data()
     gp = VNNGP(x, (3 * y).round().clamp(min=0), Matern32(2, lengthscale=0.5), Poisson(), num_neighbors=8)
@@ -92,6 +93,7 @@ def test_correlated_outputs_elsewhere(there):
     agrees(gp, there)
 
 
+@pytest.mark.slow
 def test_sampled_posteriors_elsewhere(there):
     x, y = data()
     gp = BSGP(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), inducing=10).to(there)

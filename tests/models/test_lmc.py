@@ -201,6 +201,7 @@ def test_counts_beside_measurements_agree_with_dense_variational_inference():
     assert elbo(gp) == pytest.approx(want, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_plain_pyro_trains_draws_and_samples():
     x, y = data(40)
     gp = build(x, y, num_neighbors=6)

@@ -518,6 +518,7 @@ def test_counts_far_above_their_r_start_near_the_data():
     assert gp.local.distribution(gp.likelihood.bind(), y, every).mean.max() < y.max() / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [NegativeBinomial, Bernoulli])
 def test_steps_and_solutions_take_turns_until_the_leave_one_out_score_stops_improving(likelihood):
     x, f = data(dtype=torch.float32)

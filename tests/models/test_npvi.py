@@ -109,6 +109,7 @@ def test_bound_improves_on_the_mean_field_of_the_same_graph():
     assert loss(mean_field) > loss(few) + 1 > loss(full)
 
 
+@pytest.mark.slow
 def test_monte_carlo_elbos_estimate_the_integrating_one():
     x, f = data(24)
     gp = NPVI(x, f.exp().round(), kernel(), Poisson(), num_neighbors=4)
@@ -119,6 +120,7 @@ def test_monte_carlo_elbos_estimate_the_integrating_one():
         assert abs(values.mean() - exact) < 6 * values.std() / 60**0.5
 
 
+@pytest.mark.slow
 def test_recipe_of_the_paper():
     """AdaGrad with minibatches of 50, in plain Pyro, comes near the optimum that solve() finds."""
     x, f = data(100)

@@ -197,6 +197,7 @@ def test_disjoint_batches_average_exactly(likelihood, make, objective):
         assert sum(parts) / len(parts) == pytest.approx(loss(gp, elbo=elbo), rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(objective):
     x, y = data()

@@ -218,6 +218,7 @@ def test_gradients_of_the_table_are_sparse_in_training():
     assert torch.equal(moved.nonzero()[:, 0], touched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_draws_have_the_moments_of_the_guide(mean_field):
     x, y = data()
@@ -306,6 +307,7 @@ def test_model_is_the_stated_density():
     assert float(trace.log_prob_sum().detach()) == pytest.approx(float(want.detach()), rel=1e-9)
 
 
+@pytest.mark.slow
 def test_inside_a_larger_program():
     x, y = data()
     gp = SWSGP(x, None, kernel(), inducing=M, num_neighbors=H)

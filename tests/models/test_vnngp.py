@@ -189,6 +189,7 @@ def test_inducing_points_at_the_data_by_hand_are_nearly_those_at_the_data():
     assert loss(by_hand) == pytest.approx(loss(at_data), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_learned_inducing_points_move_and_neighbors_follow():
     x, y = data(200)
     gp = trained(x, y, steps=0, num_neighbors=6, inducing=20, learn_inducing=True)
@@ -507,6 +508,7 @@ def test_a_class_is_no_kernel():
         VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)
 
 
+@pytest.mark.slow
 def test_batches_of_inducing_points_leave_none_out():
     """Each of M points is in a batch equally often, whatever its row."""
     x, y = data()
@@ -523,6 +525,7 @@ def test_batches_of_inducing_points_leave_none_out():
     assert ((count / num_batches - share).abs() < 6 * (share * (1 - share) / num_batches) ** 0.5).all()
 
 
+@pytest.mark.slow
 def test_batches_of_inducing_points_estimate_the_loss_without_bias():
     x, y = data(24)
     gp = trained(x, y, num_neighbors=4, inducing=x[:16], steps=20)

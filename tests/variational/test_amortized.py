@@ -96,6 +96,7 @@ def test_gradients_flow_through_the_kernel_values_that_the_guide_reads(make):
     assert float(parameter.grad[0]) == pytest.approx((values[0] - values[1]) / 2e-5, rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", ENCODERS)
 def test_training_amortizing_and_what_is_shared(make):
     x, y = data(200)
@@ -120,6 +121,7 @@ def test_training_amortizing_and_what_is_shared(make):
     assert loss(gp) == kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "left"), [(lambda: SiteEncoder(2), 0.15), (ConditionalEncoder, 0.25)])
 def test_a_trained_encoder_is_near_the_optimum(make, left):
     x, y = data(200)

@@ -178,6 +178,7 @@ def test_variances_at_labels_are_close_to_those_given_all_of_them():
     assert ratio.mean() < 1.25  # from 10 neighbors alone 2.7
 
 
+@pytest.mark.slow
 def test_one_call_converges_at_a_large_variance():
     x, y = labels(300, amplitude=20.0)
     gp = VNNGP(x, y, kernel(variance=1e4, lengthscale=1.0), Bernoulli(), num_neighbors=10)

@@ -78,6 +78,7 @@ class HurdlePoisson(dist.TorchDistribution):
         return positive * torch.poisson(self.f.exp().expand_as(positive)).clamp(min=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("likelihood", "limit"), [(Laplace, 0.12), (HeavyTails, 0.12), (ZeroInflated, 0.45), (Hurdle, 0.45)]
 )

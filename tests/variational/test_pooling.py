@@ -97,6 +97,7 @@ def test_the_objective_is_the_derivative_of_the_evidence():
     assert float(slope) == pytest.approx((ends[1] - ends[0]) / 0.1, rel=0.03, abs=0.01)
 
 
+@pytest.mark.slow
 def test_joint_draws_have_the_moments_of_predictions_and_of_the_dense_posterior():
     gp, _ = small("poisson")
     gp.solve(max_steps=200, tolerance=1e-6)
@@ -145,6 +146,7 @@ def test_training_predictions_and_export_go_through_the_sites():
     assert gp.predict(x_new).batch_shape == (7,)
 
 
+@pytest.mark.slow
 def test_plain_svi_trains_between_solutions():
     gp, _ = small("poisson", n=60, num_neighbors=8)
     svi, losses = SVI(gp.model, gp.guide, Adam({"lr": 0.03}), TraceMeanField_ELBO()), []

@@ -172,6 +172,7 @@ def test_too_few_steps_warn():
         gp.solve(max_steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Gaussian", "Poisson"])
 @torch.no_grad()
 def test_intervals_cover_the_function(name):
@@ -192,6 +193,7 @@ def test_intervals_cover_the_function(name):
         assert 0.92 < inside < 0.98
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:GaussianSites.solve. means still moved")
 def test_the_level_does_not_run_away_where_sites_are_all_but_flat():
     """Six rounds of at most one prior standard deviation, 59; unbounded steps ended at -1,613."""
@@ -244,6 +246,7 @@ def test_means_and_standard_deviations_are_those_of_nuts_on_the_dense_process(na
         assert 0.8 < ratio.min() < ratio.max() < 1.2
 
 
+@pytest.mark.slow
 def test_one_call_settles_for_labels_without_noise():
     """Short steps lead away from the present sites, not from the prior, and variances do not wait for the means."""
     x = torch.rand(120, 2, dtype=F64)

@@ -123,6 +123,7 @@ def test_batches_of_rows_change_nothing():
         assert whole[group].equals(parts[group])
 
 
+@pytest.mark.slow
 def test_predictive_draws_have_the_distribution_of_the_model():
     idata = to_arviz((model, guide), num_samples=300, batch_size=8, num_data=N)
     y, mean = tensor(idata.posterior_predictive["y"])[0], tensor(idata.posterior["mean"])[0]

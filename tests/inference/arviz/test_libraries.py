@@ -64,6 +64,7 @@ def test_other_missing_modules_are_not_taken_for_arviz(monkeypatch):
         library("to_arviz", "arviz")
 
 
+@pytest.mark.slow
 def test_the_package_imports_neither(tmp_path):
     code = "import sys, pyro_nngp.inference, pyro_nngp.models; print({'arviz', 'xarray', 'h5py'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

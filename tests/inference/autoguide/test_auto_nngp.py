@@ -125,6 +125,7 @@ def test_importance_weights_of_counts_are_even():
     assert guide.hyperparameters == ["variance", "lengthscale"]
 
 
+@pytest.mark.slow
 def test_gradients_of_hyperparameters_are_those_of_the_evidence():
     def model():
         lengthscale = pyro.sample("lengthscale", dist.LogNormal(number(-1.0), 0.5))

@@ -39,6 +39,7 @@ def guide(scale=1.0, size=3):
         pyro.sample("z", dist.Normal(torch.zeros((), dtype=F64), scale))
 
 
+@pytest.mark.slow
 def test_khat_sees_a_narrow_guide_and_not_a_wide_one():
     # P(p/q > t) falls as t^(-1/k) with k = 1 - scale^2, times powers of log t.
     assert psis_khat(model, guide, 0.3, num_samples=1000, progress=False) > 0.7

@@ -38,6 +38,7 @@ def export(kernel, num_samples=150, warmup_steps=40, num_chains=1, hook=None):
     return to_arviz(mcmc, progress=False), mcmc
 
 
+@pytest.mark.slow
 def test_densities_and_energies_of_nuts():
     hook, shown = Recorder(), []
 

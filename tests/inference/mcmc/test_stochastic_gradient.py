@@ -161,6 +161,7 @@ def test_preconditioner_is_frozen_after_burn_in_and_one_without_adaptation():
     assert (plain.state_dict()["state"]["inverse_mass"] == 1).all()
 
 
+@pytest.mark.slow
 def test_preconditioner_follows_the_units_of_a_site():
     masses = []
     for unit in (0.01, 1.0):
@@ -236,6 +237,7 @@ class PartlyOptimized(PyroModule):
         pyro.sample("y", dist.Normal(self.z + self.shift, 1.0), obs=torch.tensor(3.0, dtype=F64))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optim", [{"lr": 0.05}, lambda params: torch.optim.SGD(params, lr=0.01)])
 def test_parameters_are_optimized_during_burn_in_and_then_frozen(optim):
     module = PartlyOptimized()

@@ -266,6 +266,7 @@ def test_ctrl_c_finishes_the_step_and_loses_nothing(tmp_path):
     assert torch.equal(got.losses, want.losses)
 
 
+@pytest.mark.slow
 def test_a_killed_process_resumes(tmp_path):
     script = textwrap.dedent(
         """

@@ -135,6 +135,7 @@ def test_weights_of_blocks_and_sites_count():
         assert gp(X)[1].max() < plain(X)[1].min()
 
 
+@pytest.mark.slow
 def test_trials_of_each_row_are_those_of_one_number():
     generator = torch.Generator().manual_seed(0)
     y = torch.binomial(torch.full((60,), 7.0, dtype=F64), torch.sigmoid(Y), generator=generator)

@@ -186,6 +186,7 @@ def test_weak_priors_follow_the_units_of_covariates_and_data(unit):
     torch.testing.assert_close(fits[1][1].diagonal(), fits[0][1].diagonal() * factor.square(), rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_95_percent_intervals_cover_simulated_coefficients():
     torch.manual_seed(3)
     prior, inside, sets = dist.Normal(torch.tensor(0.0, dtype=torch.float64), 2.0), 0, 60

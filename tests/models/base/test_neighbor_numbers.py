@@ -68,6 +68,7 @@ def test_two_inputs_and_labels_keep_32_and_few_rows_take_all_others(method):
         assert LOO(x, (y > 0).double(), likelihood=Bernoulli()).graph.num_neighbors == 32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("lengthscale", "want"), [(0.3, 8), (3.0, None)])
 def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, want):
     x, y = smooth(600, 4)

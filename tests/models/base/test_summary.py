@@ -24,6 +24,7 @@ def test_methods_show_data_and_hyperparameters(method):
     assert "(likelihood): Gaussian(variance=0.0625)" in text
 
 
+@pytest.mark.slow
 def test_summary_lists_every_hyperparameter():
     y = torch.sin(5 * X[:, 0])
     kernel = Matern52(2, 0.5)

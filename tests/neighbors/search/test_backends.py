@@ -42,6 +42,7 @@ def test_faiss_built_for_the_cpu_is_not_taken_for_a_gpu_build(monkeypatch):
     assert not search_backends.has_gpu_faiss()
 
 
+@pytest.mark.slow
 def test_faiss_and_torch_run_in_one_process_whichever_comes_first():
     program = (
         "import faiss, torch; torch.set_num_threads(2); faiss.omp_set_num_threads(2)\n"

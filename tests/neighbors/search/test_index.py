@@ -88,6 +88,7 @@ def test_float32_points_are_compared_in_float64():
     assert nearest_predecessors(points, 1)[2].item() == 1
 
 
+@pytest.mark.slow
 def test_small_blocks_and_threads_change_nothing(monkeypatch, use):
     points = POINTS["shuffled grid"]
     expected = oracle(points, points, 12, limit=range(N))
