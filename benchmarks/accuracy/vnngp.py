@@ -141,6 +141,8 @@ def table(rows):
     ]
     for part, caption in CAPTIONS.items():
         here = [row for row in rows if row["part"] == part]
+        if not here:
+            continue
         names = COLUMNS[part]
         value = "bound" if part == "noise" else "KL"
         head = ["data", "method", "setting", *(value if name == "value" else name for name in names)]
@@ -159,10 +161,15 @@ def draw(rows, path):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    panels = {"neighbors": ("house prices", "elevators"), "divergence": ("lengthscale 5",), "noise": ("house prices",)}
-    pairs = [(part, data) for part, names in panels.items() for data in names]
-    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained")
-    for axis, (part, data) in zip(axes, pairs, strict=True):
+    panels = {
+        "neighbors": ("house prices", "elevators"),
+        "divergence": ("lengthscale 2", "lengthscale 5", "lengthscale 10"),
+        "noise": ("house prices",),
+    }
+    there = {(row["part"], row["data"]) for row in rows}
+    pairs = [(part, data) for part, names in panels.items() for data in names if (part, data) in there]
+    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained", squeeze=False)
+    for axis, (part, data) in zip(axes[0], pairs, strict=True):
         here = [row for row in rows if (row["part"], row["data"]) == (part, data)]
         score = "nll" if part == "neighbors" else "value"
         for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
