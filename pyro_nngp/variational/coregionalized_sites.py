@@ -36,8 +36,9 @@ from pyro_nngp.linalg import solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.latent_prior import LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
-from pyro_nngp.variational.sites import GaussianSites, LatentPrior, alone
+from pyro_nngp.variational.sites import GaussianSites
 
 _LEAST = 1e-3  # curvature of the levels, in units of those of single outputs: data that say less do not move them far
 _SITES = 96  # that covariances depend on, if there are so many

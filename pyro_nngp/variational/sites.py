@@ -43,13 +43,12 @@ from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, tr
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
 from pyro_nngp.variational.evidence_excess import EvidenceExcess
+from pyro_nngp.variational.latent_prior import LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
-from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _PREDICTION_NEIGHBORS = 64
 _NO_PRECISION = 1e-6  # precision of sites before the first solution
-_ALONE = 30  # steps to the posterior of each value alone
 _KERNEL_PROBES = 8  # points whose covariances identify a kernel
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
@@ -277,7 +276,7 @@ class GaussianSites(GPModule):
         return isinstance(self._level[0], LinearMean) and self._level[0].has_posterior
 
     def _condition(
-        self, latent: "LatentPrior", sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
+        self, latent: LatentPrior, sites: Any, mean: Tensor, loc: Tensor, easy: bool, tolerance: float
     ) -> tuple[Tensor, Tensor]:
         """Set the posterior of the coefficients given the sites; returns the mean function and the means of u there.
 
@@ -299,7 +298,7 @@ class GaussianSites(GPModule):
         self.gain.copy_(gain)
         return self._prior[2](graph.x, _EVERY), loc - _combined(gain, change.to(gain))
 
-    def latent_prior(self) -> "LatentPrior":
+    def latent_prior(self) -> LatentPrior:
         """The prior at the present hyperparameters."""
         kernel, graph, _, jitter, _ = self._prior
         return LatentPrior(bind(kernel), graph, jitter, self._nearest)
@@ -426,95 +425,6 @@ def _combined(table: Float[Tensor, "*L p U"], change: Float[Tensor, "p *own"]) -
     if change.dim() == 1:
         return (change[:, None] * table).sum(-2)
     return (change.mT[:, :, None] * table).sum(-2)
-
-
-class LatentPrior:
-    """The prior of latent values at fixed hyperparameters, as :meth:`GaussianSites.solve` uses it.
-
-    Args:
-        kernel: bound.
-        graph: the points and their neighbors.
-        jitter: relative nugget.
-        nearest: maps kernel and noise to the observations that the variance at each point depends on.
-    """
-
-    def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
-        self._parts, self._factor = (
-            (kernel, graph, jitter, nearest),
-            NNGP(kernel, graph, jitter=jitter).factor.prepared(),
-        )
-
-    @property
-    def variance(self) -> Float[Tensor, " N"]:
-        """Prior variances of f."""
-        return self._parts[0].diag(self._parts[1].x)
-
-    def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """Latent values to start from, near these values of f less the mean function."""
-        return f
-
-    def at(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """f less the mean function at latent values u."""
-        return u
-
-    def divergence(self, loc: Float[Tensor, "*L N"]) -> float:
-        """KL of q with these means from the prior, up to a constant while variances are fixed."""
-        return float((loc * self._factor.product(loc.double())).sum()) / 2
-
-    def posterior_mean(
-        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
-    ) -> tuple[Float[Tensor, "*L N"], bool]:
-        """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
-        return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
-
-    def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """Variances of f given sites of these precisions."""
-        (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
-        near = nearest(kernel, noise)
-        return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(kernel, graph.x, near, noise)
-
-    def level_step(
-        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
-
-        Args:
-            constant: the constant, () or (L,).
-            slope: gradient of the log density of the sites in f.
-            precision: of the sites.
-            easy: as of :meth:`posterior_mean`.
-            tolerance: as of :meth:`posterior_mean`.
-            limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
-                anywhere.
-        """
-        ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
-        gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
-        curvature = precision * (1 - gain)
-        if constant.dim() and slope.dim() == 2:
-            change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
-        else:
-            change = slope.sum() / curvature.sum()
-        if limited:
-            spread = self.variance.mean().sqrt()
-            change = change.clamp(-spread, spread)
-        return change, change * gain
-
-
-def alone(
-    likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
-) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
-    """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
-
-    Sites at the prior mean can be far off, such as those of a count of 100 where .01 is expected. Steps are
-    natural-gradient steps, limited to one standard deviation of the prior.
-    """
-    loc, spread, most = mean, var, var.sqrt()
-    for _ in range(_ALONE):
-        target, precision = gaussian_sites(likelihood, y, loc, spread)
-        spread = 1 / (1 / var + precision)
-        goal = spread * (mean / var + precision * target)
-        loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
-    return loc, spread
 
 
 def _forget_after_loading(sites: GaussianSites, _: object) -> None:

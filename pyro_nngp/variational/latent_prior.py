@@ -1,0 +1,108 @@
+"""The prior of latent values at fixed hyperparameters, with what the solution for Gaussian sites asks of it.
+
+Cost: O(N K) per iteration of conjugate gradients for means, O(N k^3) for variances from k observations each. Symbols: N
+points, K neighbors, L latent functions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.natural_gradient import gaussian_sites
+from pyro_nngp.variational.pooling import PooledObservations
+from pyro_nngp.variational.posterior_mean import posterior_mean
+
+_ALONE = 30  # steps to the posterior of each value alone
+
+
+class LatentPrior:
+    """The prior of latent values at fixed hyperparameters, as :meth:`GaussianSites.solve` uses it.
+
+    Args:
+        kernel: bound.
+        graph: the points and their neighbors.
+        jitter: relative nugget.
+        nearest: maps kernel and noise to the observations that the variance at each point depends on.
+    """
+
+    def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
+        self._parts = kernel, graph, jitter, nearest
+        self._factor = NNGP(kernel, graph, jitter=jitter).factor.prepared()
+
+    @property
+    def variance(self) -> Float[Tensor, " N"]:
+        """Prior variances of f."""
+        return self._parts[0].diag(self._parts[1].x)
+
+    def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Latent values to start from, near these values of f less the mean function."""
+        return f
+
+    def at(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """f less the mean function at latent values u."""
+        return u
+
+    def divergence(self, loc: Float[Tensor, "*L N"]) -> float:
+        """KL of q with these means from the prior, up to a constant while variances are fixed."""
+        return float((loc * self._factor.product(loc.double())).sum()) / 2
+
+    def posterior_mean(
+        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+    ) -> tuple[Float[Tensor, "*L N"], bool]:
+        """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
+        return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+
+    def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Variances of f given sites of these precisions."""
+        (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
+        near = nearest(kernel, noise)
+        return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(kernel, graph.x, near, noise)
+
+    def level_step(
+        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The Newton step of a constant mean, exact for these sites, and by how much u moves in the other direction.
+
+        Args:
+            constant: the constant, () or (L,).
+            slope: gradient of the log density of the sites in f.
+            precision: of the sites.
+            easy: as of :meth:`posterior_mean`.
+            tolerance: as of :meth:`posterior_mean`.
+            limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
+                anywhere.
+        """
+        ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
+        gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
+        curvature = precision * (1 - gain)
+        if constant.dim() and slope.dim() == 2:
+            change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+        else:
+            change = slope.sum() / curvature.sum()
+        if limited:
+            spread = self.variance.mean().sqrt()
+            change = change.clamp(-spread, spread)
+        return change, change * gain
+
+
+def alone(
+    likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
+    """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
+
+    Sites at the prior mean can be far off, such as those of a count of 100 where .01 is expected. Steps are
+    natural-gradient steps, limited to one standard deviation of the prior.
+    """
+    loc, spread, most = mean, var, var.sqrt()
+    for _ in range(_ALONE):
+        target, precision = gaussian_sites(likelihood, y, loc, spread)
+        spread = 1 / (1 / var + precision)
+        goal = spread * (mean / var + precision * target)
+        loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)
+    return loc, spread
