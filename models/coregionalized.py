@@ -32,8 +32,6 @@ from pyro_nngp.kernels import (
     bind,
     check_covariance,
     column_scale,
-    neighbor_lengthscale,
-    neighbor_metric,
 )
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
@@ -200,22 +198,7 @@ class CoregionalizedLOO(PredictiveMethod):
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
         """Find the neighbors again under the present lengthscales of all kernels."""
-        if self.metric is None:
-            self._place_medians()
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
-
-    @pyro_entry
-    @torch.no_grad()
-    def neighbor_metric(self) -> Any:
-        """The user's metric, or the combined lengthscales of all kernels; else the metric of the first kernel."""
-        if self.metric is not None:
-            return self.metric
-        self.hyper_guide.median()
-        scales = [neighbor_lengthscale(kernel, self.x.shape[1]) for kernel in self.kernel]
-        known = [scale for scale in scales if scale is not None]
-        if len(known) < len(scales):
-            return neighbor_metric(self.kernel[0], self.x)
-        return torch.stack(known).pow(-2).mean(0).rsqrt()
+        self.refresh_table()
 
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         super().append_rows(x, y)

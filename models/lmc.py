@@ -26,9 +26,8 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
 from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
-from pyro_nngp.kernels import Kernel, Matern52, check_covariance, neighbor_lengthscale, neighbor_metric
+from pyro_nngp.kernels import Kernel, Matern52, check_covariance
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
-from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import start_outputs
 from pyro_nngp.models.base.starts import Start
@@ -151,9 +150,8 @@ class LMC(PredictiveMethod):
     def start_hyperparameters(self) -> Start:
         """Start likelihoods, kernels and loadings from the data."""
         self.hyper_guide.median()
-        is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
-        trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
-        data = self.x, cast(Tensor, self.y), trend, self.jitter, self.offset, self.trials, self._needs_loading
+        rest = self.known_trend(), self.jitter, self.offset, self.trials, self._needs_loading
+        data = self.x, cast(Tensor, self.y), *rest
         found = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data)
         self._loading, self._units = found.loading, found.start.spread
         return found.start
@@ -217,19 +215,8 @@ class LMC(PredictiveMethod):
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
         """Find the neighbors again under the present lengthscales of all kernels."""
-        if self.metric is None:
-            self._place_medians()
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        self.refresh_table()
         self.local.follow(self.graph)
-
-    @pyro_entry
-    @torch.no_grad()
-    def neighbor_metric(self) -> Any:
-        """The user's metric, or the combined lengthscales of all kernels; else the metric of the first kernel."""
-        if self.metric is not None:
-            return self.metric
-        self.hyper_guide.median()
-        return combined_metric(list(self.kernel), self.x)
 
     can_solve = True
 
@@ -274,7 +261,7 @@ class LMC(PredictiveMethod):
         return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
 
     def prediction_neighbors(self) -> int:
-        """The default number of neighbors in predictions: K, or more for up to 192 data."""
+        """The default number of neighbors in predictions: K, or more for up to 96 data."""
         return self.local.prediction_neighbors()
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
@@ -391,15 +378,6 @@ class LMC(PredictiveMethod):
         """A batch of the graph, with the rows of the data as its `extra`."""
         rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
         return self.graph.batch(idx, extra=rows)
-
-
-def combined_metric(kernels: Sequence[Any], x: Tensor) -> Any:
-    """Lengthscales from the mean of 1 / l^2 over kernels; the metric of the first kernel if one has none."""
-    scales = [neighbor_lengthscale(kernel, x.shape[1]) for kernel in kernels]
-    known = [scale for scale in scales if scale is not None]
-    if len(known) < len(scales):
-        return neighbor_metric(kernels[0], x)
-    return torch.stack(known).pow(-2).mean(0).rsqrt()
 
 
 def _kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) -> tuple[list[nn.Module], int]:

@@ -270,8 +270,7 @@ class VNNGP(PredictiveMethod):
         """
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
-        self._place_medians()
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        self.refresh_table()
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)

@@ -97,9 +97,7 @@ class GPMethod(GrowingData):
 
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
-    solves_coefficients = (
-        False  # whether solve() sets the joint posterior of coefficients of the mean with normal priors
-    )
+    solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
@@ -166,19 +164,27 @@ class GPMethod(GrowingData):
     def start_hyperparameters(self) -> Start:
         """Start the unset hyperparameters of kernel and likelihood from the data."""
         self.hyper_guide.median()
+        rest = self.known_trend(), self.jitter, self.offset, self.trials
+        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), *rest)
+
+    def known_trend(self) -> Callable[[Tensor], Tensor] | None:
+        """The mean function at rows of the data; None if it is to be started from them."""
         is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
-        trend = None if is_started else lambda rows: self._mean_at(self.x[rows])
-        by_row = self.offset, self.trials
-        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), trend, self.jitter, *by_row)
+        return None if is_started else lambda rows: self._mean_at(self.x[rows])
 
     @pyro_entry
     @torch.no_grad()
     def neighbor_metric(self) -> Any:
-        """The metric of neighbors: the user's, or the kernel's at its present hyperparameters."""
+        """The metric of neighbors: the user's, or that of the kernel, or kernels, at the present hyperparameters."""
         if self.metric is not None:
             return self.metric
         self.hyper_guide.median()
         return neighbor_metric(self.kernel, self.x)
+
+    def refresh_table(self) -> None:
+        """Find the neighbors of a method with a table of them again, in its present metric."""
+        self._place_medians()
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
 
     @pyro_entry
     @torch.no_grad()

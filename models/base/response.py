@@ -79,8 +79,7 @@ class ResponseMethod(PredictiveMethod):
 
         Kernels without one lengthscale per input keep the Euclidean metric.
         """
-        self._place_medians()
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        self.refresh_table()
         if self.shard is not None:
             self.take_rows()
 

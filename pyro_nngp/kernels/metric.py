@@ -105,12 +105,20 @@ class KernelMetric(nn.Module):
 def neighbor_metric(kernel: Any, x: Float[Tensor, "N D"]) -> Tensor | KernelMetric:
     """The metric of neighbors for a kernel: lengthscales where they determine the correlation, else a `KernelMetric`.
 
+    For several kernels these are lengthscales from the mean of 1 / l^2; where one of them has none, the metric of the
+    first.
+
     Args:
-        kernel: a kernel or any covariance function. Reading it has Pyro effects, as in ``bind``.
+        kernel: a kernel or any covariance function, or a module list of kernels. Reading it has Pyro effects, as in
+            ``bind``.
         x: inputs of the data.
     """
-    lengthscale = neighbor_lengthscale(kernel, x.shape[1])
-    return KernelMetric(kernel, x) if lengthscale is None else lengthscale
+    kernels = list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]
+    found = [neighbor_lengthscale(each, x.shape[1]) for each in kernels]
+    known = [lengthscale for lengthscale in found if lengthscale is not None]
+    if len(known) < len(found):
+        return KernelMetric(kernels[0], x) if found[0] is None else found[0]
+    return known[0] if len(known) == 1 else torch.stack(known).pow(-2).mean(0).rsqrt()
 
 
 def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
