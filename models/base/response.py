@@ -97,7 +97,7 @@ class ResponseMethod(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
 
     @pyro_entry
     @torch.no_grad()
@@ -259,7 +259,7 @@ class ResponseMethod(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
