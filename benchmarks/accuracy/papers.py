@@ -30,9 +30,8 @@ import pyro
 import torch
 from recipes import METHODS, NotApplicable  # beside this file
 from rows import append, commit, read
-from tasks import Task, evaluate, split
+from tasks import Task, evaluate, standardized
 
-from pyro_nngp.data import Standardizer
 from pyro_nngp.inference import ConvergenceWarning, DivergenceError
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
@@ -84,12 +83,7 @@ def run(name, method, seed, seconds):
     pyro.clear_param_store()  # where Pyro's own guides keep their parameters by name
     pyro.set_rng_seed(seed)
     task = TASKS[name]
-    (x, y), (x_test, y_test) = split(task, seed)
-    scale = Standardizer(x)
-    x, x_test = scale.transform(x), scale.transform(x_test)
-    if task.kind in ("real", "heavy tails"):
-        scale = Standardizer(y)
-        y, y_test = scale.transform(y), scale.transform(y_test)
+    x, y, x_test, y_test = standardized(task, seed)
     row = {"data": name, "seed": seed, "method": method, "status": "ok", "num_train": len(x), "num_test": len(x_test)}
     row |= {"input_dim": x.shape[1], "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
     try:
