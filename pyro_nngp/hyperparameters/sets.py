@@ -64,7 +64,7 @@ def _flat(value: Tensor, own: torch.Size, batch: torch.Size) -> Tensor:
 
 
 def _batch_of(module: Any, name: str, value: Tensor) -> torch.Size:
-    """Batch shape of a value; where a function makes the prior, what the module declares of its own dimensions counts."""
+    """Batch shape of a value; modules whose priors are functions declare how many dimensions are a value's own."""
     own = getattr(module, "event_dims", {}).get(name)
     if own is not None:
         return value.shape[: value.dim() - own]

@@ -22,7 +22,8 @@ def test_densities_moments_and_draws_are_those_of_a_batch():
         torch.testing.assert_close(sets.log_prob(value), together.log_prob(value))
     torch.testing.assert_close(sets.mean, together.mean)
     torch.testing.assert_close(sets.variance, together.variance)
-    assert sets.has_rsample and sets.support.check(sets.sample()).all()
+    assert sets.has_rsample
+    assert sets.support.check(sets.sample()).all()
     draws = sets.rsample((40_000,))
     assert draws.shape == (40_000, 2, 3, 3)
     error = (draws.mean(0) - together.mean) / together.variance.sqrt() * 200

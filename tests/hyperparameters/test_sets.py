@@ -35,7 +35,8 @@ def test_each_set_is_a_row_of_the_batch(plates):
         apart, together, values = build().both()
     assert apart.shape == (*plates, 5, 5)
     torch.testing.assert_close(apart, together)
-    assert values[0].shape == plates and values[1].shape == (*plates, 2)  # restored
+    assert values[0].shape == plates  # restored
+    assert values[1].shape == (*plates, 2)
 
 
 def test_the_values_of_a_failed_set_do_not_stay():
