@@ -124,7 +124,7 @@ class LOO(ResponseMethod):
     Reference: Jankowiak, Pleiss (2021), "Scalable cross validation losses for Gaussian process models".
     """
 
-    vectorizes = True
+    vectorizes = draws_together = True
 
     @from_tables
     def __init__(

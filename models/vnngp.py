@@ -466,8 +466,9 @@ class VNNGP(PredictiveMethod):
         if draw is None:
             u = self.local.distribution().sample((count,))
         else:
-            u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+            u = self._drawn_u(draw)
+            u = u.expand(count, *u.shape)
+        prior = NNGP(self.covariance(), self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
     def _most_draws(self, num_new: int) -> int:

@@ -86,7 +86,7 @@ class SparseLayer(GPModule):
         cov = bind(self.kernel)
         a, _, _ = whitened_conditional(cov, x, self.z, self.jitter)
         loc = self.nu @ a.mT
-        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter)
+        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter, escalate=True)
         return loc + torch.randn_like(loc) @ tril.mT
 
 
