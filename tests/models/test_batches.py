@@ -100,7 +100,7 @@ def latent_values(trace, plates):
     return found
 
 
-@pytest.mark.parametrize("idx", [None, ROWS], ids=["all", "rows"])
+@pytest.mark.parametrize("idx", [pytest.param(None, marks=pytest.mark.slow), ROWS], ids=["all", "rows"])
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CASES.items() for name in names])
 def test_model_and_guide_are_a_loop(kind, name, idx):
     gp = built(kind, name)

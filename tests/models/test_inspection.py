@@ -52,7 +52,10 @@ def prior_kernel():
     return Matern52(2, PyroSample(dist.LogNormal(0.0, 1.0)), PyroSample(dist.LogNormal(-1.0, 0.5)))
 
 
-@pytest.fixture(params=METHODS)
+SLOW = ("NPVI", "MLLk", "CoregionalizedLOO")  # whose relatives are among the others
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in METHODS])
 def case(request):
     build, site = METHODS[request.param]
     return build, site
