@@ -256,14 +256,27 @@ def test_a_constant_mean_with_a_prior():
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack(each))
 
 
-def test_cutpoints_are_one_set_at_a_time():
-    likelihood = Ordinal(torch.tensor([0.0, 1.0], dtype=F64))
-    gp = VNNGP(X, (Y > 1).long(), Matern52(2), likelihood, num_neighbors=K)
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_cutpoints_with_a_prior(link):
+    likelihood = Ordinal(torch.tensor([0.0, 1.0], dtype=F64), link)
+    gp = VNNGP(X, Y.clamp(0, 2).long(), Matern52(2), likelihood, num_neighbors=K)
     del likelihood.cutpoints
-    likelihood.cutpoints = prior(2)
-    message = r"Ordinal: expected cutpoints of shape \(2,\), one set at a time, got \(3, 1, 2\)"
-    with pytest.raises(ValueError, match=message):
-        pyro.plate("particles", S, dim=-2)(gp.model)()
+    likelihood.cutpoints = PyroSample(dist.Normal(torch.tensor([0.0, 1.0], dtype=F64), 0.1).to_event(1))
+    with pyro.plate("particles", S, dim=-2):
+        trace = pyro.poutine.trace(gp.model).get_trace()
+    trace.compute_log_prob()
+    loc, var = torch.randn(S, len(X), dtype=F64), torch.rand(S, len(X), dtype=F64)
+    y = gp.y
+    bound = trace.nodes["y"]["infer"]["integrate"][1]
+    together = bound.marginal(loc, var).log_prob(y), bound.expected_log_prob(y, loc, var)
+    assert trace.nodes["likelihood.cutpoints"]["value"].shape == (S, 1, 2)
+    for i, values in enumerate(latent_values(trace, {"data"})):
+        one = pyro.poutine.trace(pyro.condition(gp.model, values)).get_trace()
+        one.compute_log_prob()
+        torch.testing.assert_close(trace.nodes["y"]["log_prob"][i], one.nodes["y"]["log_prob"])
+        alone = one.nodes["y"]["infer"]["integrate"][1]
+        apart = alone.marginal(loc[i], var[i]).log_prob(y), alone.expected_log_prob(y, loc[i], var[i])
+        torch.testing.assert_close([value[i] for value in together], list(apart))
 
 
 @pytest.mark.parametrize("dim", [-1, -2])
