@@ -27,7 +27,7 @@ from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import pyro_entry, scaled
+from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
@@ -112,7 +112,7 @@ class VNNGP(PredictiveMethod):
     """
 
     graph_type: type[NeighborGraph] = NeighborGraph
-    draws_together = True
+    draws_together = vectorizes = True
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
 
@@ -201,7 +201,6 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
             self.local = self._amortized(encoder, guide_neighbors)
-        self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.finish()
 
     @property
@@ -243,11 +242,22 @@ class VNNGP(PredictiveMethod):
         if isinstance(self.local, GaussianSites):
             q = self.local.distribution(self._prior(batch))
             q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
+        elif isinstance(self.local, AmortizedGaussian):
+            q = self._encoded(self.local, batch)
         else:
             q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
+
+    def _encoded(self, local: AmortizedGaussian, batch: Batch) -> SparseCholeskyNormal:
+        """q(u) of the encoder, which reads one set of hyperparameters after the other."""
+        found, sets = each_set(self, lambda: local.distribution(batch.rows, batch.targets))
+        q = found[0]
+        if not sets:
+            return q
+        loc, scale, weights = (stacked([getattr(one, name) for one in found], sets) for name in q.batched)
+        return SparseCholeskyNormal(loc, scale, weights, q.pattern, q.rows, q.targets)
 
     def batch_args(
         self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
@@ -457,8 +467,9 @@ class VNNGP(PredictiveMethod):
         if draw is None:
             u = self.local.distribution().sample((count,))
         else:
-            u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+            u = self._drawn_u(draw)
+            u = u.expand(count, *u.shape)
+        prior = NNGP(self.covariance(), self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
     def _most_draws(self, num_new: int) -> int:
