@@ -71,7 +71,7 @@ class LMC(PredictiveMethod):
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.
-        ordering: ordering of the sites: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
         offset, weights, trials: of each row, (N,), or of each output, (N, T); see

@@ -93,7 +93,8 @@ class VNNGP(PredictiveMethod):
             `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "principal", "given" or a
+            permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
