@@ -184,9 +184,9 @@ def gradients(options, program=model):
         print(
             f"| {num_points:,} | {plain:.2f} | {quick:.2f} | {plain / quick:.1f} | {1e3 * recording:.0f} |", flush=True
         )
-        if options.numpyro:
+        for name in ("NumPyro, NNGP", *(["NumPyro, dense"] if options.dense else [])) if options.numpyro else ():
             with tempfile.TemporaryDirectory() as folder:
-                run_other(options.numpyro, "NumPyro, NNGP", args, Path(folder) / "run.npz", 0, options.draws)
+                run_other(options.numpyro, name, args, Path(folder) / "run.npz", 0, options.draws)
 
 
 def two(options):

@@ -85,7 +85,7 @@ def gradient(model, repeats):
         start = time.process_time()
         jax.block_until_ready(both(z))
         found.append(time.process_time() - start)
-    print(f"NumPyro, {len(z['white']):,} points: {1e3 * min(found):.2f} ms", flush=True)
+    print(f"{sys.argv[1]}, {len(z['white']):,} points: {1e3 * min(found):.2f} ms", flush=True)
     raise SystemExit
 
 

@@ -12,6 +12,7 @@ Symbols: U potential, T temperature, psi position, epsilon step size, d unconstr
 
 import copy
 import math
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -133,12 +134,26 @@ class StochasticGradientKernel(AdaptiveStep):
         self.transforms = self.potential.transforms
         self._optimized = ParameterOptimizer(self._where, self.potential.params, self._optim)
         if self._loaded is None:
+            self._warn_of_starts()
             self._state = self._first_state(batch)
             self._updates, self._warmup_end = 0, warmup_steps
         else:
             self._restore(self._loaded, batch)
             self._warmup_end = self._updates + warmup_steps if warmup_steps else min(self._warmup_end, self._updates)
             self._loaded = None
+
+    def _warn_of_starts(self) -> None:
+        """Warn if parameters of a method, which nothing will change, have the values that they started with."""
+        method = getattr(self.model, "__self__", None)
+        kept = getattr(method, "untrained_hyperparameters", []) if self._optim is None else []
+        if kept:
+            warnings.warn(
+                f"{self._where}: {kept} have no priors and stay at rough starts from the data, which intervals and "
+                'draws depend on. Pass optim={"lr": 0.01} to learn them during burn-in, fit the model before, or give '
+                "them priors.",
+                UserWarning,
+                stacklevel=4,
+            )
 
     @property
     def initial_params(self) -> dict[str, Tensor]:

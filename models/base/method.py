@@ -6,7 +6,7 @@ Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of da
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -34,6 +34,7 @@ from pyro_nngp.hyperparameters import (
     pyro_entry,
     release,
     scaled,
+    unset_hyperparameters,
 )
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
@@ -101,6 +102,7 @@ class GPMethod(GrowingData):
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
+    _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
     classes: tuple[str, ...] | None = None
 
     def __init__(
@@ -154,10 +156,28 @@ class GPMethod(GrowingData):
     def begin(self) -> None:
         """Start unset hyperparameters from the data; a method with several kernels calls it after building them."""
         self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
+        unset = unset_hyperparameters(self)
         found = self.start_hyperparameters()
         self.unit = found.unit
+        modules = {module: path for path, module in self.named_modules()}
+        self._first_values = {
+            f"{modules[part]}.{name}": part._parameters[f"{name}_unconstrained"].detach().clone()
+            for part, name in unset
+            if name in part._pyro_params
+        }
         if isinstance(self.mean, BasisMean):
             self.mean.start(found.level, found.spread, self.x)
+
+    @property
+    def untrained_hyperparameters(self) -> list[str]:
+        """Names of parameters that were left unset and still have the values that they started with."""
+        found = []
+        for name, first in self._first_values.items():
+            path, _, attribute = name.rpartition(".")
+            now = self.get_submodule(path)._parameters.get(f"{attribute}_unconstrained")
+            if now is not None and torch.equal(now.detach().cpu(), first.cpu()):
+                found.append(name)
+        return found
 
     @pyro_entry
     @torch.no_grad()

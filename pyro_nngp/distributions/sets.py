@@ -40,7 +40,7 @@ class Sets(TorchDistribution):
         super().__init__(shape, parts[0].event_shape, validate_args=validate_args)
 
     @property
-    def has_rsample(self) -> bool:  # type: ignore[override]
+    def has_rsample(self) -> bool:
         """Whether all parts can be reparameterized."""
         return all(part.has_rsample for part in self.parts)
 

@@ -12,7 +12,7 @@ from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 from pyro.infer.autoguide.initialization import InitMessenger
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, PyroSample
 from pyro.ops.stats import effective_sample_size
 from pyro.optim import Adam
 
@@ -710,3 +710,26 @@ def test_an_improper_prior_has_no_draws():
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior="uniform")
     with pytest.raises(NotImplementedError, match=r"expected a prior that is sampled from to be proper"):
         gp.model()
+
+
+def test_sampling_beside_parameters_that_nobody_trained_warns():
+    x = torch.rand(20, 2, dtype=torch.float64)
+
+    def run(likelihood, change=lambda gp: None, **options):
+        kernel = Matern32(2, PyroSample(dist.LogNormal(x.new_zeros(()), 1.0)))
+        gp = BSGP(x, x.sum(-1), kernel, likelihood, inducing=5)
+        change(gp)
+        sghmc = SGHMC(gp.model, 0.01, num_steps=1, init_strategy=gp.init_strategy, **options)
+        MCMC(sghmc, 1, warmup_steps=1, disable_progbar=True).run()
+
+    names = r"SGHMC: \['likelihood.variance', 'layers.0.kernel.lengthscale'\] have no priors .* Pass optim="
+    with pytest.warns(UserWarning, match=names):
+        run(Gaussian())
+    with pytest.warns(UserWarning, match=r"SGHMC: \['layers.0.kernel.lengthscale'\] have no priors"):
+        run(Gaussian(0.1))
+    run(Gaussian(), optim={"lr": 0.01})
+
+    def trained(gp):
+        gp.likelihood.variance, gp.layers[0].kernel.lengthscale = 0.1, 0.5
+
+    run(Gaussian(), trained)
