@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp._rows import values_at
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
@@ -150,7 +151,7 @@ class SparseCholeskyNormal(Expandable):
         all of them where gradients are recorded.
         """
         if self.is_diagonal:
-            return (coefficients * self.scale[..., positions]).square().sum(-1)
+            return (coefficients * values_at(self.scale, positions)).square().sum(-1)
         batch = torch.broadcast_shapes(self.batch_shape, coefficients.shape[:-2])
         entries = positions.shape[1] * (1 + self.pattern.shape[1]) * (_INDICES + 2 * batch.numel())
         return in_blocks(
@@ -199,10 +200,13 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     w, var = p.conditionals
-    coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
-    positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
-    spread = q.combined_rows(coefficients, positions) + p.residual(q.loc).square()
-    scale = q.scale[..., batch.targets]
+    scale = values_at(q.scale, batch.targets)
+    if q.is_diagonal:
+        spread = scale.square() + q.combined_rows(w, batch.neighbors)
+    else:
+        coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
+        spread = q.combined_rows(coefficients, torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1))
+    spread = spread + p.residual(q.loc).square()
     return (0.5 * (var.log() - 1 + spread / var) - scale.log()).sum(-1)
 
 

@@ -40,7 +40,7 @@ class NearestOthers(NeighborTable):
         self.register_buffer("neighbors", self.find_neighbors(num_neighbors))
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
-        first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]
+        first = self.neighbors[:, 0] if idx is None else self.neighbors[:, 0].index_select(0, idx)
         new = (first < 0).nonzero()[:, 0]
         if len(new):
             new = self._worth_searching(new if idx is None else idx[new])

@@ -259,7 +259,7 @@ class NeighborTable(torch.nn.Module):
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         """Rows of the neighbors of some points (None: all)."""
-        return self.neighbors if idx is None else self.neighbors[idx]
+        return self.neighbors if idx is None else self.neighbors.index_select(0, idx)
 
     def extend(
         self, x_new: Float[Tensor, "P D"], k: int | None = None, seed: int = 0
