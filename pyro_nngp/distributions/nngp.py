@@ -362,4 +362,3 @@ class _Conditionals:
     def compute(self, x: Tensor, neighbors: Tensor, new_points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         points = self.points if new_points is None else torch.cat([self.points, new_points])
         return graph_conditional(self.kernel, x, points, neighbors, jitter=self.jitter)
-

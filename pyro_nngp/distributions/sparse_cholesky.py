@@ -26,6 +26,7 @@ from torch.distributions import Independent, constraints, kl_divergence, registe
 
 from pyro_nngp._checks import fail
 from pyro_nngp._rows import values_at
+from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
@@ -95,7 +96,8 @@ class SparseCholeskyNormal(Expandable):
     @property
     def variance(self) -> Float[Tensor, "*S U"]:
         """Marginal variances, the squared norms of the rows of R."""
-        return self.scale.square() + self.weights.square().sum(-1)
+        own = self.scale.square()
+        return own if self.is_diagonal else own + self.weights.square().sum(-1)
 
     @property
     def is_diagonal(self) -> bool:
@@ -226,6 +228,7 @@ def align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
     return order, slots.cumsum_(-1)
 
 
+@operation
 def _sorted(columns: Tensor) -> tuple[Tensor, Tensor]:
     """``columns.sort(dim=-1, stable=True)``.
 
