@@ -116,7 +116,7 @@ double truncated_inverse_gaussian(Random &random, const double z, const double c
     }
 }
 
-// exp(z) times twice the distribution function of the inverse Gaussian with mean 1 / z and shape 1 at `cut`, over exp(z).
+// 2 exp(-z) times the distribution function of the inverse Gaussian with mean 1 / z and shape 1 at `cut`.
 double inverse_gaussian_mass(const double z, const double cut) {
     const double root = std::sqrt(1 / cut);
     return std::exp(-z) * std::erfc((1 - cut * z) * root / std::sqrt(2.0)) +
@@ -177,7 +177,9 @@ class Devroye {
 // What the tail of J(h), the sum of h such draws, needs of h alone.
 struct Tail {
     static constexpr double CUT = 1.3, RATE = PI * PI / 8;
-    double h = 0, second = 0, height = 0, limit = 0; // second term at CUT; density times exp(RATE x) at CUT; its limit over x^(h - 1)
+    double h = 0, second = 0; // the second term at CUT, over the first
+    double height = 0;        // density times exp(RATE x) at CUT
+    double limit = 0;         // and its limit over x^(h - 1)
 
     void prepare(const double wanted) {
         if (h == wanted) return;
