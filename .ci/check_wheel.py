@@ -17,7 +17,8 @@ from pyro_nngp.models import VNNGP
 
 site = Path(sysconfig.get_path("purelib"))
 modules = [module.name for module in pkgutil.walk_packages(pyro_nngp.__path__, "pyro_nngp.")]
-NEEDS = {"pyro_nngp.gpu.kernels": "triton"}  # extras that are not installed on a machine without a GPU
+# extras that are not installed on a machine without a GPU
+NEEDS = {"pyro_nngp.gpu.factorization": "triton", "pyro_nngp.gpu.kernels": "triton"}
 for name in modules:
     if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
         continue

@@ -41,6 +41,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_tensor, fail
+from pyro_nngp._tape import operation
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributed import ShardedTable
 from pyro_nngp.hyperparameters import pyro_entry
@@ -355,9 +356,15 @@ class LOO(ResponseMethod):
         with latents, data:
             own = pyro.sample(self.site("omega"), family(batch.rows[batch.targets]))
         omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
-        outside = torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
+        outside = _others(batch)
         if len(outside) == 0:
             return omega
         with latents, pyro.plate(self.site("halo"), len(outside), dim=-1):
             halo = pyro.sample(self.site("omega_halo"), family(batch.rows[outside]).mask(False))
         return omega.index_copy(-1, outside, halo)
+
+
+@operation
+def _others(batch: Batch) -> Tensor:
+    """Positions of the rows of a batch that are not its targets."""
+    return torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]

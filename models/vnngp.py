@@ -23,6 +23,7 @@ from pyro import poutine
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
+from pyro_nngp._rows import values_at
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
@@ -483,7 +484,7 @@ class VNNGP(PredictiveMethod):
     ) -> tuple[Tensor, Tensor]:
         """Moments of f from q(u) through the conditional f | u at `positions` among q's rows."""
         positions = positions.clamp(min=0)
-        return mean + (w * q.loc[..., positions]).sum(-1), var + q.combined_rows(w, positions)
+        return mean + (w * values_at(q.loc, positions)).sum(-1), var + q.combined_rows(w, positions)
 
     def _prior(self, batch: Batch) -> NNGP:
         """p(u) outside of the plates, with a dimension for latent functions where hyperparameters have batches."""
@@ -499,13 +500,13 @@ class VNNGP(PredictiveMethod):
             w, var = shared(
                 (self, "f"), lambda: graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
             )
-            loc = mean + (w * u[..., positions.clamp(min=0)]).sum(-1)
+            loc = mean + (w * values_at(u, positions)).sum(-1)
             return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
         marginal = None
         if q is not None:
             loc, variance = (self.outside(value, 1 + len(self.latent_shape)) for value in (q.loc, q.variance))
-            marginal = mean + loc[..., positions], variance[..., positions]
-        return self.record_f(plates, mean + u[..., positions], marginal)
+            marginal = mean + values_at(loc, positions), values_at(variance, positions)
+        return self.record_f(plates, mean + values_at(u, positions), marginal)
 
     def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:
         """Inducing batch, with the rows that the data batch needs as its `extra`."""

@@ -4,12 +4,13 @@ A Pyro program pays for much that is the same in every run: handlers, distributi
 :class:`Tape` runs it once, below all of these, and keeps the operations whose results depend on the arguments.
 Replaying them gives the same numbers, rounding included, as long as a new run would execute the same operations.
 Where a run branches on a value (``if``, ``bool``), the tape notes the branch, and a replay at values that would take
-another one raises :class:`AnotherBranch`.
+another one raises :class:`AnotherBranch`. Sizes that depend on values, such as the number of distinct rows of a
+minibatch, are those that differ between two runs; a replay reads them off the tensors that have them.
 
 The operations of a backward pass are operations like any other, so a tape may hold ``torch.autograd.grad``. What torch
 cannot look into, such as a call of compiled code, is marked by :func:`operation`.
 
-Cost: one run of the function; a replay takes 2 to 4 microseconds per operation beyond the arithmetic.
+Cost: one run of the function, or two; a replay takes 2 to 4 microseconds per operation beyond the arithmetic.
 """
 
 import functools
@@ -52,7 +53,7 @@ def operation(function: Callable) -> Callable:
             return function(*args, **kwargs)
         with _recording(None):
             result = function(*args, **kwargs)
-        recorder.steps.append(_Step(run, args, kwargs, result))
+        recorder.add(_Step(run, args, kwargs, result))
         return result
 
     return run
@@ -65,6 +66,8 @@ class Tape:
         where: name of the caller, for messages.
         function: maps tensors to a tuple of tensors. What else it reads must not change between runs.
         examples: tensors to record it at; values have their shapes and dtypes.
+        others: other values, for a function in which sizes vary; None where they do not.
+        most_bytes: memory for intermediate results while recording; None has no limit.
 
     Attributes:
         source: the operations that a replay executes, as Python code.
@@ -72,16 +75,31 @@ class Tape:
     Raises:
         ValueError: if the examples are on another device than the CPU, or one run does not determine the operations:
             for numbers other than integers and booleans that are read out of tensors that depend on the examples,
-            results whose shape depends on values, random draws, and changes in place of tensors from outside.
+            results whose shape depends on values, random draws, and changes in place of tensors from outside; or if
+            two runs differ in more than sizes, or the memory does not suffice.
     """
 
-    def __init__(self, where: str, function: Callable[..., tuple[Tensor, ...]], *examples: Tensor) -> None:
+    def __init__(
+        self,
+        where: str,
+        function: Callable[..., tuple[Tensor, ...]],
+        *examples: Tensor,
+        others: tuple[Tensor, ...] | None = None,
+        most_bytes: int | None = None,
+    ) -> None:
         if any(example.device.type != "cpu" for example in examples):
             _refuse(where, "computes on another device than the CPU")
-        recorder = _Recorder()
-        with _recording(recorder), recorder:
-            results = function(*examples)
-        writer = _Writer(_needed(where, _dependent(where, recorder.steps, examples), results), examples)
+
+        def steps_at(values: tuple[Tensor, ...]) -> tuple[list[_Step], tuple[Tensor, ...]]:
+            recorder = _Recorder(where, most_bytes)
+            with _recording(recorder), recorder:
+                results = function(*values)
+            return _needed(where, _dependent(where, recorder.steps, values, others is not None), results), results
+
+        steps, results = steps_at(examples)
+        if others is not None:
+            steps = _with_sizes(where, (steps, examples), (steps_at(others)[0], others))
+        writer = _Writer(steps, examples)
         self.source = writer.write(results)
         exec(self.source, writer.globals)
         self._run = writer.globals["replay"]
@@ -124,9 +142,17 @@ class _Step(NamedTuple):
 class _Recorder(TorchDispatchMode):
     """Keeps all operations, and with them all tensors, so that each has an identity of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, where: str, most_bytes: int | None) -> None:
         super().__init__()
         self.steps: list[_Step] = []
+        self._where, self._left = where, math.inf if most_bytes is None else most_bytes
+
+    def add(self, step: _Step) -> None:
+        self.steps.append(step)
+        given = {_memory(tensor) for tensor in step.inputs()}
+        self._left -= sum(t.untyped_storage().nbytes() for t in _tensors(step.result) if _memory(t) not in given)
+        if self._left < 0:
+            _refuse(self._where, "has larger intermediate results than are to be kept")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -135,7 +161,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if getattr(_here, "recorder", None) is self:
-            self.steps.append(_Step(func, args, kwargs or {}, result))
+            self.add(_Step(func, args, kwargs or {}, result))
         return result
 
 
@@ -148,8 +174,9 @@ def _recording(recorder: _Recorder | None) -> Iterator[None]:
         _here.recorder = before
 
 
-def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...]) -> list[_Step]:
+def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], sizes_vary: bool) -> list[_Step]:
     """Steps to replay: those that depend on the examples or on random draws, and those on memory that is rewritten."""
+    fixed = set() if sizes_vary else _SHAPE_ONLY
     rewritten = {_memory(t) for step in steps for t in step.written()} - {0}
     known, memory, made, kept = {id(t) for t in examples}, {_memory(t) for t in examples}, set[int](), []
     for step in steps:
@@ -159,7 +186,7 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...]) -> 
             if id(tensor) not in known and _memory(tensor) in memory:
                 _refuse(where, "passes values on outside torch")
         results = _tensors(step.result)
-        depends = any(id(t) in known for t in step.inputs()) and step.function not in _SHAPE_ONLY
+        depends = any(id(t) in known for t in step.inputs()) and step.function not in fixed
         if depends or step.has(torch.Tag.nondeterministic_seeded) or any(_memory(t) in rewritten for t in results):
             kept.append(step)
             known.update(map(id, results))
@@ -172,18 +199,68 @@ def _needed(where: str, steps: list[_Step], results: tuple[Tensor, ...]) -> list
     """Steps that the results or a branch need."""
     varying, used, kept = _made(steps), {id(t) for t in results}, []
     for step in reversed(steps):
+        masks = [t for t in step.args[1] if t is not None and t.dtype == torch.bool] if step.selects() else []
+        if any(id(t) in varying for t in masks) or (step.has(torch.Tag.dynamic_output_shape) and not step.selects()):
+            _refuse(where, "selects by values, so that shapes depend on them")  # used or not: a branch may ask for them
         if not (step.function in _READS or step.written() or any(id(t) in used for t in _tensors(step.result))):
             continue
-        masks = [t for t in step.args[1] if t is not None and t.dtype == torch.bool] if step.selects() else []
         if step.has(torch.Tag.nondeterministic_seeded):
             _refuse(where, "draws random numbers")
-        if any(id(t) in varying for t in masks) or (step.has(torch.Tag.dynamic_output_shape) and not step.selects()):
-            _refuse(where, "selects by values, so that shapes depend on them")
         if step.function is aten._local_scalar_dense.default and step.args[0].is_floating_point():
             _refuse(where, "reads a number out of a tensor")
         used.update(map(id, step.inputs()))
         kept.append(step)
     return kept[::-1]
+
+
+class _Size(NamedTuple):
+    """The size of a tensor in one dimension."""
+
+    tensor: Tensor
+    dim: int
+
+
+def _with_sizes(
+    where: str, recorded: tuple[list[_Step], tuple[Tensor, ...]], again: tuple[list[_Step], tuple[Tensor, ...]]
+) -> list[_Step]:
+    """The steps of a recording, with the sizes that another one has otherwise taken from the tensors that have them."""
+    names: tuple[dict[int, tuple[int, int]], ...] = {}, {}  # which result of which step a tensor is
+    sizes: dict[tuple[int, int], _Size] = {}
+
+    def learn(number: int, results: tuple[Any, Any]) -> None:
+        for place, pair in enumerate(zip(*map(_tensors, results), strict=True)):
+            for name, tensor in zip(names, pair, strict=True):
+                name.setdefault(id(tensor), (number, place))
+            for dim, (one, other) in enumerate(zip(pair[0].shape, pair[1].shape, strict=True)):
+                if one != other:
+                    sizes.setdefault((one, other), _Size(pair[0], dim))
+
+    def same(one: Any, other: Any) -> Any:
+        if isinstance(one, Tensor):
+            known = names[0].get(id(one))
+            constant = known is None and one.shape == other.shape and (one is other or torch.equal(one, other))
+            if known != names[1].get(id(other)) or not (known is not None or constant):
+                _refuse(where, "has other constants or operations in another run")
+        elif type(one) is int and one != other and (one, other) in sizes:
+            return sizes[one, other]
+        elif type(one) in (int, float, bool) and one != other:
+            _refuse(where, "has other numbers in another run")
+        return one
+
+    (steps, examples), (twins, others) = recorded, again
+    if [step.function for step in steps] != [twin.function for twin in twins]:
+        _refuse(where, "has other operations in another run")
+    learn(-1, (examples, others))
+    found = []
+    for number, (step, twin) in enumerate(zip(steps, twins, strict=True)):
+        mine, theirs = ((*one.args, *one.kwargs.values()) for one in (step, twin))
+        pairs = iter([same(*pair) for pair in zip(_leaves(mine), _leaves(theirs), strict=True)])
+        args, kwargs = map_aggregate(step.args, lambda _, pairs=pairs: next(pairs)), {}
+        for name, value in step.kwargs.items():
+            kwargs[name] = map_aggregate(value, lambda _, pairs=pairs: next(pairs))
+        found.append(step._replace(args=args, kwargs=kwargs))
+        learn(number, (step.result, twin.result))
+    return found
 
 
 def _made(steps: list[_Step]) -> set[int]:
@@ -238,7 +315,9 @@ class _Writer:
     def _write_value(self, value: Any) -> str:
         if value is None or type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
             return repr(value)
-        if type(value) is list:
+        if isinstance(value, _Size):
+            return f"{self._write_value(value.tensor)}.shape[{value.dim}]"
+        if isinstance(value, list):
             return f"[{', '.join(map(self._write_value, value))}]"
         if isinstance(value, tuple):
             inner = "".join(f"{self._write_value(part)}, " for part in value)
@@ -289,10 +368,14 @@ def _branch(value: Tensor | bool, decided: Any) -> None:
         raise AnotherBranch(f"a branch on {value}, recorded on {decided}")
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    map_aggregate(tree, lambda leaf: found.append(leaf) if isinstance(leaf, Tensor) else None)
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    map_aggregate(tree, found.append)
     return found
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in _leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ LAYERS = (
     "pyro_nngp._matplotlib",
     "pyro_nngp._memory",
     "pyro_nngp._provenance",
+    "pyro_nngp._rows",
     "pyro_nngp._shared",
     "pyro_nngp._tape",
     "pyro_nngp._random",

@@ -34,7 +34,7 @@ def kernel(dims):
 
 def conditional(k):
     x, _ = data(139_000, 2)
-    graph, rows, cov = NeighborGraph(x, k), torch.arange(1024) * 100 + 2000, kernel(2)
+    graph, rows, cov = NeighborGraph(x, k, progress=False), torch.arange(1024) * 100 + 2000, kernel(2)
 
     def work():
         w, var = graph_conditional(cov, x[rows], x, graph.neighbors[rows])
@@ -63,8 +63,8 @@ def predict():
 
 
 WORK = {
-    "graph, N = 139,000, D = 2, K = 32": lambda: lambda: NeighborGraph(data(139_000, 2)[0], 32),
-    "graph, N = 100,000, D = 8, K = 32": lambda: lambda: NeighborGraph(data(100_000, 8)[0], 32),
+    "graph, N = 139,000, D = 2, K = 32": lambda: lambda: NeighborGraph(data(139_000, 2)[0], 32, progress=False),
+    "graph, N = 100,000, D = 8, K = 32": lambda: lambda: NeighborGraph(data(100_000, 8)[0], 32, progress=False),
     "conditional and gradient, B = 1,024, K = 32": lambda: conditional(32),
     "conditional and gradient, B = 1,024, K = 128": lambda: conditional(128),
     "20 steps of VNNGP, mean-field, K = 32": lambda: steps(VNNGP, posterior="mean-field"),

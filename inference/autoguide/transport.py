@@ -214,10 +214,9 @@ class _Effects:
             values = scale * values
             return (values - (weights * values[..., columns]).sum(-1)) / rest
 
-        coefficients, slope = (
-            q.mean[len(q) - len(q.precision.slope().T) :],
-            torch.from_numpy(q.precision.slope()[place]),
-        )
+        slopes = q.precision.slope()
+        coefficients = q.mean[len(q) - slopes.shape[1] :]
+        slope = torch.from_numpy(slopes[place])
         self._information = (1 / rest - 1 / var).clamp(min=0).to(like)
         self._pull = (weights / rest[:, None] - w / var[:, None]).to(like)
         self._push = natural(q.mean[place] - slope @ coefficients).to(like)

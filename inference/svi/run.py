@@ -25,6 +25,7 @@ from pyro_nngp.inference.svi.parameters import (
     set_rates,
 )
 from pyro_nngp.inference.svi.ranks import Ranks
+from pyro_nngp.inference.svi.replay import Replay
 from pyro_nngp.inference.svi.row_adam import coalesced
 from pyro_nngp.inference.svi.saved_state import check_run
 from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
@@ -90,6 +91,7 @@ class Run:
             tables = local_modules(self.modules) if self.batches.size else []
             local = {id(param) for table in tables for param in table.parameters(recurse=False)}
             self.optimizers = make_optimizers(self.free_parameters(), local, logarithms, lr, schedule.local_lr)
+        self.replay = self._replay(optimizer)
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
@@ -136,7 +138,14 @@ class Run:
 
     def _gradient_step(self) -> float:
         """One step of Adam."""
-        loss = self._evaluate()
+        for param in self.params.values():
+            param.grad = None
+        rows = self.batches.next(self.device)
+        loss = self.replay(rows) if self.losses else None
+        if loss is not None:
+            with self.random.paused():
+                return self._descend(loss)
+        loss = self._evaluate(rows)
         with self.random.paused():
             return self._descend(self._differentiate(loss))
 
@@ -146,7 +155,7 @@ class Run:
         def closure() -> float:
             torch.manual_seed(self.seed)
             try:
-                loss = self._evaluate()
+                loss = self._evaluate(self.batches.next(self.device))
             except DivergenceError:
                 return math.inf
             with self.random.paused():
@@ -158,15 +167,26 @@ class Run:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
 
-    def _evaluate(self) -> Tensor:
-        """The loss per data point on the next rows."""
+    def _loss(self, rows: Tensor | None) -> Tensor:
+        """The loss per data point on some rows."""
+        args = self.batch_args(rows, self.batches.generator)
+        loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
+        return loss if self.batches.weight == 1 else loss * self.batches.weight
+
+    def _replay(self, optimizer: str) -> Replay:
+        """What records the loss: for Adam on minibatches of a method, on a CPU and one process."""
+        possible = self.owner is not None and optimizer == "adam" and self.ranks.shard is None
+        possible = possible and self.device.type == "cpu" and self.batches.size is not None
+        local = {id(param) for table in local_modules(self.modules) for param in table.parameters(recurse=False)}
+        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), local, possible)
+
+    def _evaluate(self, rows: Tensor | None) -> Tensor:
+        """The loss per data point on some rows; an error where it cannot be computed."""
         for param in self.params.values():
             param.grad = None
         try:
             with validation_off() if self.losses else nullcontext():
-                args = self.batch_args(self.batches.next(self.device), self.batches.generator)
-                loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
-                loss = loss if self.batches.weight == 1 else loss * self.batches.weight
+                loss = self._loss(rows)
         except (NotPositiveDefiniteError, ValueError) as error:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             if isinstance(error, ValueError) and not bad:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_int, fail
+from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributions.nngp import draw_appended
@@ -309,14 +310,14 @@ class ResponseMethod(PredictiveMethod):
         `own` are the rows of x among the data, whose offset counts; None for new points. With `uncertain_trend` the
         variance is also that of the coefficients of the mean: of their basis less its prediction by neighbors.
         """
-        near = self.x[rows]
+        near = self.x.index_select(0, rows)
         w, var = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near, rows)
         if uncertain_trend:
             mean = cast(LinearMean, self.mean)
             basis = mean.basis(near)[neighbors.clamp(min=0)]
             var = var + trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
-        return self._mean_at(x, own) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
+        return self._mean_at(x, own) + (w * values_at(residual, neighbors)).sum(-1), var
 
 
 def draws_given_observations(

@@ -167,11 +167,11 @@ class DataSites(GPModule):
         return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
-        return self.x if idx is None else self.x[idx]
+        return self.x if idx is None else self.x.index_select(0, idx)
 
     def _targets(self, idx: Tensor | None) -> Tensor | None:
         """y at the batch, outputs first."""
-        return None if self.y is None else (self.y if idx is None else self.y[idx]).movedim(0, -1)
+        return None if self.y is None else (self.y if idx is None else self.y.index_select(0, idx)).movedim(0, -1)
 
     def plates(self, idx: Tensor | None) -> Plates:
         """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""

@@ -33,6 +33,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
+from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
@@ -119,7 +120,7 @@ def graph_conditional(
         NotPositiveDefiniteError: as in :func:`nn_conditional`.
     """
     _check_graph(x, points, neighbors, noise)
-    added = None if noise is None else noise[..., neighbors.clamp(min=0)]
+    added = None if noise is None else values_at(noise, neighbors)
     return _conditional(bind(kernel), x, points, neighbors, added, jitter)
 
 

@@ -31,6 +31,7 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
+from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind, check_covariance
@@ -167,7 +168,7 @@ class NNGP(TorchDistribution):
     def residual(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R B"]:
         """Each target's value minus its expectation given its neighbors' values."""
         w, _ = self.conditionals
-        return value[..., self.batch.targets] - (w * _values_at(value, self.batch.neighbors)).sum(-1)
+        return values_at(value, self.batch.targets) - (w * values_at(value, self.batch.neighbors)).sum(-1)
 
     def log_prob(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R"]:
         """Sum over the batch's targets of the log density given their neighbors."""
@@ -219,7 +220,7 @@ class NNGP(TorchDistribution):
         """
         self._check_values("NNGP.predict", f)
         w, var, neighbors = self.new_conditionals(x_new, num_neighbors)
-        return dist.Normal((w * _values_at(f, neighbors)).sum(-1), var.sqrt())
+        return dist.Normal((w * values_at(f, neighbors)).sum(-1), var.sqrt())
 
     def new_conditionals(
         self, x_new: Float[Tensor, "P D"], num_neighbors: int | None = None
@@ -278,7 +279,7 @@ class NNGP(TorchDistribution):
             _, neighbors = self.graph.extend(x_new, num_neighbors, seed)
         w, var = self._conditionals.compute(x_new, neighbors, x_new)
         old = neighbors < self.graph.num_points
-        loc = ((w * old) * _values_at(f, torch.where(old, neighbors, -1))).sum(-1)
+        loc = ((w * old) * values_at(f, torch.where(old, neighbors, -1))).sum(-1)
         return draw_appended(w, var, neighbors, loc, self.graph.num_points)
 
     def _check_values(self, where: str, f: Tensor) -> None:
@@ -350,20 +351,14 @@ class _Conditionals:
 
     def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
         if self._result is None or self._batch is not batch:
-            neighbors = torch.where(batch.neighbors < 0, -1, batch.rows[batch.neighbors.clamp(min=0)])
-            self._result = self.compute(self.points[batch.rows[batch.targets]], neighbors)
-            self._batch = batch
+            self._result, self._batch = self.given(batch, None), batch
         return self._result
 
-    def given(self, batch: Batch, noise: Tensor) -> tuple[Tensor, Tensor]:
-        points = self.points[batch.rows]
-        return graph_conditional(self.kernel, points[batch.targets], points, batch.neighbors, noise, self.jitter)
+    def given(self, batch: Batch, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        points = self.points.index_select(0, batch.rows)
+        x = points.index_select(0, batch.targets)
+        return graph_conditional(self.kernel, x, points, batch.neighbors, noise, self.jitter)
 
     def compute(self, x: Tensor, neighbors: Tensor, new_points: Tensor | None = None) -> tuple[Tensor, Tensor]:
         points = self.points if new_points is None else torch.cat([self.points, new_points])
         return graph_conditional(self.kernel, x, points, neighbors, jitter=self.jitter)
-
-
-def _values_at(f: Tensor, neighbors: Tensor) -> Tensor:
-    """f at the neighbors, shape (..., P, K); the value at a -1 is arbitrary and has weight 0."""
-    return f[..., neighbors.clamp(min=0)]

@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp._rows import values_at
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
@@ -125,7 +126,7 @@ class SitePosterior(Expandable):
     def log_evidence(self, prior: NNGP) -> Float[Tensor, "*S B"]:
         """Log densities of the targets of a batch given the observations of their neighbors, under a prior."""
         w, var = prior.response_conditionals(1 / self.precision)
-        rows, near = prior.batch.targets, self.target[..., prior.batch.neighbors.clamp(min=0)]
+        rows, near = prior.batch.targets, values_at(self.target, prior.batch.neighbors)
         total = var + 1 / self.precision[..., rows]
         log_density = _log_normal(self.target[..., rows], (w * near).sum(-1), 1 / total)
         if self.offset is None:

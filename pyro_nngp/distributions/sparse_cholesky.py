@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
+from pyro_nngp._rows import values_at
+from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
@@ -94,7 +96,8 @@ class SparseCholeskyNormal(Expandable):
     @property
     def variance(self) -> Float[Tensor, "*S U"]:
         """Marginal variances, the squared norms of the rows of R."""
-        return self.scale.square() + self.weights.square().sum(-1)
+        own = self.scale.square()
+        return own if self.is_diagonal else own + self.weights.square().sum(-1)
 
     @property
     def is_diagonal(self) -> bool:
@@ -150,7 +153,7 @@ class SparseCholeskyNormal(Expandable):
         all of them where gradients are recorded.
         """
         if self.is_diagonal:
-            return (coefficients * self.scale[..., positions]).square().sum(-1)
+            return (coefficients * values_at(self.scale, positions)).square().sum(-1)
         batch = torch.broadcast_shapes(self.batch_shape, coefficients.shape[:-2])
         entries = positions.shape[1] * (1 + self.pattern.shape[1]) * (_INDICES + 2 * batch.numel())
         return in_blocks(
@@ -199,10 +202,13 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
     w, var = p.conditionals
-    coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
-    positions = torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1)
-    spread = q.combined_rows(coefficients, positions) + p.residual(q.loc).square()
-    scale = q.scale[..., batch.targets]
+    scale = values_at(q.scale, batch.targets)
+    if q.is_diagonal:
+        spread = scale.square() + q.combined_rows(w, batch.neighbors)
+    else:
+        coefficients = torch.cat([torch.ones_like(w[..., :1]), -w], -1)
+        spread = q.combined_rows(coefficients, torch.cat([batch.targets[:, None], batch.neighbors.clamp(min=0)], -1))
+    spread = spread + p.residual(q.loc).square()
     return (0.5 * (var.log() - 1 + spread / var) - scale.log()).sum(-1)
 
 
@@ -222,6 +228,7 @@ def align(columns: Int[Tensor, "B E"]) -> tuple[Tensor, Tensor]:
     return order, slots.cumsum_(-1)
 
 
+@operation
 def _sorted(columns: Tensor) -> tuple[Tensor, Tensor]:
     """``columns.sort(dim=-1, stable=True)``.
 

@@ -9,6 +9,7 @@ have a different system, and a stopping rule by energy. Cost: one product per it
 """
 
 import math
+import warnings
 from collections import deque
 from collections.abc import Callable
 
@@ -78,6 +79,15 @@ def conjugate_gradients(
         z, residual, before = z + step * direction, residual - step * image, strength
         gains.append((step * strength)[..., 0])
     return z, worst
+
+
+def warn_of_residual(where: str, residual: float, iterations: int, stacklevel: int) -> None:
+    """Warn that the iterations ended at a relative residual above the tolerance, for a prior with Gaussian noise."""
+    warnings.warn(
+        f"{where}: conjugate gradients stopped after {iterations} iterations at a relative residual of {residual:.1e}. "
+        "The usual cause is noise far below the conditional variances of the prior.",
+        stacklevel=stacklevel + 1,
+    )
 
 
 def _euclidean(residual: Tensor) -> Tensor:

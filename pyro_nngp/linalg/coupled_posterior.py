@@ -14,7 +14,6 @@ Cost: O(N L (K + T)) time per iteration and O(N L (K + T)) memory; up to 1,000 v
 Symbols: N points, K neighbors, T observations per point, L latent functions.
 """
 
-import warnings
 from collections.abc import Sequence
 
 import torch
@@ -22,7 +21,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 _DENSE_UP_TO = 1000  # values
@@ -160,11 +159,7 @@ class CoupledPosterior:
         right_row, most = right.reshape(1, -1), self._most
         z, worst = conjugate_gradients(product, right_row, first, diagonal, tolerance, most, size=size)
         if worst > tolerance:
-            warnings.warn(
-                f"CoupledPosterior: conjugate gradients stopped after {most} iterations at a relative residual of "
-                f"{worst:.1e}. The usual cause is noise far below the conditional variances of the prior.",
-                stacklevel=4,
-            )
+            warn_of_residual("CoupledPosterior", worst, most, stacklevel=4)
         return z.reshape(right.shape)
 
     def _blocks(self) -> Float[Tensor, "N L L"]:

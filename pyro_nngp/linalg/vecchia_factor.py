@@ -23,7 +23,6 @@ since they hold the neighbors, the children and the children's other neighbors o
 neighbors, L latent functions.
 """
 
-import warnings
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -34,7 +33,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
 
@@ -226,9 +225,5 @@ class VecchiaFactor:
         diagonal = 1 + self.var * precision
         z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
         if worst > tolerance:
-            warnings.warn(
-                f"VecchiaFactor.solve: conjugate gradients stopped after {max_iterations} iterations at a relative "
-                f"residual of {worst:.1e}. The usual cause is noise far below the conditional variances of the prior.",
-                stacklevel=2,
-            )
+            warn_of_residual("VecchiaFactor.solve", worst, max_iterations, stacklevel=2)
         return z

@@ -1,7 +1,9 @@
 // Exact draws from Polya-Gamma distributions PG(b, c) on CPUs.
 //
-// b = 1 to 4: sums of draws by Devroye's method (Polson, Scott and Windle 2013, section 4): a mixture of an exponential and a truncated
-// inverse Gaussian density, and rejection by the partial sums of an alternating series.
+// b up to 4: sums of draws by Devroye's method (Polson, Scott and Windle 2013, section 4): a mixture of an exponential and
+// a truncated inverse Gaussian density, and rejection by the partial sums of an alternating series. The same series serves
+// for a fraction h of 1 (Windle, Polson and Scott 2014, equation 6), whose tail is enclosed by that of a Gamma density: for
+// h in [1/4, 3/4] the density times exp(pi^2 x / 8) falls beyond x = 1.3, toward that limit. b = 3.5 is 1 + 1 + 1 + 1/2.
 //
 // Any other b: rejection below three tangents of the logarithm of the saddle-point approximation s(w), taken as a
 // density of log w. The ratio of the true density p(w) to s(w) falls from 1 at w = 0 to Gamma's Stirling ratio at
@@ -9,8 +11,8 @@
 //
 //     s(w) exp(-1 / (12 b)) <= p(w) <= s(w),
 //
-// and p itself, an integral, is evaluated only where a uniform number falls in between: for one draw in 40 at b = 3.5.
-// Bracket and log-concavity, for b >= 1/4, are numerical findings that the tests repeat.
+// and p itself, an integral, is evaluated only where a uniform number falls in between: for about one draw in 12 b.
+// Bracket and log-concavity, for b >= 1/4, and the fall of the tail are numerical findings that the tests repeat.
 //
 // A relative standard deviation below 1e-7, at which that arithmetic ends, gives normal draws.
 //
@@ -83,15 +85,53 @@ struct Random {
     }
 };
 
+// Inverse Gaussian with mean 1 / z and shape 1, below `cut`.
+double truncated_inverse_gaussian(Random &random, const double z, const double cut) {
+    if (z * cut < 1) { // the mean is above `cut`
+        for (;;) {
+            double x;
+            if (cut > 1.5) {
+                const double n = random.normal();
+                x = 1 / (n * n);
+                if (!(x <= cut)) continue;
+            } else {
+                double e, f;
+                do {
+                    e = random.exponential();
+                    f = random.exponential();
+                } while (e * e > 2 * f / cut);
+                const double root = 1 + cut * e;
+                x = cut / (root * root);
+            }
+            if (random.uniform() <= std::exp(-z * z * x / 2)) return x;
+        }
+    }
+    for (;;) {
+        const double mean = 1 / z, y = random.normal(), my = mean * y * y;
+        // mean + mean (my - sqrt(4 my + my^2)) / 2, without cancellation
+        double x = mean * (1 - 2 * my / (my + std::sqrt(my * (4 + my))));
+        if (!(my > 0)) x = mean;
+        if (random.uniform() > mean / (mean + x)) x = mean * mean / x;
+        if (x <= cut) return x;
+    }
+}
+
+// 2 exp(-z) times the distribution function of the inverse Gaussian with mean 1 / z and shape 1 at `cut`.
+double inverse_gaussian_mass(const double z, const double cut) {
+    const double root = std::sqrt(1 / cut);
+    return std::exp(-z) * std::erfc((1 - cut * z) * root / std::sqrt(2.0)) +
+           std::exp(z) * std::erfc((1 + cut * z) * root / std::sqrt(2.0));
+}
+
+constexpr double MOST_TILTED = 300; // beyond it the left part of a mixture has all the mass in floating point
+
 // Sums of `count` draws of PG(1, c) = J / 4, J with z = |c| / 2; `CUT` separates the two parts of the mixture.
 class Devroye {
   public:
     Devroye(const int count, const double c) : count(count), z(std::fabs(c) / 2), rate(PI * PI / 8 + z * z / 2) {
-        const double right = PI / (2 * rate) * std::exp(-rate * CUT), root = std::sqrt(1 / CUT);
-        // 2 exp(-z) times the distribution function of the inverse Gaussian at CUT
-        const double left = std::exp(-z) * std::erfc((1 - CUT * z) * root / std::sqrt(2.0)) +
-                            std::exp(z) * std::erfc((1 + CUT * z) * root / std::sqrt(2.0));
-        share = z > 300 ? 0 : right / (right + left); // beyond it the left part has all the mass in floating point
+        if (!count) return;
+        const double right = PI / (2 * rate) * std::exp(-rate * CUT);
+        share = z > MOST_TILTED ? 0 : right / (right + inverse_gaussian_mass(z, CUT));
     }
 
     double draw(Random &random) const {
@@ -103,11 +143,12 @@ class Devroye {
   private:
     static constexpr double CUT = 0.64, MOST_SECOND = 0.006; // the second term, relative to the first, is smaller
     int count;
-    double z, rate, share;
+    double z, rate, share = 0;
 
     double one(Random &random) const {
         for (;;) {
-            const double x = random.uniform() < share ? CUT + random.exponential() / rate : truncated(random);
+            const double x = random.uniform() < share ? CUT + random.exponential() / rate
+                                                           : truncated_inverse_gaussian(random, z, CUT);
             const double u = random.uniform();
             if (u < 1 - MOST_SECOND) return x;
             double sum = term(0, x);
@@ -131,27 +172,79 @@ class Devroye {
         const double r = 2 / (PI * x);
         return PI * h * r * std::sqrt(r) * std::exp(-2 * h * h / x);
     }
+};
 
-    // Inverse Gaussian with mean 1 / z and shape 1, below CUT.
-    double truncated(Random &random) const {
-        if (z * CUT < 1) { // the mean is above CUT
-            for (;;) {
-                double e, f;
-                do {
-                    e = random.exponential();
-                    f = random.exponential();
-                } while (e * e > 2 * f / CUT);
-                const double root = 1 + CUT * e, x = CUT / (root * root);
-                if (random.uniform() <= std::exp(-z * z * x / 2)) return x;
-            }
+// What the tail of J(h), the sum of h such draws, needs of h alone.
+struct Tail {
+    static constexpr double CUT = 1.3, RATE = PI * PI / 8;
+    double h = 0, second = 0; // the second term at CUT, over the first
+    double height = 0;        // density times exp(RATE x) at CUT
+    double limit = 0;         // and its limit over x^(h - 1)
+
+    void prepare(const double wanted) {
+        if (h == wanted) return;
+        h = wanted;
+        double part = 1, sum = 1;
+        for (int n = 1; n < 20; ++n) {
+            part *= (n - 1 + h) / n;
+            sum += (n % 2 ? -1 : 1) * part * (2 * n + h) / h * std::exp(-2 * n * (n + h) / CUT);
         }
+        second = (2 + h) * std::exp(-2 * (1 + h) / CUT);
+        height = leading(CUT) * sum * std::exp(RATE * CUT);
+        limit = std::pow(PI / 2, h) / std::tgamma(h);
+    }
+
+    // The first term of the series.
+    double leading(const double x) const {
+        return std::pow(2.0, h) * h / std::sqrt(2 * PI * x) / x * std::exp(-h * h / (2 * x));
+    }
+};
+
+// Sums of `count` draws of PG(h, c), 1/4 <= h <= 3/4, and `ones` draws of PG(1, c).
+class Fraction {
+  public:
+    Fraction(const int ones, const int count, const Tail &tail, const double c)
+        : whole(ones, c), count(count), tail(tail), h(tail.h), z(std::fabs(c) / 2), rate(Tail::RATE + z * z / 2) {
+        const double right = tail.height / rate * std::exp(-rate * Tail::CUT);
+        const double left = std::pow(2.0, h) / 2 * inverse_gaussian_mass(h * z, Tail::CUT / (h * h));
+        share = h * z > MOST_TILTED ? 0 : right / (right + left);
+    }
+
+    double draw(Random &random) const {
+        double sum = 0;
+        for (int i = 0; i < count; ++i) sum += one(random);
+        return sum / 4 + whole.draw(random);
+    }
+
+  private:
+    const Devroye whole;
+    const int count;
+    const Tail &tail;
+    const double h, z, rate;
+    double share;
+
+    double one(Random &random) const {
         for (;;) {
-            const double mean = 1 / z, y = random.normal(), my = mean * y * y;
-            // mean + mean (my - sqrt(4 my + my^2)) / 2, without cancellation
-            double x = mean * (1 - 2 * my / (my + std::sqrt(my * (4 + my))));
-            if (!(my > 0)) x = mean;
-            if (random.uniform() > mean / (mean + x)) x = mean * mean / x;
-            if (x <= CUT) return x;
+            const bool right = random.uniform() < share;
+            const double x = right ? Tail::CUT + random.exponential() / rate
+                                   : h * h * truncated_inverse_gaussian(random, h * z, Tail::CUT / (h * h));
+            double u = random.uniform();
+            if (right) {
+                if (u * tail.height <= tail.limit * std::pow(x, h - 1)) return x;
+                u *= tail.height * std::exp(-Tail::RATE * x) / tail.leading(x);
+            } else if (u < 1 - tail.second) {
+                return x;
+            }
+            double part = 1, before = 1, sum = 1; // partial sums enclose the limit once the terms fall
+            for (int n = 1;; ++n) {
+                part *= (n - 1 + h) / n;
+                const double term = part * (2 * n + h) / h * std::exp(-2 * n * (n + h) / x);
+                sum += n % 2 ? -term : term;
+                if (term < before && n % 2 && u <= sum) return x;
+                if (term < before && n % 2 == 0 && u > sum) break;
+                before = term;
+                if (n > 1000) return std::numeric_limits<double>::quiet_NaN();
+            }
         }
     }
 };
@@ -343,12 +436,19 @@ struct Undefined {
 };
 
 void draw_entries(const PolyaGammaDraws &call, const int64_t start, const int64_t stop) {
+    Tail tail;
     for (int64_t i = start; i < stop; ++i) {
         const double b = call.concentration[i], c = call.tilt[i];
         if (!(b >= LEAST) || !std::isfinite(b) || !std::isfinite(c))
             fill(Undefined(), call, i);
         else if (b <= MOST_SUMMED && b == std::floor(b))
             fill(Devroye(static_cast<int>(b), c), call, i);
+        else if (b <= MOST_SUMMED) { // a rest below 1/4 takes one of the ones; a rest above 3/4 is halved
+            const double rest = b - std::floor(b), shared = rest < LEAST ? 1 + rest : rest;
+            const int count = shared > 1 - LEAST ? 2 : 1;
+            tail.prepare(shared / count);
+            fill(Fraction(static_cast<int>(b - shared + 0.5), count, tail, c), call, i);
+        }
         else if (const double spread = std::sqrt(b / 16 * tanhc_slope(c / 2)) / (b / 4 * tanhc(c / 2)); spread < NORMAL)
             fill(Normal{b / 4 * tanhc(c / 2), spread}, call, i);
         else

@@ -40,9 +40,10 @@ class NearestOthers(NeighborTable):
         self.register_buffer("neighbors", self.find_neighbors(num_neighbors))
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
-        first = self.neighbors[:, 0] if idx is None else self.neighbors[idx, 0]
-        new = (first < 0).nonzero()[:, 0]
-        if len(new):
+        first = self.neighbors[:, 0] if idx is None else self.neighbors[:, 0].index_select(0, idx)
+        missing = first < 0
+        if missing.any():
+            new = missing.nonzero()[:, 0]
             new = self._worth_searching(new if idx is None else idx[new])
             self.neighbors[new] = self.others(idx=new)
         return super()._neighbors_of(idx)

@@ -31,6 +31,7 @@ from pyro_nngp._checks import (
     fail,
     undefined,
 )
+from pyro_nngp._tape import operation
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.native import rows as compiled
 from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
@@ -259,7 +260,7 @@ class NeighborTable(torch.nn.Module):
 
     def _neighbors_of(self, idx: Tensor | None) -> Tensor:
         """Rows of the neighbors of some points (None: all)."""
-        return self.neighbors if idx is None else self.neighbors[idx]
+        return self.neighbors if idx is None else self.neighbors.index_select(0, idx)
 
     def extend(
         self, x_new: Float[Tensor, "P D"], k: int | None = None, seed: int = 0
@@ -357,11 +358,9 @@ class NeighborTable(torch.nn.Module):
 
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
     """The distinct row numbers, ascending, and the position of each given one among them."""
-    found = None if is_batchedtensor(rows) else compiled.distinct(rows)
-    if found is None:
-        numbers, places = rows.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
-        return numbers.long(), places
-    return found
+    if is_batchedtensor(rows):
+        return _sorted(rows)
+    return _distinct(rows)
 
 
 def same_rows(one: Tensor, two: Tensor) -> bool:
@@ -384,11 +383,24 @@ def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
     if is_batchedtensor(numbers):
         every = torch.arange(len(numbers), device=numbers.device)
         return numbers.clamp(min=0), torch.where(numbers < 0, -1, every)
-    found = compiled.distinct(numbers, padded=True)
-    if found is None:
-        rows, positions = distinct_rows(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
-        return rows[1:], positions[1:] - 1
-    return found
+    return _distinct(numbers, padded=True)
+
+
+@operation
+def _distinct(numbers: Tensor, padded: bool = False) -> tuple[Tensor, Tensor]:
+    """Distinct numbers and the place of each; with `padded` there may be -1, which is left out and has the place -1."""
+    found = compiled.distinct(numbers, padded)
+    if found is not None:
+        return found
+    if not padded:
+        return _sorted(numbers)
+    rows, positions = _sorted(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
+    return rows[1:], positions[1:] - 1
+
+
+def _sorted(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    rows, places = numbers.int().unique(return_inverse=True)  # in two thirds of the time that 64 bits take
+    return rows.long(), places
 
 
 def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:

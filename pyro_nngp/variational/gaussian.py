@@ -5,6 +5,11 @@ so that :class:`~pyro_nngp.inference.RowAdam` spends O(batch) per step whatever 
 :class:`DenseGaussian` is O(M^2) per latent function.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
 import pyro.distributions as dist
 import torch
 import torch.nn.functional as F
@@ -17,6 +22,28 @@ from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.neighbors import NeighborGraph
+
+
+class Read(NamedTuple):
+    """Rows that were read from a table, and a leaf of autograd's graph with their values."""
+
+    table: Tensor
+    rows: Tensor
+    values: Tensor
+
+
+_READS: ContextVar[list[Read] | None] = ContextVar("reads", default=None)
+
+
+@contextmanager
+def reads_as_leaves() -> Iterator[list[Read]]:
+    """Within this block, in this thread, rows of tables are leaves, which the list holds: gradients are by them."""
+    reads: list[Read] = []
+    token = _READS.set(reads)
+    try:
+        yield reads
+    finally:
+        _READS.reset(token)
 
 
 class LocalTables(GPModule):
@@ -39,7 +66,13 @@ class LocalTables(GPModule):
             setattr(self, name, torch.cat([getattr(self, name), rows]))
 
     def _read(self, table: Tensor, rows: Tensor | None) -> Tensor:
-        return table if rows is None else F.embedding(rows, table, sparse=self.sparse_grad)
+        if rows is None:
+            return table
+        reads = _READS.get()
+        if reads is None:
+            return F.embedding(rows, table, sparse=self.sparse_grad)
+        reads.append(Read(table, rows, table.detach().index_select(0, rows).requires_grad_()))
+        return reads[-1].values
 
 
 class LocalGaussian(LocalTables):

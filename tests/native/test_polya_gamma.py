@@ -44,7 +44,26 @@ def test_the_saddle_point_approximation_encloses_the_density_and_is_log_concave(
     assert (slopes.diff() > 0).all()
 
 
-@pytest.mark.parametrize(("b", "c"), [(0.25, 0.0), (2.0, 1.0), (4.0, 30.0), (5.0, 0.1), (1.0, 700.0), (3.5, -3.0)])
+@pytest.mark.parametrize("h", [0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75])
+def test_the_tail_of_a_fraction_falls_toward_that_of_a_gamma_density(h):
+    """What rejection of x = 4 omega below two densities needs, for h up to 3/4, where the parts join at 1.3."""
+    x = torch.linspace(1.3, 40, 4_000, dtype=F64)
+    log_density_of_x = log_density(x / 4, torch.tensor(h, dtype=F64)) - math.log(4)
+    tail = log_density_of_x + math.pi**2 / 8 * x
+    assert (tail.diff() < 0).all()
+    limit = h * math.log(math.pi / 2) - math.lgamma(h) + (h - 1) * x.log()
+    assert ((tail - limit) > -1e-9).all()
+    x = torch.linspace(0.01, 1.3, 2_000, dtype=F64)
+    first = h * math.log(2) + math.log(h) - 0.5 * (2 * math.pi * x**3).log() - h**2 / (2 * x)
+    assert (log_density(x / 4, torch.tensor(h, dtype=F64)) - math.log(4) < first + 1e-9).all()
+
+
+FRACTIONS = [(0.5, 0.0), (0.5, 4.0), (0.5, 600.0), (0.75, 1.0), (0.8, 2.0), (1.1, 20.0), (2.6, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("b", "c"), [(0.25, 0.0), (2.0, 1.0), (4.0, 30.0), (5.0, 0.1), (1.0, 700.0), (3.5, -3.0), *FRACTIONS]
+)
 def test_draws_have_the_distribution(b, c):
     pg = PolyaGamma(torch.tensor(b, dtype=F64), torch.tensor(c, dtype=F64))
     draws = polya_gamma.draw(pg.concentration.expand(20_000), pg.tilt.expand(20_000), 1, 5)[0]
