@@ -181,6 +181,7 @@ class _Fused(torch.autograd.Function):
         return None, None, *grads[:5], None, None, None, grads[5]
 
 
+_DIFFERENTIABLE = "x", "points", "lengthscale", "variance", "noise", "shape"
 _NEIGHBORS = 7  # of (grad_w, grad_var, *problem)
 
 
@@ -260,15 +261,13 @@ def _differentiable_gradients(
     problem: Problem, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Differentiable gradients, from the code for general kernels."""
-    owned = (*problem[:5], problem.shape)
+    wanted = [name for name, need in zip(_DIFFERENTIABLE, needs, strict=True) if need]
 
     def values(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-        given = iter(arguments)
-        every: list[Any] = [next(given) if need else value for need, value in zip(needs, owned, strict=True)]
-        return _general(Problem(*every[:5], *problem[5:8])._replace(shape=every[5]))
+        given: dict[str, Any] = dict(zip(wanted, arguments, strict=True))
+        return _general(problem._replace(**given))
 
-    wanted = [cast(Tensor, value) for value, need in zip(owned, needs, strict=True) if need]
-    grads = iter(vjp(values, *wanted)[1]((grad_w, grad_var)))
+    grads = iter(vjp(values, *(getattr(problem, name) for name in wanted))[1]((grad_w, grad_var)))
     return tuple(next(grads) if need else None for need in needs)
 
 

@@ -104,7 +104,7 @@ class _Correlation(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, Tensor | None]:
         q, nu, slope, by_nu = ctx.saved_tensors
         if torch.is_grad_enabled():  # a second derivative may be wanted
-            _, slope, by_nu = _evaluate(q, nu)
+            slope, by_nu = _evaluate(q, nu)[1:]
         needs_q, needs_nu = ctx.needs_input_grad
         grad_q = (grad * slope).sum_to_size(q.shape) if needs_q else None
         return grad_q, (grad * by_nu).sum_to_size(nu.shape).to(nu.dtype) if needs_nu else None
