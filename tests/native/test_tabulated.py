@@ -139,6 +139,7 @@ def test_sets_of_hyperparameters_and_vmap(way, monkeypatch):
     torch.testing.assert_close([value.detach() for value in mapped], want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["0", "1"])
 def test_derivatives_by_differences(way, monkeypatch):
     monkeypatch.setenv("PYRO_NNGP_NATIVE", way)
