@@ -9,10 +9,11 @@ intervals of an exact posterior then cover at their nominal rate. Gaussian data 
 
 ``coverage``: 95 % intervals of ``guide.quantiles``; each guide is trained by plain SVI. ``nuts``: one data set of each
 kind beside QuickNUTS on the same program. ``gpboost``: coefficients and standard errors beside GPBoost, which maximizes
-the likelihood of the same model with an exact process and flat priors (``pip install gpboost``). ``seconds``: one
-Poisson data set of 10,000 points, without groups.
+the likelihood of the same model with an exact process and flat priors (``pip install gpboost``). ``vecchia``: its
+Vecchia approximation with groups. ``seconds``: two Poisson data sets of 10,000 points, one of them with
+groups.
 
-Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|gpboost|seconds ...] [--sets 50] [--guides ...]
+Usage: python benchmarks/accuracy/mixed_models.py [coverage|nuts|gpboost|vecchia|seconds ...] [--sets 50] [--guides ...]
     [--rows FILE.csv] [--out FILE.md]
 """
 
@@ -236,19 +237,50 @@ def beside_gpboost(args):
 
 
 def many_points(args):
-    """Processor seconds at 10,000 points."""
-    lines = ["| N | first call | step | draw |", "|---|---|---|---|"]
-    problem = Problem("Poisson", 10_000, 0, groups=False)
-    guide, start = AutoNNGP(problem.model), time.process_time()
-    guide()
-    first, start = time.process_time() - start, time.process_time()
-    svi = SVI(problem.model, guide, ClippedAdam({"lr": 0.02}), Trace_ELBO())
-    for _ in range(10):
-        svi.step()
-    step, start = (time.process_time() - start) / 10, time.process_time()
-    draws_of(problem.model, guide, 10)
-    draw = (time.process_time() - start) / 10
-    lines.append(f"| 10,000 | {first:.1f} s | {step:.2f} s | {draw:.2f} s |")
+    """Processor seconds at 10,000 points, and coefficients after the first call beside the truth."""
+    lines = ["| N | groups | first call | step | draw | | truth | AutoNNGP |", "|---" * 8 + "|"]
+    print("\n".join(lines), flush=True)
+    for groups in (False, True):
+        pyro.clear_param_store()
+        problem = Problem("Poisson", 10_000, 0, groups)
+        guide, start = AutoNNGP(problem.model), time.process_time()
+        guide()
+        first, start = time.process_time() - start, time.process_time()
+        draws = draws_of(problem.model, guide, 30)
+        draw, start = (time.process_time() - start) / 30, time.process_time()
+        svi = SVI(problem.model, guide, ClippedAdam({"lr": 0.02}), Trace_ELBO())
+        for _ in range(10):
+            svi.step()
+        step = (time.process_time() - start) / 10
+        truth = quantities({name: value[None] for name, value in problem.truth.items()})
+        seconds = f"10,000 | {GROUPS if groups else 0} | {first:.0f} s | {step:.2f} s | {draw:.2f} s"
+        for name, values in draws.items():
+            lines.append(
+                f"| {seconds} | {name} | {truth[name].item():.2f} | {values.mean():.2f} ± {values.std():.2f} |"
+            )
+            seconds = " | | | | "
+            print(lines[-1], flush=True)
+    return lines
+
+
+def gpboost_with_vecchia(args):
+    """GPBoost with groups and a Vecchia approximation, on many Poisson counts."""
+    import gpboost as gpb
+
+    lines = ["| N | s | | truth | GPBoost |", "|---" * 5 + "|"]
+    problem = Problem("Poisson", args.vecchia_points, 0)
+    design = torch.cat([torch.ones(len(problem.x), 1), problem.covariates], 1)
+    start = time.process_time()
+    data = {"group_data": problem.group.numpy(), "gp_coords": problem.x.numpy()}
+    kernel = {"cov_function": "matern", "cov_fct_shape": 1.5, "likelihood": "poisson"}
+    approximation = {"gp_approx": "vecchia", "num_neighbors": NEIGHBORS, "num_parallel_threads": 1}
+    model = gpb.GPModel(**data, **kernel, **approximation)
+    model.fit(y=problem.y.numpy(), X=design.numpy())
+    table, seconds = model.get_coef(std_err=True).to_numpy(), f"{time.process_time() - start:.0f}"
+    truth = quantities({name: value[None] for name, value in problem.truth.items()})
+    for i, name in enumerate(NUMBERS[:3]):
+        shown = f"{truth[name].item():.2f} | {table[0, i]:.2f} ± {table[1, i]:.2f}"
+        lines.append(f"| {args.vecchia_points} | {seconds} | {name} | {shown} |")
     print("\n".join(lines), flush=True)
     return lines
 
@@ -256,10 +288,12 @@ def many_points(args):
 def main():
     parser = argparse.ArgumentParser()
     parts = {"coverage": coverage, "nuts": beside_nuts, "gpboost": beside_gpboost, "seconds": many_points}
+    parts["vecchia"] = gpboost_with_vecchia
     parser.add_argument("parts", nargs="*", default=["coverage", "nuts", "seconds"])
     parser.add_argument("--sets", type=int, default=50)
     parser.add_argument("--points", type=int, default=200)
     parser.add_argument("--nuts-points", type=int, default=200)
+    parser.add_argument("--vecchia-points", type=int, default=10_000)
     parser.add_argument("--nuts-seed", type=int, default=100)
     parser.add_argument("--nuts-draws", type=int, default=800)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

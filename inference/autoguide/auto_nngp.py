@@ -218,13 +218,12 @@ class AutoNNGP(AutoGuide):
         """Put q(theta) at the mode of the hyperparameters, with the curvature there."""
         for _ in range(_ROUNDS):
             before = self.loc.detach().double().cpu().numpy().copy()
-            found = laplace.mode(self._log_evidence, before)
+            found, cov = laplace.mode(self._log_evidence, before)
             with torch.no_grad():
                 self.loc.copy_(torch.from_numpy(found))
             self._fixed_point({name: value.detach() for name, _, value in self.unpack(self.loc.detach())})
             if np.abs(found - before).max() < _NEAR:
                 break
-        cov = laplace.covariance(self._log_evidence, found)
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
 

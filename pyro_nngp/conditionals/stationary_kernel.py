@@ -14,7 +14,8 @@ kernel costs nothing: scaling it together with the noise leaves w unchanged and 
 
 There are two engines: compiled code if it is available (:mod:`pyro_nngp.native`), and torch operations on chunks of
 targets that stay in cache. The latter keep one matrix per target for the backward pass: the slopes below the diagonal,
-the transposed Cholesky factor above. Second derivatives use the code for general kernels.
+the transposed Cholesky factor above. Second derivatives use the code for general kernels, as do kernels with a shape
+parameter where there is no compiled code.
 
 Cost: O(B K^3) time; O(B K^2) memory for gradients in torch, O(B K) in compiled code.
 Symbols: as in :mod:`pyro_nngp.conditionals.nearest_neighbor`; s scaled neighbors relative to the target.
@@ -56,18 +57,23 @@ def radial_conditional(
     """
     x, points = kernel.columns(x), kernel.columns(points)
     lengthscale, variance, dim = kernel.lengthscale.to(x.dtype), kernel.variance.to(x.dtype), x.shape[1]
-    batch = torch.broadcast_shapes(lengthscale.shape[:-1], variance.shape, () if noise is None else noise.shape[:-2])
+    shape, rest = kernel.shape, (neighbors, kernel.profile, jitter)
+    given = [value.shape for value in (variance, shape) if value is not None]
+    batch = torch.broadcast_shapes(lengthscale.shape[:-1], *given, () if noise is None else noise.shape[:-2])
     if not batch:
-        return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, neighbors, kernel.profile, jitter))
+        return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, shape))
     lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(batch).reshape(-1)
+    shape = None if shape is None else shape.expand(batch).reshape(-1)
     if noise is not None and noise.dim() > 2:
         noise = noise.expand(*batch, *neighbors.shape).reshape(-1, *neighbors.shape)
-    w, var = _compute(Problem(x, points, lengthscale, variance, noise, neighbors, kernel.profile, jitter))
+    w, var = _compute(Problem(x, points, lengthscale, variance, noise, *rest, shape))
     return w.view(*batch, *neighbors.shape), var.view(*batch, len(x))
 
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
     """Weights and variances, by compiled code where it can."""
+    if problem.shape is not None and not compiled.supported(problem):
+        return _general(problem)
     engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
     if failed is None or not failed.any():
@@ -86,8 +92,19 @@ def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Te
         return w, var
     noise = None if noise is None else noise[rows]
     rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-    again = apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
+    again = _general(rest) if rest.shape is not None else apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
     return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
+
+
+def _general(problem: Problem) -> tuple[Tensor, Tensor]:
+    """By the code for general kernels."""
+    x, points, lengthscale, variance, noise, neighbors, profile, jitter, shape = problem
+    cov = Covariance(
+        lambda a, b: block(a, b, lengthscale, variance, profile, shape),
+        lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
+        batch_shape=variance.shape,
+    )
+    return block_conditional(cov, x, points, neighbors, noise, jitter)
 
 
 class Engine(NamedTuple):
@@ -110,14 +127,16 @@ class _Fused(torch.autograd.Function):
         engine: Engine, recording: bool, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
         problem = Problem(*arguments)
-        inputs = problem.x.requires_grad or problem.points.requires_grad
-        return engine.forward(problem, recording, inputs=inputs)
+        flags = {"inputs": problem.x.requires_grad or problem.points.requires_grad}
+        if problem.shape is not None:
+            flags["shape"] = problem.shape.requires_grad
+        return engine.forward(problem, recording, **flags)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         problem, (_, _, failed, kept) = Problem(*inputs[2:]), output
-        ctx.engine, ctx.rest = inputs[0], problem[6:]
-        ctx.save_for_backward(*problem[:6], *kept)
+        ctx.engine, ctx.rest = inputs[0], problem[6:8]
+        ctx.save_for_backward(*problem[:6], problem.shape, *kept)
         if failed is not None:
             ctx.mark_non_differentiable(failed)
 
@@ -144,20 +163,26 @@ class _Fused(torch.autograd.Function):
                 lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
                 variance=cast(Tensor, flat(problem.variance, dims.variance, 0)),
                 noise=flat(problem.noise, dims.noise, 2),
+                shape=flat(problem.shape, dims.shape, 0),
             )
         )
         return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
 
     @staticmethod
     def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        tensors, kept = ctx.saved_tensors[:6], ctx.saved_tensors[6:]
-        problem, needs = Problem(*tensors, *ctx.rest), ctx.needs_input_grad[2:7]
+        (*tensors, shape), kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        problem = Problem(*tensors, *ctx.rest)._replace(shape=shape)
+        needs = (*ctx.needs_input_grad[2:7], ctx.needs_input_grad[10])
         if torch.is_grad_enabled():  # a second derivative may be wanted, or torch.func maps over gradients
             found = iter(_Gradient.apply(ctx.engine, needs, grad_w, grad_var, *problem))
             grads = tuple(next(found) if need else None for need in needs)
         else:
             grads = _gradients(problem, needs, _backward_of(ctx.engine, problem, kept, needs, grad_w, grad_var))
-        return None, None, *grads, None, None, None
+        return None, None, *grads[:5], None, None, None, grads[5]
+
+
+_DIFFERENTIABLE = "x", "points", "lengthscale", "variance", "noise", "shape"
+_NEIGHBORS = 7  # of (grad_w, grad_var, *problem)
 
 
 class _Gradient(torch.autograd.Function):
@@ -168,14 +193,17 @@ class _Gradient(torch.autograd.Function):
         engine: Engine, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor, *arguments: Any
     ) -> tuple[Tensor, ...]:
         problem = Problem(*arguments)
-        kept = engine.forward(problem, True, inputs=needs[0] or needs[1])[3]
+        flags = {"inputs": needs[0] or needs[1]}
+        if problem.shape is not None:
+            flags["shape"] = needs[5]
+        kept = engine.forward(problem, True, **flags)[3]
         found = _gradients(problem, needs, _backward_of(engine, problem, kept, needs, grad_w, grad_var))
         return tuple(grad for grad in found if grad is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        ctx.needs, ctx.rest = inputs[1], inputs[10:]
-        ctx.save_for_backward(*inputs[2:10])
+        ctx.needs, ctx.rest = inputs[1], inputs[10:12]
+        ctx.save_for_backward(*inputs[2:10], inputs[12])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, engine: Engine, needs: tuple[bool, ...], *arguments: Any) -> tuple:
@@ -189,28 +217,31 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         tensors = ctx.saved_tensors
-        places = [i for i, tensor in enumerate(tensors[:7]) if tensor is not None]
+        places = [i for i, tensor in enumerate(tensors) if tensor is not None and i != _NEIGHBORS]
 
         def gradients(*values: Tensor) -> tuple[Tensor, ...]:
             given = [*tensors]
             for place, value in zip(places, values, strict=True):
                 given[place] = value
-            found = _differentiable_gradients(Problem(*given[2:], *ctx.rest), ctx.needs, *given[:2])
+            problem = Problem(*given[2:8], *ctx.rest)._replace(shape=given[8])
+            found = _differentiable_gradients(problem, ctx.needs, *given[:2])
             return tuple(grad for grad in found if grad is not None)
 
         pulled = dict(zip(places, vjp(gradients, *(tensors[i] for i in places))[1](grads), strict=True))
-        return None, None, *(pulled.get(i) for i in range(7)), *[None] * 3
+        return None, None, *(pulled.get(i) for i in range(7)), None, None, None, pulled.get(8)
 
 
 def _backward_of(
     engine: Engine, problem: Problem, kept: tuple, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
 ) -> Gradients:
-    flags = {"inputs": needs[0] or needs[1], "kernel": needs[2] or needs[3], "noise": needs[4]}
+    flags = {"inputs": needs[0] or needs[1], "kernel": needs[2] or needs[3] or needs[5], "noise": needs[4]}
+    if problem.shape is not None:
+        flags["shape"] = needs[5]
     return engine.backward(problem, kept, grad_w, grad_var, **flags)
 
 
 def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> tuple[Tensor | None, ...]:
-    """Gradients of x, points, lengthscale, variance and noise where they are needed."""
+    """Gradients of x, points, lengthscale, variance, noise and shape where they are needed."""
     points = scale = variance = None
     x, z, noise = found.x if needs[0] else None, found.z, found.noise
     if problem.sets:  # what the sets have in common
@@ -223,29 +254,20 @@ def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> t
         scale = cast(Tensor, found.log_lengthscale) / problem.lengthscale
     if needs[3]:
         variance = cast(Tensor, found.log_variance) / problem.variance
-    return x, points, scale, variance, noise
+    return x, points, scale, variance, noise, found.shape if needs[5] else None
 
 
 def _differentiable_gradients(
     problem: Problem, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
 ) -> tuple[Tensor | None, ...]:
     """Differentiable gradients, from the code for general kernels."""
-    rest = problem[5:]
+    wanted = [name for name, need in zip(_DIFFERENTIABLE, needs, strict=True) if need]
 
     def values(*arguments: Tensor) -> tuple[Tensor, Tensor]:
-        given = iter(arguments)
-        every: list[Any] = [next(given) if need else value for need, value in zip(needs, problem[:5], strict=True)]
-        x, points, lengthscale, variance, noise = every
-        neighbors, profile, jitter = rest
-        cov = Covariance(
-            lambda a, b: block(a, b, lengthscale, variance, profile),
-            lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
-            batch_shape=variance.shape,
-        )
-        return block_conditional(cov, x, points, neighbors, noise, jitter)
+        given: dict[str, Any] = dict(zip(wanted, arguments, strict=True))
+        return _general(problem._replace(**given))
 
-    wanted = [cast(Tensor, value) for value, need in zip(problem[:5], needs, strict=True) if need]
-    grads = iter(vjp(values, *wanted)[1]((grad_w, grad_var)))
+    grads = iter(vjp(values, *(getattr(problem, name) for name in wanted))[1]((grad_w, grad_var)))
     return tuple(next(grads) if need else None for need in needs)
 
 

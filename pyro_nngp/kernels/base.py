@@ -65,7 +65,8 @@ class Covariance:
         if parts is not None:
             scale = parts.lengthscale
             scale = of_part(scale, min(1, scale.dim()))
-            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0))
+            shape = None if parts.shape is None else of_part(parts.shape, 0)
+            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0), shape=shape)
         batch = (*self.batch_shape[:stop], *ones)
         return Covariance(
             lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)

@@ -14,23 +14,26 @@ Symbols: q squared scaled distance, s = sqrt(q), v variance, k block, W weights 
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from pyro_nngp._provenance import apply
+from pyro_nngp.kernels import matern_table
 
 
 class Profile(NamedTuple):
     """A covariance as a function of the squared distance q between inputs divided by ``stretch`` lengthscales.
 
     ``function`` maps (q, v) to (k, dk/dq). It may write into q when no graph is being recorded and has to be
-    differentiable in both arguments otherwise.
+    differentiable in both arguments otherwise. Where the covariance has a shape parameter, there is ``correlation``
+    instead, which maps (q, shape) to the correlation, by operations that can be differentiated.
     """
 
     stretch: float
-    function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    function: Any
+    correlation: Callable[[Tensor, Tensor], Tensor] | None = None
 
 
 class Radial(NamedTuple):
@@ -43,9 +46,13 @@ class Radial(NamedTuple):
     """Shape (*S,)."""
     columns: Callable[[Tensor], Tensor]
     """The columns of an input that the kernel acts on."""
+    shape: Tensor | None = None
+    """The shape parameter (*S,) of a profile that has one."""
 
 
-def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile) -> Tensor:
+def block(
+    x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile, shape: Tensor | None = None
+) -> Tensor:
     """Covariance block of raw inputs; pass the same object twice if they are equal.
 
     Args:
@@ -54,11 +61,15 @@ def block(x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: 
         lengthscale: scalar, (D,), or (*S, D) or (*S, 1) for a batch of kernels.
         variance: scalar, or (*S,).
         profile: one of the profiles of this module.
+        shape: the shape parameter of a profile that has one, as the variance.
 
     Returns:
         Shape (*S, ..., n, m).
     """
     rank = max(x.dim(), z.dim())
+    if profile.correlation is not None:
+        q = block(x, z, lengthscale, x.new_ones(()), SQUARED_DISTANCE)
+        return of_numbers(variance.to(x.dtype), rank) * profile.correlation(q, of_numbers(cast(Tensor, shape), rank))
     scale = of_columns(lengthscale.to(x.dtype), rank) * profile.stretch
     return radial(*map_pair(lambda y: y / scale, x, z), of_numbers(variance.to(x.dtype), rank), profile)
 
@@ -153,6 +164,7 @@ WENDLAND = Profile(1.0, _wendland)
 MATERN12 = Profile(1.0, _matern12)
 MATERN32 = Profile(1 / math.sqrt(3), _matern32)
 MATERN52 = Profile(1 / math.sqrt(5), _matern52)
+MATERN = Profile(1.0, None, matern_table.correlation)
 SQUARED_DISTANCE = Profile(1.0, _identity)
 
 _FAR = 1e30  # squared distances from here on, and those that overflow, count as this one: the covariance is zero

@@ -82,9 +82,10 @@ class Stationary(Kernel):
     @pyro_entry
     def bind(self) -> Covariance:
         values = self.read_all()
-        parts = radial.Radial(self.profile, self.columns_of(values["lengthscale"]), values["variance"], self._columns)
+        scale, variance, shape = self.columns_of(values["lengthscale"]), values["variance"], values.get("smoothness")
+        parts = radial.Radial(self.profile, scale, variance, self._columns, shape)
         return Covariance(
-            lambda x, z: radial.block(*self._column_pair(x, z), parts.lengthscale, parts.variance, self.profile),
+            lambda x, z: radial.block(*self._column_pair(x, z), scale, variance, self.profile, shape),
             lambda x: self._variances(x, parts.variance),
             parts,
             self.batch_shape_of(values),

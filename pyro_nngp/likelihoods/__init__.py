@@ -15,6 +15,7 @@ from pyro_nngp.likelihoods.continuous import (
 )
 from pyro_nngp.likelihoods.convolved import convolved
 from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial, Ordinal, Poisson
+from pyro_nngp.likelihoods.multinomial import BinomialSplit, binomial_splits, log_shares
 from pyro_nngp.likelihoods.per_output import PerOutput
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 from pyro_nngp.likelihoods.positive import GeneralizedPareto, InverseGaussian, Tweedie
@@ -27,6 +28,7 @@ __all__ = [
     "Beta",
     "BetaBinomial",
     "Binomial",
+    "BinomialSplit",
     "Categorical",
     "Censored",
     "Gamma",
@@ -48,5 +50,7 @@ __all__ = [
     "Tweedie",
     "ZeroInflated",
     "ZeroTruncated",
+    "binomial_splits",
     "convolved",
+    "log_shares",
 ]

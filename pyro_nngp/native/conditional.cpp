@@ -22,6 +22,7 @@
 #include <exception>
 #include <new>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "vectors.h"
@@ -33,42 +34,45 @@ enum Status { DONE, NO_MEMORY, NO_SUCH_POINT };
 // Mirrored by Arguments in structures.py. Pointers may be null where that is said.
 struct Arguments {
     int64_t num_sets, num_targets, num_neighbors, num_dims, num_points;
-    int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2
+    int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2, 4 by a table
     int64_t noise_of_sets;       // whether each set has its own noise
     int64_t num_threads;
+    int64_t of_shape;            // 1 if derivatives by the shape parameter of a table are wanted, else 0
     double jitter;
     const void *x;               // (B, D)
     const void *points;          // (N, D)
     const int64_t *neighbors;    // (B, K), rows of points, negative for none
     const void *scale;           // (S, D), lengthscale times the stretch of the kernel
     const void *variance;        // (S,)
+    const void *table;           // (S, 2, cells, C): correlations and their derivatives by the shape, or null
     const void *noise;           // (S, B, K) or (B, K), or null
     uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (S, B, K), (S, B): forward pass; null in the backward pass
-    void *tangent_w, *tangent_v; // (S, B, D, K), (S, B, D + 1), or both null: derivatives of w and v by log scale and,
-                                 // the last of v, log variance; without noise. Written forward, read backward
+    void *tangent_w, *tangent_v; // (S, B, P, K), (S, B, P + 1), or both null, P = D + of_shape: derivatives of w and v
+                                 // by log scale, shape and, the last of v, log variance; without noise. Written
+                                 // forward, read backward
     const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
     void *grad_noise;            // (S, B, K) or null
     void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
-    double *sums;                // (S, blocks, D + 1) or null: gradients of log scale and log variance
+    double *sums;                // (S, blocks, P + 1) or null: gradients of log scale, shape and log variance
 };
 }
 
 namespace {
 
-enum Kernel { RBF, MATERN12, MATERN32, MATERN52 };
+enum Kernel { RBF, MATERN12, MATERN32, MATERN52, TABLE };
 
 template <class T> struct Real;
 template <> struct Real<float> {
     using Int = int32_t;
     static constexpr float lowest = -87.33f, magic = 0x1.8p23f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
-    static constexpr int degree = 7, bits = 23, bias = 127;
+    static constexpr int degree = 7, bits = 23, bias = 127, cell_bits = 5, coefficients = 4;
 };
 template <> struct Real<double> {
     using Int = int64_t;
     static constexpr double lowest = -708.39, magic = 0x1.8p52, ln2_high = 0x1.62e42fee0p-1, ln2_low = 0x1.a39ef35793c76p-33;
-    static constexpr int degree = 13, bits = 52, bias = 1023;
+    static constexpr int degree = 13, bits = 52, bias = 1023, cell_bits = 4, coefficients = 8;
 };
 
 // exp(x) for x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial in r (relative error below 1e-8 and 1e-17
@@ -106,40 +110,165 @@ template <class T, class V> INLINE V square_root(const V x) {
 // A squared distance that has overflowed is a large one: infinity times exp(-infinity) would be NaN. NaN stays NaN.
 template <class T, class V> INLINE V finite(const V q) { return q > T(1e30) ? V{} + T(1e30) : q; }
 
-// k(q) and, if asked for, its slope dk/dq for COUNT squared distances, q in and k out.
-template <class T, int COUNT, bool SLOPE, class V>
-INLINE void profile(const int kernel, const T variance, V *q, V *slope) {
-    switch (kernel) {
-    case RBF:
-        for (int e = 0; e < COUNT; ++e) {
-            q[e] = variance * exp_negative<T>(-q[e]);
-            if (SLOPE) slope[e] = -q[e];
-        }
-        break;
-    case MATERN12:
-        for (int e = 0; e < COUNT; ++e) {
-            const V s = square_root<T>(q[e]), k = variance * exp_negative<T>(-s);
-            if (SLOPE) slope[e] = q[e] <= T(1e-24) ? V{} : T(-0.5) * k / s;
-            q[e] = k;
-        }
-        break;
-    case MATERN32:
-        for (int e = 0; e < COUNT; ++e) {
-            q[e] = finite<T>(q[e]);
-            const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
-            if (SLOPE) slope[e] = T(-0.5) * f;
-            q[e] = f + s * f;
-        }
-        break;
-    default:
-        for (int e = 0; e < COUNT; ++e) {
-            q[e] = finite<T>(q[e]);
-            const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
-            if (SLOPE) slope[e] = T(-1.0 / 6) * g;
-            q[e] = g + q[e] * T(1.0 / 3) * f;
-        }
+// Of the tables of pyro_nngp/kernels/matern_table.py: exponents of two between which they have 2^cell_bits cells for each
+// octave. The octave below has the constant 1, the one beyond 0.
+constexpr int LEAST = -80, MOST = 20;
+constexpr double FIRST_Q = 0x1p-81, LAST_Q = 0x1p20;
+template <class T> constexpr int CELLS = (MOST - LEAST + 2) << Real<T>::cell_bits;
+
+// out[c] <- the c-th coefficient of the cell of each lane. Whole rows are loaded, four numbers at a time, and
+// transposed, which takes a third of the time of gathering numbers.
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define ROWS
+#endif
+#endif
+
+#if defined(ROWS)
+template <class A, size_t... I> INLINE auto join(const A a, const A b, std::index_sequence<I...>) {
+    return __builtin_shufflevector(a, b, int(I)...);
+}
+
+// The rows of lanes k, k + 4, k + 8.. one after the other.
+template <class T, class V, class Int> INLINE V every_fourth(const T *table, const Int cell, const int k) {
+    constexpr int stride = Real<T>::coefficients, lanes = sizeof(V) / sizeof(T);
+    typedef T Four __attribute__((vector_size(4 * sizeof(T))));
+    Four row[lanes / 4];
+#pragma GCC unroll 4
+    for (int g = 0; g < lanes / 4; ++g) std::memcpy(&row[g], table + cell[4 * g + k] * stride, sizeof(Four));
+    if constexpr (lanes == 4) {
+        return row[0];
+    } else {
+        const auto low = join(row[0], row[1], std::make_index_sequence<8>());
+        if constexpr (lanes == 8)
+            return low;
+        else
+            return join(low, join(row[2], row[3], std::make_index_sequence<8>()), std::make_index_sequence<16>());
     }
 }
+
+// Of each four lanes: the first two of a and b in turn, or the last two; the first two of a, then of b, or the last two.
+constexpr int turn(const int i, const int lanes, const int from) {
+    return i % 2 * lanes + i / 4 * 4 + i % 4 / 2 + from;
+}
+constexpr int halves(const int i, const int lanes, const int from) {
+    return i % 4 / 2 * lanes + i / 4 * 4 + i % 2 + from;
+}
+template <int FROM, class V, size_t... I> INLINE V in_turn(const V a, const V b, std::index_sequence<I...>) {
+    return __builtin_shufflevector(a, b, turn(I, sizeof...(I), FROM)...);
+}
+template <int FROM, class V, size_t... I> INLINE V by_halves(const V a, const V b, std::index_sequence<I...>) {
+    return __builtin_shufflevector(a, b, halves(I, sizeof...(I), FROM)...);
+}
+#endif
+
+template <class T, class V, class Int> INLINE void read_cells(const T *table, const Int cell, V *out) {
+    constexpr int count = Real<T>::coefficients, lanes = sizeof(V) / sizeof(T);
+#if defined(ROWS)
+    if constexpr (lanes >= 4) {
+        constexpr auto all = std::make_index_sequence<lanes>();
+#pragma GCC unroll 2
+        for (int c = 0; c < count; c += 4) {
+            const V a = every_fourth<T, V>(table + c, cell, 0), b = every_fourth<T, V>(table + c, cell, 1);
+            const V d = every_fourth<T, V>(table + c, cell, 2), e = every_fourth<T, V>(table + c, cell, 3);
+            const V ab = in_turn<0>(a, b, all), de = in_turn<0>(d, e, all);
+            const V ab2 = in_turn<2>(a, b, all), de2 = in_turn<2>(d, e, all);
+            out[c] = by_halves<0>(ab, de, all), out[c + 1] = by_halves<2>(ab, de, all);
+            out[c + 2] = by_halves<0>(ab2, de2, all), out[c + 3] = by_halves<2>(ab2, de2, all);
+        }
+        return;
+    }
+#endif
+    for (int c = 0; c < count; ++c)
+        for (int l = 0; l < lanes; ++l) out[c][l] = table[cell[l] * count + c];
+}
+
+// The correlation at squared distances q, its slope by q and its derivative by the shape, by the polynomial of the cell
+// of q, whose number is exponent and first bits of q and whose place the other bits. NaN stays NaN.
+template <class T, bool SLOPE, bool SHAPE, class V> INLINE V correlation(const T *table, const V q, V *slope, V *shape) {
+    using C = Real<T>;
+    using I = typename C::Int;
+    typedef I Int __attribute__((vector_size(sizeof(V))));
+    constexpr int below = C::bits - C::cell_bits;
+    const V from = q < T(FIRST_Q) ? V{} + T(FIRST_Q) : q, known = from < T(LAST_Q) ? from : V{} + T(LAST_Q);
+    Int bits;
+    std::memcpy(&bits, &known, sizeof(V));
+    const Int cell = (bits >> below) - (I(C::bias + LEAST - 1) << C::cell_bits);
+    const Int place_bits = (bits & ((I(1) << below) - 1)) | (I(C::bias) << C::bits);
+    V place;
+    std::memcpy(&place, &place_bits, sizeof(V));
+    place = place * T(1 << C::cell_bits) - T((1 << C::cell_bits) + 0.5);
+    V terms[C::coefficients], value = finite<T>(q) * T(0), change = {};
+    read_cells<T>(table, cell, terms);
+#pragma GCC unroll 8
+    for (int c = C::coefficients - 1; c >= 0; --c) {
+        if (SLOPE) change = change * place + value;
+        value = value * place + terms[c];
+    }
+    if (SLOPE) {
+        const Int reciprocal = (I(2 * C::bias + C::cell_bits) - (bits >> C::bits)) << C::bits;
+        V width;
+        std::memcpy(&width, &reciprocal, sizeof(V)); // one over that of the cell
+        *slope = change * width;
+    }
+    if (SHAPE) {
+        V sum = {};
+        read_cells<T>(table + CELLS<T> * C::coefficients, cell, terms);
+#pragma GCC unroll 8
+        for (int c = C::coefficients - 1; c >= 0; --c) sum = sum * place + terms[c];
+        *shape = sum;
+    }
+    return value;
+}
+
+// A kernel function of one set of hyperparameters.
+template <class T> struct Function {
+    int kernel;
+    T variance;
+    const T *table;
+
+    // k(q) and, if asked for, its slope dk/dq and derivative by the shape, for COUNT squared distances, q in and k out.
+    template <int COUNT, bool SLOPE, bool SHAPE, class V> INLINE void evaluate(V *q, V *slope, V *shape) const {
+        switch (kernel) {
+        case RBF:
+            for (int e = 0; e < COUNT; ++e) {
+                q[e] = variance * exp_negative<T>(-q[e]);
+                if (SLOPE) slope[e] = -q[e];
+            }
+            break;
+        case MATERN12:
+            for (int e = 0; e < COUNT; ++e) {
+                const V s = square_root<T>(q[e]), k = variance * exp_negative<T>(-s);
+                if (SLOPE) slope[e] = q[e] <= T(1e-24) ? V{} : T(-0.5) * k / s;
+                q[e] = k;
+            }
+            break;
+        case MATERN32:
+            for (int e = 0; e < COUNT; ++e) {
+                q[e] = finite<T>(q[e]);
+                const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
+                if (SLOPE) slope[e] = T(-0.5) * f;
+                q[e] = f + s * f;
+            }
+            break;
+        case MATERN52:
+            for (int e = 0; e < COUNT; ++e) {
+                q[e] = finite<T>(q[e]);
+                const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
+                if (SLOPE) slope[e] = T(-1.0 / 6) * g;
+                q[e] = g + q[e] * T(1.0 / 3) * f;
+            }
+            break;
+        default:
+            for (int e = 0; e < COUNT; ++e) {
+                V change = {}, by_shape = {};
+                q[e] = variance * correlation<T, SLOPE, SHAPE>(table, q[e], &change, &by_shape);
+                if (SLOPE) slope[e] = variance * change;
+                if (SHAPE) shape[e] = variance * by_shape;
+            }
+        }
+    }
+};
 
 constexpr int64_t round_up(const int64_t count, const int64_t to) { return (count + to - 1) / to * to; }
 
@@ -154,29 +283,32 @@ template <class T, int BYTES, int R> struct Block {
     static constexpr int64_t PANEL = 12 * R, SLICE = 64;
 
     const Arguments &arg;
-    const int64_t K, D, rows; // rows: K rounded up to a multiple of R
+    const int64_t K, D, P, rows; // P: D + of_shape; rows: K rounded up to a multiple of R
     std::vector<char> memory;
     Status status = DONE;
-    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes;
+    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes, *shapes;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
     int64_t base, block; // of the set at hand: number of its first point, and of the block, in all that is written
     const T *scale;      // likewise
     T variance;
+    Function<T> function; // likewise
 
     explicit Block(const Arguments &a)
-        : arg(a), K(a.num_neighbors), D(a.num_dims), rows(round_up(a.num_neighbors, R)) {
+        : arg(a), K(a.num_neighbors), D(a.num_dims), P(a.num_dims + a.of_shape), rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
         const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
         const int64_t sloped = a.tangent_w && !a.grad_w ? offset(rows) + rows : 0;
-        const size_t count = rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + D + 1 + sloped;
+        const size_t count =
+            rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + P + 1 + sloped * (1 + a.of_shape);
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
         const auto take = [&next](const int64_t count) { V *part = next; next += count; return part; };
         z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
         near = sharing ? take(rows * D) : z, real = take(rows);
-        solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(D + 1);
+        solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(P + 1);
         grad_z = inputs ? take(rows * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
+        shapes = sloped && a.of_shape ? take(sloped) : nullptr;
     }
     INLINE void place(V *factor) { tril = factor, inverse = factor + offset(rows); }
 
@@ -204,6 +336,8 @@ template <class T, int BYTES, int R> struct Block {
         const int64_t blocks = round_up(arg.num_targets, W) / W;
         base = set * arg.num_targets + first, block = set * blocks + first / W;
         scale = as<T>(arg.scale) + set * D, variance = as<T>(arg.variance)[set];
+        const int64_t table = set * 2 * CELLS<T> * Real<T>::coefficients;
+        function = {int(arg.kernel), variance, arg.table ? as<T>(arg.table) + table : nullptr};
         if (arg.factors) place(static_cast<V *>(arg.factors) + block * factor_size(rows));
         const T *noise = as<T>(arg.noise), own = variance * (1 + T(arg.jitter));
         if (noise && arg.noise_of_sets) noise += set * arg.num_targets * K;
@@ -261,7 +395,7 @@ template <class T, int BYTES, int R> struct Block {
 
     // Cholesky factor of K_nn + noise, in panels of columns and in tiles within them. Panel by panel, first what the
     // columns before it contribute, a slice of columns at a time so that the panel's part of it stays in cache.
-    template <bool SLOPES> INLINE void factorize() {
+    template <bool SLOPES, bool SHAPES> INLINE void factorize() {
         typename Real<T>::Int bad[W] = {};
         for (int64_t start = 0; start < rows; start += PANEL) {
             const int64_t end = start + PANEL < rows ? start + PANEL : rows;
@@ -280,12 +414,15 @@ template <class T, int BYTES, int R> struct Block {
                     V q[R * R], tile[R][R] = {};
                     distances(i, j, q);
                     if (SLOPES) {
-                        V slope[R * R];
-                        profile<T, R * R, true>(arg.kernel, variance, q, slope);
+                        V slope[R * R], shape[R * R];
+                        function.template evaluate<R * R, true, SHAPES>(q, slope, shape);
                         for (int a = 0; a < R; ++a)
-                            for (int b = 0; b < R && j + b < i + a; ++b) slopes[offset(i + a) + j + b] = slope[a * R + b];
+                            for (int b = 0; b < R && j + b < i + a; ++b) {
+                                slopes[offset(i + a) + j + b] = slope[a * R + b];
+                                if (SHAPES) shapes[offset(i + a) + j + b] = shape[a * R + b];
+                            }
                     } else {
-                        profile<T, R * R, false>(arg.kernel, variance, q, q);
+                        function.template evaluate<R * R, false, false>(q, q, q);
                     }
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
@@ -410,12 +547,13 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // k_n in solved[0].
-    template <bool SLOPES> INLINE void cross() {
+    template <bool SLOPES, bool SHAPES> INLINE void cross() {
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope = {};
+            V q = {}, slope = {}, shape = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            profile<T, 1, SLOPES>(arg.kernel, variance, &q, &slope);
+            function.template evaluate<1, SLOPES, SHAPES>(&q, &slope, &shape);
             if (SLOPES) slopes[offset(rows) + k] = slope;
+            if (SHAPES) shapes[offset(rows) + k] = shape;
             solved[0][k] = q * mask[k];
         }
     }
@@ -433,8 +571,8 @@ template <class T, int BYTES, int R> struct Block {
         return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding can violate this
     }
 
-    template <bool SLOPES> INLINE void forward() {
-        cross<SLOPES>();
+    template <bool SLOPES, bool SHAPES> INLINE void forward() {
+        cross<SLOPES, SHAPES>();
         solve_lower<1>();
         const V v = explained();
         solve_upper<1>();
@@ -443,52 +581,69 @@ template <class T, int BYTES, int R> struct Block {
             for (int64_t k = 0; k < K; ++k) out_w[(base + l) * K + k] = solved[0][k][l];
             out_v[base + l] = v[l] < floor() ? floor() : v[l];
         }
-        if (SLOPES) tangents(v);
+        if (SLOPES) tangents<SHAPES>(v);
     }
 
     // Derivatives by the logs of the scales, two at a time: those of K_nn and k_n are -2 dk/dq times the squared
-    // differences of a column, so that dw = K_nn^-1 r with r = dk_n - dK_nn w, and dv = -w' (dk_n + r).
-    INLINE void tangents(const V v) {
+    // differences of a column, so that dw = K_nn^-1 r with r = dk_n - dK_nn w, and dv = -w' (dk_n + r). By the shape
+    // they are known.
+    template <bool SHAPES> INLINE void tangents(const V v) {
         V *const w = left;
         for (int64_t k = 0; k < rows; ++k) w[k] = solved[0][k];
-        for (int64_t d = 0; d < D; d += 2) {
+        for (int64_t d = 0; d < P; d += 2) {
             V of_v[2] = {};
-            for (int c = 0; c < 2 && d + c < D; ++c) {
+            for (int c = 0; c < 2 && d + c < P; ++c) {
                 const V *column = z + d + c;
-                for (int64_t i = 0; i < rows; ++i) {
-                    const V here = column[i * D], own = w[i], *row = slopes + offset(i);
-                    const V of_target = slopes[offset(rows) + i] * here * here * mask[i];
-                    V sum = {};
-                    for (int64_t j = 0; j < i; ++j) {
-                        const V difference = here - column[j * D], change = row[j] * difference * difference;
-                        sum += change * w[j];
-                        solved[c][j] -= change * own;
-                    }
-                    solved[c][i] = of_target - sum;
-                    of_v[c] += own * of_target;
-                }
-                for (int64_t i = 0; i < rows; ++i) {
-                    solved[c][i] *= mask[i];
-                    of_v[c] += w[i] * solved[c][i];
-                }
+                if (SHAPES && d + c == D)
+                    of_v[c] = residual(c, w, shapes, [](int64_t) { return V{} + T(1); },
+                                       [](int64_t, int64_t) { return V{} + T(1); });
+                else
+                    of_v[c] = residual(c, w, slopes, [&](const int64_t i) { return column[i * D] * column[i * D]; },
+                                       [&](const int64_t i, const int64_t j) {
+                                           const V difference = column[i * D] - column[j * D];
+                                           return difference * difference;
+                                       });
             }
-            if (d + 1 < D)
+            if (d + 1 < P)
                 solve_lower<2>(), solve_upper<2>();
             else
                 solve_lower<1>(), solve_upper<1>();
-            for (int c = 0; c < 2 && d + c < D; ++c) store_tangents(d + c, solved[c], of_v[c], v);
+            for (int c = 0; c < 2 && d + c < P; ++c) store_tangents(d + c, solved[c], of_v[c], v);
         }
     }
 
-    // Of one scale, and of the variance; zero for points that have failed, and for v at its floor.
+    // r in solved[c] and the sum w' (dk_n + r), where derivatives are `change` times a factor of target or pair.
+    template <class OfTarget, class OfPair>
+    INLINE V residual(const int c, const V *w, const V *change, OfTarget of_target, OfPair of_pair) {
+        V of_v = {};
+        for (int64_t i = 0; i < rows; ++i) {
+            const V own = w[i], *row = change + offset(i), here = change[offset(rows) + i] * of_target(i) * mask[i];
+            V sum = {};
+            for (int64_t j = 0; j < i; ++j) {
+                const V entry = row[j] * of_pair(i, j);
+                sum += entry * w[j];
+                solved[c][j] -= entry * own;
+            }
+            solved[c][i] = here - sum;
+            of_v += own * here;
+        }
+        for (int64_t i = 0; i < rows; ++i) {
+            solved[c][i] *= mask[i];
+            of_v += w[i] * solved[c][i];
+        }
+        return of_v;
+    }
+
+    // Of one scale or the shape, and of the variance; zero for points that have failed, and for v at its floor.
     INLINE void store_tangents(const int64_t d, const V *of_w, const V of_v, const V v) {
         T *out_w = static_cast<T *>(arg.tangent_w), *out_v = static_cast<T *>(arg.tangent_v);
+        const T factor = d < D ? T(-2) : T(1);
         for (int l = 0; l < live; ++l) {
             const bool failed = arg.failed[base + l];
-            T *const row = out_w + ((base + l) * D + d) * K, *const last = out_v + (base + l) * (D + 1);
-            for (int64_t k = 0; k < K; ++k) row[k] = failed ? T(0) : T(-2) * of_w[k][l];
-            last[d] = failed || !(v[l] >= floor()) ? T(0) : T(2) * of_v[l];
-            last[D] = failed || !(v[l] >= floor()) ? T(0) : v[l];
+            T *const row = out_w + ((base + l) * P + d) * K, *const last = out_v + (base + l) * (P + 1);
+            for (int64_t k = 0; k < K; ++k) row[k] = failed ? T(0) : factor * of_w[k][l];
+            last[d] = failed || !(v[l] >= floor()) ? T(0) : -factor * of_v[l];
+            last[P] = failed || !(v[l] >= floor()) ? T(0) : v[l];
         }
     }
 
@@ -497,12 +652,12 @@ template <class T, int BYTES, int R> struct Block {
         const int64_t blocks = round_up(arg.num_targets, W) / W;
         const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
         const T *tangent_w = as<T>(arg.tangent_w), *tangent_v = as<T>(arg.tangent_v);
-        double *const out = arg.sums + (set * blocks + first / W) * (D + 1);
-        for (int64_t d = 0; d <= D; ++d) {
+        double *const out = arg.sums + (set * blocks + first / W) * (P + 1);
+        for (int64_t d = 0; d <= P; ++d) {
             double sum = 0;
             for (int64_t b = set * arg.num_targets + first, end = b + live; b < end; ++b) {
-                T own = grad_v[b] * tangent_v[b * (D + 1) + d];
-                for (int64_t k = 0; d < D && k < K; ++k) own += grad_w[b * K + k] * tangent_w[(b * D + d) * K + k];
+                T own = grad_v[b] * tangent_v[b * (P + 1) + d];
+                for (int64_t k = 0; d < P && k < K; ++k) own += grad_w[b * K + k] * tangent_w[(b * P + d) * K + k];
                 sum += own;
             }
             out[d] = sum;
@@ -512,7 +667,7 @@ template <class T, int BYTES, int R> struct Block {
     INLINE void backward() {
         const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
         V bar = {};
-        cross<false>();
+        cross<false, false>();
         for (int64_t k = 0; k < rows; ++k) solved[1][k] = V{};
         for (int l = 0; l < live; ++l) {
             const int64_t b = base + l;
@@ -531,34 +686,37 @@ template <class T, int BYTES, int R> struct Block {
             for (int l = 0; l < live; ++l)
                 for (int64_t k = 0; k < K; ++k) noise[(base + l) * K + k] = left[k][l] * w[k][l];
         if (!arg.sums && !arg.grad_z) return;
-        for (int64_t d = 0; d <= D; ++d) total[d] = V{};
-        total[D] = bar; // of log variance, over the variance so far
-        for (int64_t k = 0; k < rows; ++k) total[D] += left[k] * w[k] * mask[k];
-        total[D] *= variance * (1 + T(arg.jitter));
-        if (arg.grad_z)
-            pull<true>(bar);
+        for (int64_t d = 0; d <= P; ++d) total[d] = V{};
+        total[P] = bar; // of log variance, over the variance so far
+        for (int64_t k = 0; k < rows; ++k) total[P] += left[k] * w[k] * mask[k];
+        total[P] *= variance * (1 + T(arg.jitter));
+        if (arg.of_shape)
+            pull<true, true>(bar);
+        else if (arg.grad_z)
+            pull<true, false>(bar);
         else
-            pull<false>(bar);
+            pull<false, false>(bar);
         if (arg.sums)
-            for (int64_t d = 0; d <= D; ++d) {
+            for (int64_t d = 0; d <= P; ++d) {
                 double sum = 0;
                 for (int l = 0; l < W; ++l) sum += total[d][l];
-                arg.sums[block * (D + 1) + d] = sum;
+                arg.sums[block * (P + 1) + d] = sum;
             }
         if (arg.grad_z) store_inputs();
     }
 
     // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
-    template <bool INPUTS> INLINE void pull(const V bar) {
+    template <bool INPUTS, bool SHAPES> INLINE void pull(const V bar) {
         const V *w = solved[0], *a_ = solved[1];
-        if (INPUTS)
+        const bool store = INPUTS && (!SHAPES || arg.grad_z);
+        if (store)
             for (int64_t e = 0; e < rows * D; ++e) grad_z[e] = V{};
         for (int64_t i = 0; i < rows; i += R)
             for (int64_t j = 0; j <= i; j += R) {
-                V q[R * R], slope[R * R], weight[R][R];
+                V q[R * R], slope[R * R], shape[R * R], weight[R][R];
                 distances(i, j, q);
-                profile<T, R * R, true>(arg.kernel, variance, q, slope);
-                V sum = {};
+                function.template evaluate<R * R, true, SHAPES>(q, slope, shape);
+                V sum = {}, of_shape = {};
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 8
@@ -566,9 +724,11 @@ template <class T, int BYTES, int R> struct Block {
                         V grad = (left[i + a] + bar * w[i + a]) * w[j + b] - w[i + a] * a_[j + b];
                         if (i + a <= j + b) grad = V{};
                         sum += grad * q[a * R + b];
+                        if (SHAPES) of_shape += grad * shape[a * R + b];
                         weight[a][b] = grad * slope[a * R + b];
                     }
-                total[D] += sum;
+                total[P] += sum;
+                if (SHAPES) total[D] += of_shape;
                 for (int64_t d = 0; d < D; ++d) {
                     V right[R], column[R] = {};
                     V squares = {};
@@ -582,11 +742,11 @@ template <class T, int BYTES, int R> struct Block {
                         for (int b = 0; b < R; ++b) {
                             const V difference = here - right[b], force = weight[a][b] * difference;
                             squares += force * difference;
-                            if (INPUTS) row += force, column[b] += force;
+                            if (store) row += force, column[b] += force;
                         }
-                        if (INPUTS) grad_z[(i + a) * D + d] += row;
+                        if (store) grad_z[(i + a) * D + d] += row;
                     }
-                    if (INPUTS)
+                    if (store)
 #pragma GCC unroll 8
                         for (int b = 0; b < R; ++b) grad_z[(j + b) * D + d] -= column[b];
                     total[d] += squares;
@@ -594,19 +754,20 @@ template <class T, int BYTES, int R> struct Block {
             }
         // What is left of grad_z now belongs to pairs of neighbors; the target's share comes from the cross terms alone.
         T *grad_x = static_cast<T *>(arg.grad_x);
-        if (INPUTS)
+        if (store)
             for (int l = 0; l < live; ++l)
                 for (int64_t d = 0; d < D; ++d) grad_x[(base + l) * D + d] = 0;
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope;
+            V q = {}, slope = {}, shape = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            profile<T, 1, true>(arg.kernel, variance, &q, &slope);
+            function.template evaluate<1, true, SHAPES>(&q, &slope, &shape);
             const V grad = -(left[k] + bar * w[k]);
-            total[D] += grad * q;
+            total[P] += grad * q;
+            if (SHAPES) total[D] += grad * shape;
             for (int64_t d = 0; d < D; ++d) {
                 const V force = grad * slope * z[k * D + d];
                 total[d] += force * z[k * D + d];
-                if (INPUTS) {
+                if (store) {
                     grad_z[k * D + d] += force;
                     for (int l = 0; l < live; ++l) grad_x[(base + l) * D + d] -= 2 * force[l] / scale[d];
                 }
@@ -638,16 +799,19 @@ template <class T, int BYTES, int R> struct Block {
             gather();
             for (int64_t set = start; set < start + together; ++set) {
                 load(set);
-                if (slopes) {
-                    factorize<true>();
-                    forward<true>();
-                    continue;
+                if (shapes) {
+                    factorize<true, true>();
+                    forward<true, true>();
+                } else if (slopes) {
+                    factorize<true, false>();
+                    forward<true, false>();
+                } else {
+                    if (!arg.factors || !arg.grad_w) factorize<false, false>();
+                    if (arg.grad_w)
+                        backward();
+                    else
+                        forward<false, false>();
                 }
-                if (!arg.factors || !arg.grad_w) factorize<false>();
-                if (arg.grad_w)
-                    backward();
-                else
-                    forward<false>();
             }
         }
         return status;

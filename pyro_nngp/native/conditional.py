@@ -2,7 +2,7 @@
 
 Cost: O(S B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
 AVX-512). Where only gradients by a few scales and the variance are wanted, the forward pass keeps the derivatives by
-them, B (K + 1) (D + 1) values, and the backward pass is a sum of products. For other gradients it keeps B K^2 / 2
+them, B (K + 1) (P + 1) values, and the backward pass is a sum of products. For other gradients it keeps B K^2 / 2
 values of Cholesky factors where K is large; beyond 256 MB, and for small K, the backward pass factorizes again.
 """
 
@@ -15,7 +15,9 @@ from torch import Tensor
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
 from pyro_nngp._tape import operation
-from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF, Profile
+from pyro_nngp.kernels.matern_table import layout as table_layout
+from pyro_nngp.kernels.matern_table import tables
+from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF, Profile
 from pyro_nngp.native import best_level, loaded, wanted
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Arguments
@@ -23,7 +25,7 @@ from pyro_nngp.native.structures import Arguments
 MAX_NEIGHBORS = 1024
 """Beyond it a block of points would take more than 34 MB per thread."""
 
-_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
+_KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
 FACTORS_FROM, KEPT_BYTES = 96, 2**28  # recomputing smaller ones is quicker than allocating memory for them
 TANGENTS_UP_TO = 8  # columns; the derivatives by more of them take longer than a backward pass that factorizes again
@@ -44,11 +46,13 @@ class Problem(NamedTuple):
     neighbors: Tensor  # (B, K), rows of points, -1 for none
     profile: Profile
     jitter: float
+    shape: Tensor | None = None  # () or (S,), for profiles that have one
 
     def one(self, i: int) -> "Problem":
         """The problem of one of several sets."""
         noise = self.noise if self.noise is None or self.noise.dim() == 2 else self.noise[i]
-        return self._replace(lengthscale=self.lengthscale[i], variance=self.variance[i], noise=noise)
+        shape = None if self.shape is None else self.shape[i]
+        return self._replace(lengthscale=self.lengthscale[i], variance=self.variance[i], noise=noise, shape=shape)
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -69,6 +73,7 @@ class Gradients(NamedTuple):
     noise: Tensor | None  # (B, K)
     x: Tensor | None  # (B, D)
     z: Tensor | None  # (B, K, D), of each neighbor of each target
+    shape: Tensor | None = None  # ()
 
 
 def supported(problem: Problem) -> bool:
@@ -88,27 +93,30 @@ def supported(problem: Problem) -> bool:
 
 @operation
 def forward(
-    problem: Problem, recording: bool = False, level: int | None = None, inputs: bool = True
+    problem: Problem, recording: bool = False, level: int | None = None, inputs: bool = True, shape: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
     """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and what to keep for `backward`.
 
     Each of them has S in front for S sets of hyperparameters.
-    ``recording`` says whether there will be a backward pass, ``inputs`` whether it may ask for gradients of the points;
+    ``recording`` says whether there will be a backward pass, ``inputs`` and ``shape`` whether it may ask for gradients
+    of the points and of the shape parameter;
     ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
     """
     b, k, d, _ = _sizes(problem)
-    shape = (*problem.sets, b, k)
-    w, var = problem.x.new_empty(shape), problem.x.new_empty(shape[:-1])
-    failed = torch.empty(shape[:-1], dtype=torch.bool)
-    numbers = w.nelement() // k * (d + 1) * (k + 1) * w.element_size()
+    lead = (*problem.sets, b)
+    w, var, failed = problem.x.new_empty(*lead, k), problem.x.new_empty(lead), torch.empty(lead, dtype=torch.bool)
+    of_shape = shape and problem.shape is not None
+    p = d + of_shape
+    numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
     if recording and not inputs and problem.noise is None and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
-        tangents = w.new_empty(*shape[:-1], d, k), w.new_empty(*shape[:-1], d + 1)
-        _run(problem, level, failed=failed, w=w, v=var, tangent_w=tangents[0], tangent_v=tangents[1])
+        tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
+        kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
+        _run(problem, level, of_shape, failed=failed, w=w, v=var, **kept)
         return w, var, failed, (failed, *tangents)
     size = _factors_size(problem, best_level(level))
     keeps = recording and k >= FACTORS_FROM and size <= KEPT_BYTES
     factors = memory.empty((size,), torch.uint8) if keeps else None
-    _run(problem, level, failed=failed, factors=factors, w=w, v=var)
+    _run(problem, level, False, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed,) if factors is None else (failed, factors)
 
 
@@ -122,20 +130,27 @@ def backward(
     kernel: bool,
     noise: bool,
     inputs: bool,
+    shape: bool = False,
     level: int | None = None,
 ) -> Gradients:
-    """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0."""
+    """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0.
+
+    That of the shape parameter comes with those of the kernel.
+    """
     (b, k, d, _), new = _sizes(problem), problem.x.new_empty
     level = best_level(level)
     width = loaded().nn_conditional_width(level, _is_double(problem))
     sets = problem.sets
-    sums = torch.empty(*sets, -(-b // width), d + 1, dtype=torch.float64) if kernel else None
+    shape = shape and kernel
+    sums = torch.empty(*sets, -(-b // width), d + shape + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
-    tangents = kept[1:] if len(kept) == 3 and kernel and not noise and not inputs else (None, None)
+    serve = len(kept) == 3 and kernel and not noise and not inputs and kept[1].shape[-2] == d + shape
+    tangents = kept[1:] if serve else (None, None)
     _run(
         problem,
         level,
+        shape,
         failed=kept[0],
         factors=kept[1] if len(kept) == 2 else None,
         tangent_w=tangents[0],
@@ -150,7 +165,7 @@ def backward(
     if sums is None:
         return Gradients(None, None, grad_noise, grad_x, grad_z)
     total = sums.sum(-2).to(problem.x.dtype)
-    return Gradients(total[..., :-1], total[..., -1], grad_noise, grad_x, grad_z)
+    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, total[..., d] if shape else None)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -175,31 +190,34 @@ def _factors_size(problem: Problem, level: int) -> int:
     return problem.num_sets * loaded().nn_conditional_factors(b, k, level, _is_double(problem))
 
 
-def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
+def _run(problem: Problem, level: int | None, of_shape: bool, **buffers: Tensor | None) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
     sets, work = problem.sets, problem.num_sets * b * k * k * (k + 20 * d + 50)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
     blocks = -(-b // loaded().nn_conditional_width(level, is_double))
+    p = d + of_shape
+    table = None if problem.shape is None else tables(problem.shape, dtype)
     layout = {
         "x": ((b, d), dtype),
         "points": ((num_points, d), dtype),
         "neighbors": ((b, k), torch.int64),
         "scale": ((*sets, d), dtype),
         "variance": (sets, dtype),
+        "table": ((*sets, *table_layout(dtype).shape), dtype),
         "noise": ((b, k) if problem.noise is not None and problem.noise.dim() == 2 else (*sets, b, k), dtype),
         "failed": ((*sets, b), torch.bool),
         "factors": ((_factors_size(problem, level),), torch.uint8),
         "w": ((*sets, b, k), dtype),
-        "tangent_w": ((*sets, b, d, k), dtype),
-        "tangent_v": ((*sets, b, d + 1), dtype),
+        "tangent_w": ((*sets, b, p, k), dtype),
+        "tangent_v": ((*sets, b, p + 1), dtype),
         "v": ((*sets, b), dtype),
         "grad_w": ((*sets, b, k), dtype),
         "grad_v": ((*sets, b), dtype),
         "grad_noise": ((*sets, b, k), dtype),
         "grad_x": ((*sets, b, d), dtype),
         "grad_z": ((*sets, b, k, d), dtype),
-        "sums": ((*sets, blocks, d + 1), torch.float64),
+        "sums": ((*sets, blocks, p + 1), torch.float64),
     }
     inputs = {
         "x": problem.x,
@@ -207,6 +225,7 @@ def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
         "neighbors": problem.neighbors,
         "scale": problem.lengthscale * problem.profile.stretch,
         "variance": problem.variance,
+        "table": table,
         "noise": problem.noise,
         "grad_w": buffers.pop("grad_w", None),
         "grad_v": buffers.pop("grad_v", None),
@@ -227,6 +246,7 @@ def _run(problem: Problem, level: int | None, **buffers: Tensor | None) -> None:
         kernel=_KERNELS[problem.profile],
         noise_of_sets=problem.noise is not None and problem.noise.dim() > 2,
         num_threads=threads,
+        of_shape=of_shape,
         jitter=problem.jitter,
         **pointers,
     )

@@ -13,10 +13,10 @@ class Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, _INTEGER) for name in ("num_sets", "num_targets", "num_neighbors", "num_dims", "num_points")),
-        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads")),
+        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads", "of_shape")),
         ("jitter", _REAL),
-        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "noise", "failed", "factors")),
-        *((name, _POINTER) for name in ("w", "v", "tangent_w", "tangent_v")),
+        *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "table", "noise", "failed")),
+        *((name, _POINTER) for name in ("factors", "w", "v", "tangent_w", "tangent_v")),
         *((name, _POINTER) for name in ("grad_w", "grad_v", "grad_noise", "grad_x", "grad_z", "sums")),
     ]
 

@@ -194,9 +194,8 @@ def test_every_instruction_set_gives_each_set_its_own_bits(level, dtype, shared,
         assert torch.equal(w[i], w1)
         assert torch.equal(v[i], v1)
         assert torch.equal(failed[i], failed1)
-        for found, alone in zip(
-            slopes, compiled.backward(one, kept1, grads[0][i], grads[1][i], **flags, level=level), strict=True
-        ):
+        each = compiled.backward(one, kept1, grads[0][i], grads[1][i], **flags, level=level)
+        for found, alone in zip(slopes[:5], each[:5], strict=True):
             assert torch.equal(found[i], alone)
 
 

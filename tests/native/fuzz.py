@@ -15,12 +15,12 @@ import torch
 from pyro_nngp import native
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
+from pyro_nngp.kernels import RBF, Matern, Matern12, Matern32, Matern52
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.native import conditional, polya_gamma, rows, search, triangular
 from pyro_nngp.neighbors import NeighborGraph
 
-KERNELS = [RBF, Matern12, Matern32, Matern52]
+KERNELS = [RBF, Matern12, Matern32, Matern52, Matern]
 NUMBERS = [-1, -2, -(2**40), 0, 2**31, 2**40, 2**62]
 
 
@@ -87,7 +87,7 @@ class Fuzzer:
         b, k, d, n = (int(size) for size in self.rng.integers(1, [20, 12, 4, 30]))
         dtype = torch.float32 if self.chance(0.5) else torch.float64
         neighbors = torch.from_numpy(self.rng.integers(-1, n, (b, k)))
-        kernel = KERNELS[self.rng.integers(4)]
+        kernel = KERNELS[self.rng.integers(5)]
         sets = (int(self.rng.integers(1, 5)),) if self.chance(0.5) else ()
         tensors = (
             torch.randn(b, d, dtype=dtype),
@@ -96,7 +96,8 @@ class Fuzzer:
         )
         noise = torch.rand(*(sets if self.chance(0.5) else ()), b, k, dtype=dtype) if self.chance(0.5) else None
         variance = torch.full(sets, 1.3, dtype=dtype)
-        return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3)
+        shape = torch.full(sets, 1.4) if kernel is Matern else None
+        return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3, shape)
 
     def compiled_conditional(self):
         """The compiled conditional itself, both passes, with anything spoiled."""
