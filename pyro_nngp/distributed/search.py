@@ -96,10 +96,8 @@ class ShardedIndex:
         else:
             most = min(k, data.num_own - (without is not None))
             index, value = self._index.nearest(places, most, without) if most else (places[:, :0].long(), places[:, :0])
-            index, value = (
-                pad(index, (0, k - most), value=-1),
-                pad(value, (0, k - most), value=torch.inf),
-            )
+            index = pad(index, (0, k - most), value=-1)
+            value = pad(value, (0, k - most), value=torch.inf)
         positions = torch.where(index < 0, -1, data.positions[index.clamp(min=0)])
         return [value, positions, torch.where(index < 0, -1, index + data.first)]
 
