@@ -81,15 +81,16 @@ class Run:
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(self.seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        self.ranks.check_shared(self.free_parameters(), local_modules(self.modules))
+        self.ranks.check_shared(method, self.free_parameters(), local_modules(self.modules))
+        self.sparse: set[int] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
         if optimizer == "lbfgs":
             self.quasi_newton = LBFGS(self.free_parameters())
         else:
             tables = local_modules(self.modules) if self.batches.size else []
-            local = {id(param) for table in tables for param in table.parameters(recurse=False)}
-            self.optimizers = make_optimizers(self.free_parameters(), local, logarithms, lr, schedule.local_lr)
+            self.sparse = {id(param) for table in tables for param in table.parameters(recurse=False)}
+            self.optimizers = make_optimizers(self.free_parameters(), self.sparse, logarithms, lr, schedule.local_lr)
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
 
@@ -186,7 +187,7 @@ class Run:
         for param in self.params.values():
             if id(param) in self.solved:
                 param.grad = None
-        return self.ranks.sum_gradients(loss, self.free_parameters())
+        return self.ranks.sum_gradients(loss, self.free_parameters(), self.sparse)
 
     def _descend(self, loss: Tensor) -> float:
         """Move the parameters along their gradients; returns the loss."""

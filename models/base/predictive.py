@@ -85,7 +85,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
-        if self.shard is not None:
+        if self.shard is not None and self.predicts_from_rows:
             near = self._near("forward", x_new, num_neighbors)
             return near[0](x_new, num_neighbors=near[1], samples=samples, offset=offset)
         added = self.new_offset("forward", x_new, offset)
@@ -125,7 +125,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        if self.shard is not None:
+        if self.shard is not None and self.predicts_from_rows:
             near = self._near("predict", x_new, num_neighbors)
             return near[0].predict(x_new, num_neighbors=near[1], samples=samples, offset=offset, trials=trials)
         added = self.new_offset("predict", x_new, offset)
@@ -241,7 +241,8 @@ class PredictiveMethod(LeaveOneOutMethod):
 
         Cost: once for all draws, or per draw where hyperparameters differ between draws.
         """
-        self.check_whole("sample")
+        if self.predicts_from_rows:
+            self.check_whole("sample")
         self._check_sample(x_new, num_samples, seed)
         added = self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):

@@ -25,6 +25,7 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -41,6 +42,14 @@ _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _SAME_SITES = 10  # change of the sites' precisions, in tolerances, below which the factor is kept
 _SECANT = 1e-4  # squared moves, in units of the variance, below which a secant is mostly rounding error
 _FAR = 0.1  # units that the last natural-gradient step may move means without a warning
+
+
+def _whole(part: Tensor) -> Tensor:
+    return part
+
+
+Total: TypeAlias = Callable[[Tensor], Tensor]
+"""The sum over the data of all processes from that over those of this one."""
 
 
 def variational_optimum(
@@ -147,6 +156,7 @@ def natural_gradient(
     max_steps: int = 20,
     tolerance: float = 1e-3,
     sites: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]] | None = None,
+    total: Total = _whole,
 ) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
@@ -170,6 +180,7 @@ def natural_gradient(
         tolerance: stop when a step moves means by less, see above.
         sites: products of targets and precisions, and precisions, whose posterior is `start`, so that short steps lead
             away from it. None means no sites: `start` is the prior.
+        total: the sum over the data of all processes from that over the present N.
 
     Returns:
         Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
@@ -179,26 +190,27 @@ def natural_gradient(
     shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
     length, moved, steps = 1.0, math.inf, 0
     if likelihood.is_gaussian:
-        target, found = gaussian_sites(likelihood, y, loc, var)
+        target, found = gaussian_sites(likelihood, y, loc, var, total=total)
         loc_new, _, _ = solve(target, found)
-        return 1, float(((loc_new - loc).square() * found).mean().sqrt()), True
-    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var)
+        return 1, float(_mean((loc_new - loc).square() * found, total).sqrt()), True
+    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var, total=total)
+    count = float(total(loc.new_tensor(float(loc.numel()))))
     bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
     while steps < max_steps and length >= _SHORTEST / 64:
-        found = torch.maximum(floored(curvature, var), secant)
+        found = torch.maximum(floored(curvature, var, total), secant)
         trial_shift = torch.lerp(shift, found * loc + gradient, length)
         trial_precision = torch.lerp(precision, found, length)
         new_loc, new_var, divergence = solve(trial_shift / trial_precision, trial_precision)
-        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var)
+        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var, total=total)
         steps, moves = steps + 1, new_loc - loc
         measurable = moves.square() > _SECANT * var
         secant = torch.where(measurable, (gradient - new_gradient) / torch.where(measurable, moves, 1), 0).clamp(min=0)
-        slack = tolerance**2 * loc.numel() + 1e-6 * abs(bound)
+        slack = tolerance**2 * count + 1e-6 * abs(bound)
         rejected = not value - divergence >= bound - slack
         if rejected:
             length /= 2
             continue
-        before_moved, moved = moved, float((moves.square() * trial_precision).mean().sqrt()) / length
+        before_moved, moved = moved, float(_mean(moves.square() * trial_precision, total).sqrt()) / length
         loc, var, gradient, curvature, bound = new_loc, new_var, new_gradient, new_curvature, value - divergence
         shift, precision, improved = trial_shift, trial_precision, True
         if moved < tolerance:
@@ -215,6 +227,7 @@ def gaussian_sites(
     loc: Float[Tensor, "*L N"],
     var: Float[Tensor, "*L N"],
     differentiable: bool = False,
+    total: Total = _whole,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Targets and precisions of the Gaussian observations of f that replace a likelihood at N(loc, var).
 
@@ -224,25 +237,29 @@ def gaussian_sites(
         loc: means of f.
         var: variances of f.
         differentiable: whether to keep gradients with respect to the likelihood's parameters.
+        total: as of :func:`natural_gradient`.
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
         precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
-    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, differentiable and torch.is_grad_enabled())
-    precision = floored(curvature, var.detach())
+    keep = differentiable and torch.is_grad_enabled()
+    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, keep)
+    precision = floored(curvature, var.detach(), total)
     return loc.detach() + gradient / precision, precision
 
 
-def floored(curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+def floored(
+    curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"], total: Total = _whole
+) -> Float[Tensor, "*L N"]:
     """Positive precisions of sites: see :func:`gaussian_sites`."""
-    average = curvature.clamp(min=0).mean(-1, keepdim=True).detach()
+    average = _mean(curvature.detach().clamp(min=0), total, -1)
     least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
     return torch.maximum(curvature, least)
 
 
 def _expectation_gradients(
-    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False
+    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False, total: Total = _whole
 ) -> tuple[Tensor, Tensor, float]:
     """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
@@ -252,7 +269,16 @@ def _expectation_gradients(
         gradient, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
     if not differentiable:
         gradient, grad_var = gradient.detach(), grad_var.detach()
-    return gradient, -2 * grad_var, float(value.detach())
+    return gradient, -2 * grad_var, float(total(value.detach()))
+
+
+def _mean(values: Tensor, total: Total, dim: int | None = None) -> Tensor:
+    """The mean over the data of all processes: over everything, or along a dimension, which is kept."""
+    if total is _whole:
+        return values.mean() if dim is None else values.mean(dim, keepdim=True)
+    count = values.new_tensor(float(values.numel() if dim is None else values.shape[dim]))
+    added = values.sum() if dim is None else values.sum(dim, keepdim=True)
+    return total(added) / total(count)
 
 
 def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
