@@ -91,6 +91,9 @@ class DataSites(GPModule):
     def start_model(self, idx: Tensor | None) -> None:
         """The start of every model: check the rows, then sample the hyperparameters."""
         self._check_start("model", idx)
+        if self.shard is not None and self.shard.world.size > 1 and _starts_hmc():
+            cure = "Take SGLD, SGHMC or SGNHT, which sum gradients over the processes, or one process."
+            fail(f"{type(self).__name__}.model", "HMC and NUTS", "to run on one process", "several", cure, TypeError)
         if idx is not None and len(idx) < self.num_data and _starts_hmc():
             warnings.warn(
                 f"{type(self).__name__}.model: HMC and NUTS on {len(idx)} of {self.num_data} rows draw from the "
