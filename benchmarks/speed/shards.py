@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed import ShardedData, join_group
 from pyro_nngp.kernels import Matern32
 
 BLOCK = 2**20
@@ -64,8 +64,7 @@ class Clock:
 def measure(folder, neighbors, cells):
     """One row of the table."""
     warnings.simplefilter("ignore")
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+    join_group()
     base, clock = megabytes(), Clock()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
     world, row = data.world, {"rows": data.num_rows, "processes": data.world.size}

@@ -1,6 +1,7 @@
 """Data on several processes of ``torch.distributed``: rows by spatial cell, and what the processes exchange."""
 
 from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.group import join_group
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
 from pyro_nngp.distributed.sources import ParquetColumns
@@ -18,4 +19,5 @@ __all__ = [
     "ShardedOthers",
     "ShardedTable",
     "World",
+    "join_group",
 ]
