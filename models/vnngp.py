@@ -14,6 +14,7 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, cast
 
 import pyro
@@ -26,6 +27,7 @@ from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.distributed import Route, ShardedData, ShardedNeighborhoods
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
@@ -41,10 +43,11 @@ from pyro_nngp.models.base import (
     rows_of,
     warn_untrained,
 )
-from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
+from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
     GaussianSites,
+    GivenGaussian,
     InducingLeaveOneOut,
     LatentLeaveOneOut,
     LocalGaussian,
@@ -112,6 +115,8 @@ class VNNGP(PredictiveMethod):
 
     graph_type: type[NeighborGraph] = NeighborGraph
     draws_together = True
+    can_distribute = True
+    row_buffers = frozenset({"data_neighbors", "local.y", "local.response", "local.rank", "local.context"})
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
 
@@ -201,6 +206,8 @@ class VNNGP(PredictiveMethod):
         else:
             self.local = self._amortized(encoder, guide_neighbors)
         self.vectorizes = not isinstance(self.local, AmortizedGaussian)
+        self.predicts_from_rows = self.at_data
+        self.has_row_tables = self.at_data and encoder is None
         self.finish()
 
     @property
@@ -226,7 +233,7 @@ class VNNGP(PredictiveMethod):
         batch = self._batch(idx, inducing_idx)
         prior = self._prior(batch)
         shape = torch.broadcast_shapes(prior.batch_shape, self.latent_shape)
-        with poutine.scale(scale=batch.scale):
+        with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), prior.expand(shape).to_event(len(self.latent_shape)))
         plates = self.plates(idx)
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
@@ -244,9 +251,63 @@ class VNNGP(PredictiveMethod):
             q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
         else:
             q = self.local.distribution(batch.rows, batch.targets)
-        with poutine.scale(scale=batch.scale):
+        with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
+
+    def _of_all(self) -> AbstractContextManager:
+        """On several processes, a context for inducing values that all of them have."""
+        return nullcontext() if self.at_data else self.shared_sites()
+
+    def distribute(self, data: ShardedData, choose: bool) -> None:
+        if self.has_row_tables:
+            cure = "Give an encoder, such as SiteEncoder(D), or inducing points; or take LOO or Vecchia."
+            expectation, actual = "that all processes have, with ShardedData", "one set for each datum"
+            fail(type(self).__name__, "parameters of q(u)", expectation, actual, cure, NotImplementedError)
+        super().distribute(data, choose)
+
+    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedNeighborhoods:
+        symmetric, encoder = isinstance(self.graph, SymmetricGraph), cast(AmortizedGaussian, self.local).encoder
+        settings = {"symmetric": symmetric, "num_context": encoder.num_context}
+        return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
+
+    def take_rows(self, first: bool = False) -> None:
+        super().take_rows(first)
+        if not self.at_data:
+            self.find_rows()
+        elif first:
+            local = cast(AmortizedGaussian, self.local)
+            self.local = self._amortized(local.encoder, local.num_columns)
+        else:
+            cast(AmortizedGaussian, self.local).take(cast(Tensor, self.y))
+            self.local.follow(self.graph)
+
+    def find_rows(self) -> None:
+        if self.at_data:
+            super().find_rows()
+        else:
+            self.data_neighbors = self.graph.query(self.x, self.data_neighbors.shape[1])
+
+    @pyro_entry
+    @torch.no_grad()
+    def at_numbers(self, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> "VNNGP":
+        new = super().at_numbers(numbers, ordered, metric)
+        data = cast(ShardedData, self.shard)
+        route = Route(data.world, data.owners(numbers))
+        arrived = route.forward(numbers) - data.first
+        asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
+        self._place_medians()
+        q, of_halo = self.local.distribution(asked.to(self.x.device)), cast(ShardedNeighborhoods, self.graph).halo
+        every = of_halo.complete(torch.arange(data.num_own) + data.first).to(self.x.device)
+        pattern = torch.where(q.pattern < 0, -1, every[q.pattern.clamp(min=0).long()])
+        parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
+        loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
+        new.local = GivenGaussian(
+            SparseCholeskyNormal(
+                loc.movedim(0, -1), scale.movedim(0, -1), weights.movedim(0, -2), pattern, numbers.to(self.x.device)
+            )
+        )
+        return new
 
     def batch_args(
         self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
@@ -271,6 +332,8 @@ class VNNGP(PredictiveMethod):
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
         self.refresh_table()
+        if self.shard is not None and self.at_data:
+            self.take_rows()
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)

@@ -42,11 +42,13 @@ class ShardedRows(DataSites):
         can_distribute: whether the method takes :class:`~pyro_nngp.distributed.ShardedData`.
         has_row_tables: whether parameters of ``local`` have a row per datum.
         predicts_from_rows: whether predictions condition on the data, or on latent values at them.
+        row_buffers: buffers with a row per datum that follow from the data and the neighbors.
     """
 
     can_distribute = False
     has_row_tables = True
     predicts_from_rows = True
+    row_buffers: frozenset[str] = frozenset({"data_neighbors"})
     graph: Any
     local: Any
 
@@ -71,9 +73,13 @@ class ShardedRows(DataSites):
         self.shard = data
         if self.predicts_from_rows:
             k = self._first_neighbors(data.num_rows, self.graph.num_neighbors, choose)
-            kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
-            self.graph = kind(data, k, self.neighbor_metric())
+            self.graph = self.sharded_table(data, k)
         self.take_rows(first=True)
+
+    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
+        """The table of neighbors among the rows of all processes."""
+        kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
+        return kind(data, num_neighbors, self.neighbor_metric())
 
     def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
         """K of the first table."""
@@ -103,7 +109,9 @@ class ShardedRows(DataSites):
 
         The data are not in it, nor is what follows from the rest: neighbors and halo.
         """
-        fixed = {*cast(ShardedData, self.shard).values, "graph.x", "graph.neighbors", "data_neighbors"}
+        fixed = {*cast(ShardedData, self.shard).values, *self.row_buffers}
+        if self.predicts_from_rows:
+            fixed |= {"graph.x", "graph.neighbors", "graph.context", "graph.rank"}
         state = {name: value.detach().clone() for name, value in self.state_dict().items() if name not in fixed}
         tables = [name for name in state if name.startswith("local.") and self.has_row_tables]
         rows = {name: state.pop(name)[: self.num_data] for name in tables}

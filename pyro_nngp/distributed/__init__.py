@@ -5,7 +5,7 @@ from pyro_nngp.distributed.group import join_group
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
 from pyro_nngp.distributed.sources import ParquetColumns
-from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers, ShardedTable
+from pyro_nngp.distributed.table import ShardedGraph, ShardedNeighborhoods, ShardedOthers, ShardedTable
 from pyro_nngp.distributed.world import ProcessError, Route, World
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ShardedData",
     "ShardedGraph",
     "ShardedIndex",
+    "ShardedNeighborhoods",
     "ShardedOthers",
     "ShardedTable",
     "World",

@@ -9,7 +9,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import SVGP, SWSGP
+from pyro_nngp.models import SVGP, SWSGP, VNNGP
 from tests.oracles.processes import on_processes
 
 N = 300
@@ -19,6 +19,12 @@ CASES = {
     "svgp, fitc": (SVGP, Gaussian, {"inducing": 12, "objective": "fitc", "learn_inducing": False}),
     "swsgp": (SWSGP, Gaussian, {"inducing": 40, "num_neighbors": 8}),
     "swsgp of fixed points": (SWSGP, Gaussian, {"inducing": 40, "num_neighbors": 8, "learn_inducing": False}),
+    "vnngp": (VNNGP, Poisson, {"inducing": 30, "num_neighbors": 8}),
+    "vnngp, factor": (
+        VNNGP,
+        Gaussian,
+        {"inducing": 30, "num_neighbors": 8, "learn_inducing": True, "guide_neighbors": 4},
+    ),
     "swsgp, full covariance": (SWSGP, Poisson, {"inducing": 20, "num_neighbors": 8, "mean_field": False}),
 }
 
@@ -47,8 +53,9 @@ def trained(case, sharded):
     """Losses, hyperparameters and predictions after some steps on all rows, and draws from the same seed."""
     gp, new = build(case, sharded), problem(Gaussian)[2]
     result = fit(gp, 6, batch_size=N, refresh_every=refreshes(gp, 3), progress=False)
-    found = {"losses": result.losses, "inducing": gp.z.detach(), "lengthscale": gp.kernel.lengthscale.detach()}
+    found = {"losses": result.losses, "lengthscale": gp.kernel.lengthscale.detach()}
     mean, variance = gp(new)
+    found["inducing"] = gp.graph.x if isinstance(gp, VNNGP) else gp.z.detach()
     found["moments"] = torch.stack([mean, variance, gp.predict(new).variance]).detach()
     found["draws"] = gp.sample(new, 3, seed=0)
     return found
@@ -105,7 +112,7 @@ def in_minibatches(case, path=None, end=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["svgp", "swsgp", "swsgp of fixed points"])
+@pytest.mark.parametrize("case", ["svgp", "swsgp", "swsgp of fixed points", "vnngp, factor"])
 def test_processes_stay_together_in_minibatches_and_continue_from_a_checkpoint(case, tmp_path):
     for name in ("whole", "begun", "continued"):
         (tmp_path / name).mkdir()
