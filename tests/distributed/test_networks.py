@@ -82,7 +82,8 @@ def trained(case, sharded):
     return {"losses": losses, "lengthscale": gp.kernel.lengthscale.detach(), "weights": weights, "moments": moments}
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c == "npvi" else pytest.mark.slow) for c in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
 def test_two_processes_are_one(case, tmp_path):
     expected = trained(case, False)
     for found in on_processes(2, tmp_path, trained, case, True):
