@@ -27,7 +27,7 @@ from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributed import Route, ShardedData, ShardedNeighborhoods
+from pyro_nngp.distributed import Route, ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry, scaled
 from pyro_nngp.inducing import inducing_points
@@ -260,13 +260,16 @@ class VNNGP(PredictiveMethod):
         return nullcontext() if self.at_data else self.shared_sites()
 
     def distribute(self, data: ShardedData, choose: bool) -> None:
-        if self.has_row_tables:
-            cure = "Give an encoder, such as SiteEncoder(D), or inducing points; or take LOO or Vecchia."
-            expectation, actual = "that all processes have, with ShardedData", "one set for each datum"
-            fail(type(self).__name__, "parameters of q(u)", expectation, actual, cure, NotImplementedError)
+        if self.has_row_tables and not (isinstance(self.local, LocalGaussian) and self.local.pattern is None):
+            cure = 'Give posterior="mean-field", an encoder, or inducing points; or take LOO or Vecchia.'
+            expectation, actual = "'mean-field' with ShardedData", "'sites'"
+            actual = actual if isinstance(self.local, GaussianSites) else "'factor'"
+            fail(type(self).__name__, "posterior", expectation, actual, cure, NotImplementedError)
         super().distribute(data, choose)
 
-    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedNeighborhoods:
+    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
+        if self.has_row_tables:
+            return super().sharded_table(data, num_neighbors)
         symmetric, encoder = isinstance(self.graph, SymmetricGraph), cast(AmortizedGaussian, self.local).encoder
         settings = {"symmetric": symmetric, "num_context": encoder.num_context}
         return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
@@ -275,6 +278,11 @@ class VNNGP(PredictiveMethod):
         super().take_rows(first)
         if not self.at_data:
             self.find_rows()
+        elif isinstance(self.local, LocalGaussian):
+            tables = self.local.parameters()
+            for table in tables:
+                own = table.detach()[:1].expand(self.num_data, -1) if first else table.detach()[: self.num_data]
+                table.data = self.complete(own.clone())
         elif first:
             local = cast(AmortizedGaussian, self.local)
             self.local = self._amortized(local.encoder, local.num_columns)
@@ -292,6 +300,8 @@ class VNNGP(PredictiveMethod):
     @torch.no_grad()
     def at_numbers(self, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> "VNNGP":
         new = super().at_numbers(numbers, ordered, metric)
+        if self.has_row_tables:
+            return new
         data = cast(ShardedData, self.shard)
         route = Route(data.world, data.owners(numbers))
         arrived = route.forward(numbers) - data.first
@@ -372,10 +382,25 @@ class VNNGP(PredictiveMethod):
                 self._place_medians()
                 self.local.correct()
             return
-        factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-        likelihood, mean = self.likelihood_at(), self._mean_at(self.x, slice(None))
-        y, q = cast(Tensor, self._targets(None)), self.local.distribution()
-        self.local.assign(variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance))
+        if self.shard is None:
+            factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
+            own, every = slice(None), None
+        else:
+            factor = self._sharded_factor()
+            own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
+        likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
+        y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
+        found = variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance, total=self.total)
+        if every is not None:
+            parts = (self.complete(part.movedim(-1, 0)).movedim(0, -1) for part in (found.loc, found.scale))
+            found = SparseCholeskyNormal(*parts)
+        self.local.assign(found)
+
+    def _sharded_factor(self) -> ShardedFactor:
+        own = torch.arange(self.num_data, device=self.x.device)
+        near = self.graph.batch(own)
+        w, var = graph_conditional(self.kernel, self.x[own], self.x[near.rows], near.neighbors, jitter=self.jitter)
+        return ShardedFactor(w, var, cast(ShardedGraph, self.graph))
 
     def _prior_parameters(self) -> list[nn.Parameter]:
         """What the prior of latent values depends on, the guides of its hyperparameters included."""

@@ -1,6 +1,7 @@
 """Data on several processes of ``torch.distributed``: rows by spatial cell, and what the processes exchange."""
 
 from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributed.group import join_group
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
@@ -14,6 +15,7 @@ __all__ = [
     "ProcessError",
     "Route",
     "ShardedData",
+    "ShardedFactor",
     "ShardedGraph",
     "ShardedIndex",
     "ShardedNeighborhoods",

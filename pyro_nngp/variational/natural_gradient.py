@@ -25,12 +25,13 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.distributed import ShardedFactor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
@@ -56,11 +57,12 @@ def variational_optimum(
     likelihood: Likelihood,
     y: Tensor,
     mean: Float[Tensor, "... N"],
-    factor: VecchiaFactor,
+    factor: VecchiaFactor | ShardedFactor,
     q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
     limits: MeanLimits | None = None,
+    total: Total = _whole,
 ) -> SparseCholeskyNormal:
     """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
 
@@ -68,11 +70,12 @@ def variational_optimum(
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         mean: mean function at the points, one for all latent functions or one for each.
-        factor: (I - A, V) of the prior.
+        factor: (I - A, V) of the prior, of all points or of own rows on several processes.
         q: the start, over all N points.
         max_steps: largest number of steps of :func:`natural_gradient`.
         tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
         limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
+        total: as of :func:`natural_gradient`; other than the default for own rows, with a diagonal q.
 
     Returns:
         q(u) at its optimum, on the pattern of `q`. Warns if `max_steps` or the iterations of conjugate gradients did
@@ -80,17 +83,18 @@ def variational_optimum(
 
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
-    prior = factor.prepared()
-    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    one_step, first = likelihood.is_gaussian, not bool(q.loc.any())
+    prior = factor if isinstance(factor, ShardedFactor) else factor.prepared()
+    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(cast(VecchiaFactor, prior), q.pattern)
+    one_step, first = likelihood.is_gaussian, not bool(total(q.loc.abs().sum()))
+    diagonal = prior.diagonal() if q.is_diagonal else None
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
         """KL of q from the prior, up to a constant while the factor of q is fixed."""
         value = (q.loc * prior.product(q.loc.double())).sum()
         if q.is_diagonal:
-            value = value + (prior.diagonal() * q.variance - q.variance.log()).sum()
-        return float(value) / 2
+            value = value + (diagonal * q.variance - q.variance.log()).sum()
+        return float(total(value)) / 2
 
     def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal q, easy, precision
@@ -104,7 +108,7 @@ def variational_optimum(
     while max_steps > 0:
         start = (mean + q.loc, q.variance, 0.0 if one_step else divergence())
         before = q
-        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance)
+        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance, total=total)
         max_steps -= steps
         if not improved:
             q = before
@@ -281,7 +285,7 @@ def _mean(values: Tensor, total: Total, dim: int | None = None) -> Tensor:
     return total(added) / total(count)
 
 
-def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _mean_field(prior: VecchiaFactor | ShardedFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The counterpart of :class:`FactorOptimum` for an empty pattern: maps site precisions to a diagonal factor."""
     diagonal = prior.diagonal()
     return lambda tau: ((diagonal + tau.double()).rsqrt(), tau[..., None][..., :0])

@@ -283,7 +283,7 @@ def test_what_is_not_there_on_several_processes():
         gp.model()
     with pytest.raises(TypeError, match="LMC: expected x to be a tensor or a table for this method"):
         LMC(data, kernels=[Matern52(2)], likelihoods=[Gaussian()])
-    with pytest.raises(NotImplementedError, match="VNNGP: expected parameters of q.u. that all processes have"):
+    with pytest.raises(NotImplementedError, match="expected posterior 'mean-field' with ShardedData, got 'sites'"):
         VNNGP(data, num_neighbors=4)
     with pytest.raises(TypeError, match="expected ShardedData without y and other positional arguments, got more"):
         Vecchia(data, y)
