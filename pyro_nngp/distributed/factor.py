@@ -4,7 +4,7 @@ A product with the precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` fetch
 back what the own rows add to rows of others. Conjugate gradients on :math:`\Lambda + \mathrm{diag}\,\tau` sum their
 dot products over the processes. The preconditioner is the Vecchia approximation with diagonal update of Kündig and
 Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`, without the neighbors that are in halos,
-so that each process solves with a triangle of its own. The triangles of one process
+so that each process solves with a triangle of its own. All of this is on the CPU. The triangles of one process
 (:class:`~pyro_nngp.linalg.VecchiaFactor`) cannot be solved side by side.
 
 Cost per iteration: O(n K), two exchanges of the halo and two sums of one number per latent function. Symbols: N rows of
@@ -13,8 +13,10 @@ all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
 
 import warnings
 
+import numpy as np
 import torch
 from jaxtyping import Float
+from scipy.sparse import csr_array
 from torch import Tensor
 
 from pyro_nngp.distributed.table import ShardedGraph
@@ -36,31 +38,34 @@ class ShardedFactor:
 
     def __init__(self, w: Float[Tensor, "n K"], var: Float[Tensor, " n"], graph: ShardedGraph) -> None:
         self._graph, self._world = graph, graph.data.world
-        self._neighbors = graph.neighbors[: graph.num_points].long()
-        self._w = w.detach().double().masked_fill(self._neighbors < 0, 0.0)
-        self._var = var.detach().double()
+        self._neighbors = graph.neighbors[: graph.num_points].long().cpu()
+        self._w = w.detach().double().cpu().masked_fill(self._neighbors < 0, 0.0)
+        self._var = var.detach().double().cpu()
+        count, width = self._w.shape[0], self._w.shape[1] + 1
+        columns = torch.cat([torch.arange(count)[:, None], self._neighbors.clamp(min=0)], -1)
+        entries = torch.cat([torch.ones(count, 1, dtype=torch.float64), -self._w], -1) / self._var.sqrt()[:, None]
+        rows = np.arange(0, count * width + 1, width)
+        shape = count, count + len(graph.halo)
+        self._root = csr_array((entries.flatten().numpy(), columns.flatten().numpy(), rows), shape=shape)
+        self._transposed = self._root.T.tocsr()
 
     def __len__(self) -> int:
         return self._graph.data.num_rows
 
     def product(self, m: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         r""":math:`\Lambda m` at the own rows."""
-        halo, near = self._graph.halo, self._neighbors.clamp(min=0)
-        every = torch.cat([m, halo.fetch(m.movedim(-1, 0)).movedim(0, -1)], -1)
-        scaled = (m - (self._w * every[..., near]).sum(-1)) / self._var
-        return self._gathered(scaled, self._w * scaled[..., None], -1.0)
+        values = m.cpu().reshape(-1, len(self._var)).mT  # (n, L)
+        every = torch.cat([values, self._graph.halo.fetch(values)]).numpy()
+        return self._gathered(self._transposed @ (self._root @ every)).mT.reshape(m.shape).to(m.device)
 
     def diagonal(self) -> Float[Tensor, " n"]:
         r"""Diagonal of :math:`\Lambda` at the own rows."""
-        precision = 1 / self._var
-        return self._gathered(precision, self._w.square() * precision[:, None], 1.0)
+        return self._gathered(self._root.power(2).sum(0)).to(self._graph.x.device)
 
-    def _gathered(self, own: Tensor, near: Tensor, sign: float) -> Tensor:
-        """Values at own rows, plus those that all processes have for them at neighbors."""
-        halo, n = self._graph.halo, len(self._var)
-        parts = own.new_zeros(*own.shape[:-1], n + len(halo))
-        parts.index_add_(-1, self._neighbors.clamp(min=0).flatten(), near.flatten(-2))
-        return own + sign * (parts[..., :n] + halo.give_back(parts[..., n:].movedim(-1, 0)).movedim(0, -1))
+    def _gathered(self, found: np.ndarray) -> Tensor:
+        """Values at own rows, plus those that all processes have for them in their halos."""
+        every, n = torch.from_numpy(found), len(self._var)
+        return every[:n] + self._graph.halo.give_back(every[n:])
 
     def posterior_mean(
         self,
@@ -71,8 +76,8 @@ class ShardedFactor:
         reduction: float = 0.0,
     ) -> Float[Tensor, "*L n"]:
         """Mean of u at own rows given Gaussian observations; arguments as of ``variational.posterior_mean``."""
-        dtype = y.dtype
-        y, precision, start = y.double(), precision.double(), start.double()
+        like = y
+        y, precision, start = (part.double().cpu() for part in (y, precision, start))
         precondition = self._preconditioner(precision)
 
         def product(m: Tensor) -> Tensor:
@@ -104,7 +109,7 @@ class ShardedFactor:
                 f"tolerance is {tolerance:.1e}. The usual cause is noise far below the prior's conditional variances.",
                 stacklevel=2,
             )
-        return found.to(dtype)
+        return found.to(like)
 
     def _preconditioner(self, precision: Tensor) -> "_Triangles":
         away = self._neighbors >= len(self._var)
