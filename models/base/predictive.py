@@ -177,7 +177,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         flat = x_new.reshape(-1, x_new.shape[-1])
         self._check_new("joint", flat)
         self._place_medians()
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         near = union_of(self.plan(flat.detach(), k).reshape(*x_new.shape[:-2], -1))
         rows, places = distinct_rows(near.clamp(min=0))
         residual, noise = (value.expand(len(rows))[places] for value in self.residuals(rows))
@@ -197,7 +197,7 @@ class PredictiveMethod(LeaveOneOutMethod):
     def _near(self, method: str, x_new: Tensor, num_neighbors: int | None) -> tuple["PredictiveMethod", int]:
         """A copy on the rows near new points of this process, and the number of neighbors."""
         self._check_new(method, x_new)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.near(x_new, k), k
 
     def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
@@ -206,6 +206,10 @@ class PredictiveMethod(LeaveOneOutMethod):
     def prediction_neighbors(self) -> int:
         """The default number of neighbors in predictions."""
         self.undefined("prediction_neighbors")
+
+    def neighbors_or_default(self, num_neighbors: int | None) -> int:
+        """The number of neighbors that predictions take where `num_neighbors` may be None."""
+        return self.prediction_neighbors() if num_neighbors is None else num_neighbors
 
     def residuals(self, rows: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
         """Gaussian observations of f at some rows of the data, less the mean function, and their noise variances."""

@@ -97,7 +97,7 @@ class ResponseMethod(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
 
     @pyro_entry
     @torch.no_grad()
@@ -231,17 +231,9 @@ class ResponseMethod(PredictiveMethod):
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
         obs, noise = self.observations(self.likelihood_at(rows), rows, draw)
-        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise)
-        if draw is None and self._has_posterior:
-            var = var + self._variance_of_trend(x_new, rows, positions, noise)
+        is_uncertain = draw is None and self._has_posterior
+        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise, uncertain_trend=is_uncertain)
         return loc, var.expand(loc.shape)
-
-    def _variance_of_trend(self, x: Tensor, rows: Tensor, neighbors: Tensor, noise: Tensor) -> Tensor:
-        """Variance of f at x because of the coefficients: of their basis less its prediction by neighbors."""
-        near, mean = self.x[rows], cast(LinearMean, self.mean)
-        w, _ = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
-        basis = mean.basis(near)[neighbors.clamp(min=0)]
-        return trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Given the observations of the nearest other points; O(I K^3)."""
@@ -259,7 +251,7 @@ class ResponseMethod(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
@@ -295,15 +287,27 @@ class ResponseMethod(PredictiveMethod):
         self.undefined("observations")
 
     def _given_neighbors(
-        self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor, own: Tensor | slice | None = None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        neighbors: Tensor,
+        obs: Tensor,
+        noise: Tensor,
+        own: Tensor | slice | None = None,
+        uncertain_trend: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index.
 
-        `own` are the rows of x among the data, whose offset counts; None for new points.
+        `own` are the rows of x among the data, whose offset counts; None for new points. With `uncertain_trend` the
+        variance is also that of the coefficients of the mean: of their basis less its prediction by neighbors.
         """
         near = self.x[rows]
         w, var = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near, rows)
+        if uncertain_trend:
+            mean = cast(LinearMean, self.mean)
+            basis = mean.basis(near)[neighbors.clamp(min=0)]
+            var = var + trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
         return self._mean_at(x, own) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
 
 

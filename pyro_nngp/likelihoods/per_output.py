@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
-from pyro_nngp.distributions.outputs import Outputs, of_each_output
+from pyro_nngp.distributions.outputs import Outputs, missing_values, of_each_output
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 
@@ -88,7 +88,7 @@ class PerOutput(Likelihood):
             cure = "Give one likelihood per output."
             fail("PerOutput", "y", f"with {len(self.outputs)} outputs", len(y), cure)
         for part, values in zip(self.outputs, y, strict=True):
-            missing = values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
+            missing = missing_values(values)
             if part.takes_trials:  # which vary by row
                 part.check(values.masked_fill(missing, 0))
             elif not bool(missing.all()):
