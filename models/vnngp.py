@@ -397,10 +397,10 @@ class VNNGP(PredictiveMethod):
         self.local.assign(found)
 
     def _sharded_factor(self) -> ShardedFactor:
-        own = torch.arange(self.num_data, device=self.x.device)
-        near = self.graph.batch(own)
-        w, var = graph_conditional(self.kernel, self.x[own], self.x[near.rows], near.neighbors, jitter=self.jitter)
-        return ShardedFactor(w, var, cast(ShardedGraph, self.graph))
+        def conditional(rows: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+            return graph_conditional(self.kernel, self.x[rows], self.x, near, jitter=self.jitter)
+
+        return ShardedFactor(cast(ShardedGraph, self.graph), conditional)
 
     def _prior_parameters(self) -> list[nn.Parameter]:
         """What the prior of latent values depends on, the guides of its hyperparameters included."""

@@ -3,15 +3,15 @@ r"""The Vecchia factor (I - A, V) of a prior whose rows are on several processes
 A product with the precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` fetches the values of the halo, and gives
 back what the own rows add to rows of others. Conjugate gradients on :math:`\Lambda + \mathrm{diag}\,\tau` sum their
 dot products over the processes. The preconditioner is the Vecchia approximation with diagonal update of Kündig and
-Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`, without the neighbors that are in halos,
-so that each process solves with a triangle of its own. All of this is on the CPU. The triangles of one process
-(:class:`~pyro_nngp.linalg.VecchiaFactor`) cannot be solved side by side.
+Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`, of the prior of the own rows alone: it
+has no neighbors in halos, so that each process solves with a triangle of its own. All of this is on the CPU.
 
 Cost per iteration: O(n K), two exchanges of the halo and two sums of one number per latent function. Symbols: N rows of
 all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
 """
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -31,30 +31,34 @@ class ShardedFactor:
     """(I - A, V) of the own rows; all processes must call each method at the same time.
 
     Args:
-        w: weights of the conditionals of own rows (n, K).
-        var: their variances (n,).
         graph: the neighbors.
+        conditional: maps rows (B,) and their neighbors (B, K), places in the graph, -1 padded, to the weights (B, K)
+            and variances (B,) of the conditionals of the prior.
     """
 
-    def __init__(self, w: Float[Tensor, "n K"], var: Float[Tensor, " n"], graph: ShardedGraph) -> None:
+    def __init__(self, graph: ShardedGraph, conditional: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
         self._graph, self._world = graph, graph.data.world
-        self._neighbors = graph.neighbors[: graph.num_points].long().cpu()
-        self._w = w.detach().double().cpu().masked_fill(self._neighbors < 0, 0.0)
-        self._var = var.detach().double().cpu()
-        count, width = self._w.shape[0], self._w.shape[1] + 1
-        columns = torch.cat([torch.arange(count)[:, None], self._neighbors.clamp(min=0)], -1)
-        entries = torch.cat([torch.ones(count, 1, dtype=torch.float64), -self._w], -1) / self._var.sqrt()[:, None]
-        rows = np.arange(0, count * width + 1, width)
-        shape = count, count + len(graph.halo)
+        every, near = torch.arange(graph.num_points, device=graph.x.device), graph.neighbors[: graph.num_points].long()
+        w, var = (part.detach().double() for part in conditional(every, near))
+        w = w.masked_fill(near < 0, 0.0)
+        columns = torch.cat([every[:, None], near.clamp(min=0)], -1).cpu()
+        entries = (torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]).cpu()
+        rows = np.arange(0, columns.numel() + 1, columns.shape[1])
+        shape = len(every), len(every) + len(graph.halo)
         self._root = csr_array((entries.flatten().numpy(), columns.flatten().numpy(), rows), shape=shape)
         self._transposed = self._root.T.tocsr()
+        away = near >= len(every)
+        near, border = torch.where(away, -1, near), away.any(-1).nonzero()[:, 0]
+        if len(border):
+            w[border], var[border] = (part.detach().double() for part in conditional(border, near[border]))
+        self._alone = w.cpu(), var.cpu(), near.cpu()  # the prior of the own rows
 
     def __len__(self) -> int:
         return self._graph.data.num_rows
 
     def product(self, m: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         r""":math:`\Lambda m` at the own rows."""
-        values = m.cpu().reshape(-1, len(self._var)).mT  # (n, L)
+        values = m.cpu().reshape(-1, self._root.shape[0]).mT  # (n, L)
         every = torch.cat([values, self._graph.halo.fetch(values)]).numpy()
         return self._gathered(self._transposed @ (self._root @ every)).mT.reshape(m.shape).to(m.device)
 
@@ -64,7 +68,7 @@ class ShardedFactor:
 
     def _gathered(self, found: np.ndarray) -> Tensor:
         """Values at own rows, plus those that all processes have for them in their halos."""
-        every, n = torch.from_numpy(found), len(self._var)
+        every, n = torch.from_numpy(found), self._root.shape[0]
         return every[:n] + self._graph.halo.give_back(every[n:])
 
     def posterior_mean(
@@ -112,11 +116,9 @@ class ShardedFactor:
         return found.to(like)
 
     def _preconditioner(self, precision: Tensor) -> "_Triangles":
-        away = self._neighbors >= len(self._var)
-        near = torch.where(away, -1, self._neighbors)
-        w = self._w.masked_fill(away, 0.0)
-        sets = precision.reshape(-1, len(self._var))
-        return _Triangles([VecchiaFactor(w, 1 / (1 / self._var + each), near).prepared() for each in sets])
+        w, var, near = self._alone
+        sets = precision.reshape(-1, len(var))
+        return _Triangles([VecchiaFactor(w, 1 / (1 / var + each), near).prepared() for each in sets])
 
 
 class _Triangles:

@@ -12,7 +12,7 @@ points.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -123,7 +123,7 @@ class AmortizedGaussian(GPModule):
 
     def take(self, y: Tensor) -> None:
         """Read the data again after the rows of a graph on several processes have changed."""
-        self.y, self.rank = y, self._prior[1].rank
+        self.y, self.rank = y, cast(ShardedNeighborhoods, self._prior[1]).rank
         self.response = self._response()
 
     def _encode(self, covariance: Covariance, rows: Tensor) -> Row:

@@ -86,7 +86,7 @@ def variational_optimum(
     prior = factor if isinstance(factor, ShardedFactor) else factor.prepared()
     root = _mean_field(prior) if q.is_diagonal else FactorOptimum(cast(VecchiaFactor, prior), q.pattern)
     one_step, first = likelihood.is_gaussian, not bool(total(q.loc.abs().sum()))
-    diagonal = prior.diagonal() if q.is_diagonal else None
+    diagonal = prior.diagonal()
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:

@@ -37,8 +37,7 @@ def products():
     x, y, _ = problem(Gaussian)
     data, kernel = ShardedData(x, y), Matern52(2, 1.0, 0.3).double()
     graph = ShardedGraph(data, 8)
-    w, var = graph_conditional(kernel, graph.x[: data.num_own], graph.x, graph.neighbors.long())
-    factor = ShardedFactor(w, var, graph)
+    factor = ShardedFactor(graph, lambda rows, near: graph_conditional(kernel, graph.x[rows], graph.x, near))
     m, precision = (part[data.rows].mT for part in values())
     mean = factor.posterior_mean(m, precision, torch.zeros_like(m), 1e-10)
     assert len(factor) == N
@@ -61,7 +60,7 @@ def test_products_and_posterior_means_are_those_of_the_dense_precision(count, tm
 def test_too_few_iterations_are_reported():
     x, y, _ = problem(Gaussian)
     graph, ones = ShardedGraph(ShardedData(x, y), 1), torch.ones(N, dtype=torch.float64)
-    factor = ShardedFactor(0.999999 * ones[:, None], 1e-9 * ones, graph)
+    factor = ShardedFactor(graph, lambda rows, near: (0.999999 * ones[:, None], 1e-9 * ones))
     with pytest.warns(UserWarning, match="ShardedFactor: conjugate gradients stopped after 1000 iterations"):
         factor.posterior_mean(y, 1e12 * ones, 0 * ones, 0.0)
 
