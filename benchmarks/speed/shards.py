@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData, join_group
+from pyro_nngp.distributed import ShardedData, ShardedFactor, join_group
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian
 
@@ -95,19 +95,37 @@ def measure(folder, neighbors, cells):
         dist.destroy_process_group()
 
 
-def measure_solve(folder, neighbors):
+class CountedProducts:
+    """Counts the products of conjugate gradients with the precision while it is active."""
+
+    def __enter__(self):
+        self.count, self._product = 0, ShardedFactor.product
+
+        def product(factor, m):
+            self.count += 1
+            return self._product(factor, m)
+
+        ShardedFactor.product = product
+        return self
+
+    def __exit__(self, *exception):
+        ShardedFactor.product = self._product
+
+
+def measure_solve(folder, neighbors, noise):
     """One row of the table of solutions for a mean-field q(u)."""
     warnings.simplefilter("ignore")
     join_group()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
-    world, likelihood = data.world, Gaussian(0.01)
+    world, likelihood = data.world, Gaussian(noise)
     options = {"likelihood": likelihood, "num_neighbors": neighbors, "posterior": "mean-field"}
     gp = nngp.VNNGP(data, kernel=Matern32(2, 0.25, 0.05), **options)
     row = {"rows": data.num_rows, "processes": world.size, "halo rows": world.max(len(gp.graph.halo))}
     world.traffic.clear()
     clock = Clock()
-    gp.solve()
-    row |= clock.look("solve", world)
+    with CountedProducts() as products:
+        gp.solve()
+    row |= clock.look("solve", world) | {"noise": noise, "products": products.count}
     row |= {f"{name} MB": world.max(size) / 1e6 for name, size in dict(world.traffic).items()}
     row["MB of one exchange"] = 8 * row["halo rows"] / 1e6
     if world.rank == 0:
@@ -123,11 +141,12 @@ def main():
     parser.add_argument("--neighbors", type=int, default=16)
     parser.add_argument("--cells", type=int, default=10**6)
     parser.add_argument("--solve", action="store_true", help="the solution of VNNGP for q(u) in place of training")
+    parser.add_argument("--noise", type=float, default=0.01, help="variance of the noise of that model")
     parser.add_argument("--data", type=Path, help="folder of x.npy and y.npy")
     args = parser.parse_args()
     if args.data is not None:
         if args.solve:
-            measure_solve(args.data, args.neighbors)
+            measure_solve(args.data, args.neighbors, args.noise)
         else:
             measure(args.data, args.neighbors, args.cells)
         return
@@ -137,7 +156,7 @@ def main():
             for count in counts:
                 launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
                 own = [__file__, "--data", folder, "--neighbors", str(args.neighbors), "--cells", str(args.cells)]
-                own += ["--solve"] * args.solve
+                own += ["--noise", str(args.noise)] + ["--solve"] * args.solve
                 subprocess.run([sys.executable, *launch, *own], check=True)
 
 

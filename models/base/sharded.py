@@ -4,7 +4,7 @@ A process has its own rows first in x, y and everything else that there is per d
 and guide are called with own rows; the plate of the data has the own rows, so that the sum of the ELBOs over the
 processes is that of all rows. Whatever needs other rows (the mean by generalized least squares, the choice of K,
 predictions) fetches them, and goes on with a copy that is an ordinary method on these rows with the same
-hyperparameters.
+hyperparameters. Methods whose predictions depend on inducing points alone have no halo, and predict as on one process.
 
 Symbols: N rows of all processes, n own rows, h rows of the halo, S rows of a copy, P new points, K neighbors.
 """
