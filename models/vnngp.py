@@ -29,7 +29,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributed import Route, ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import pyro_entry, scaled
+from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
@@ -96,7 +96,8 @@ class VNNGP(PredictiveMethod):
             `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "principal", "given" or a
+            permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
@@ -114,8 +115,7 @@ class VNNGP(PredictiveMethod):
     """
 
     graph_type: type[NeighborGraph] = NeighborGraph
-    draws_together = True
-    can_distribute = True
+    draws_together = vectorizes = can_distribute = True
     row_buffers = frozenset({"data_neighbors", "local.y", "local.response", "local.rank", "local.context"})
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
@@ -205,7 +205,6 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
             self.local = self._amortized(encoder, guide_neighbors)
-        self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.predicts_from_rows = self.at_data
         self.has_row_tables = self.at_data and encoder is None
         self.finish()
@@ -249,6 +248,8 @@ class VNNGP(PredictiveMethod):
         if isinstance(self.local, GaussianSites):
             q = self.local.distribution(self._prior(batch))
             q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
+        elif isinstance(self.local, AmortizedGaussian):
+            q = self._encoded(self.local, batch)
         else:
             q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale), self._of_all():
@@ -318,6 +319,15 @@ class VNNGP(PredictiveMethod):
             )
         )
         return new
+
+    def _encoded(self, local: AmortizedGaussian, batch: Batch) -> SparseCholeskyNormal:
+        """q(u) of the encoder, which reads one set of hyperparameters after the other."""
+        found, sets = each_set(self, lambda: local.distribution(batch.rows, batch.targets))
+        q = found[0]
+        if not sets:
+            return q
+        loc, scale, weights = (stacked([getattr(one, name) for one in found], sets) for name in q.batched)
+        return SparseCholeskyNormal(loc, scale, weights, q.pattern, q.rows, q.targets)
 
     def batch_args(
         self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
@@ -544,8 +554,9 @@ class VNNGP(PredictiveMethod):
         if draw is None:
             u = self.local.distribution().sample((count,))
         else:
-            u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+            u = self._drawn_u(draw)
+            u = u.expand(count, *u.shape)
+        prior = NNGP(self.covariance(), self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
     def _most_draws(self, num_new: int) -> int:

@@ -26,6 +26,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
+from pyro_nngp.models.base.sites import latents_first
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 
@@ -244,9 +245,16 @@ class ResponseMethod(PredictiveMethod):
             observations = self.observations(self.likelihood_at(union), union, draw)
             loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
             trials = None if self.trials is None else self.trials[rows]
-            return self._predictive_of_y(loc, var.expand(loc.shape), trials).log_prob(self._values(rows))
+            bound = self.likelihood_at(rows)
+            loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
+            found = self._predictive_of_y(loc, var, trials).log_prob(self._values(rows))
+            return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
 
         return densities
+
+    def loo_entries(self, num_neighbors: int | None) -> int:
+        """The number of neighbors."""
+        return self.graph.num_neighbors if num_neighbors is None else num_neighbors
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
@@ -259,7 +267,7 @@ class ResponseMethod(PredictiveMethod):
         every = torch.arange(self.num_data, device=self.x.device)
         obs, noise = self.observations(self.likelihood_at(), every, draw)
         deviation = draws_given_observations(
-            self.kernel,
+            self.covariance(),
             self.x,
             x_new,
             plan,
@@ -316,12 +324,12 @@ def draws_given_observations(
     x: Float[Tensor, "N D"],
     x_new: Float[Tensor, "P D"],
     plan: Int[Tensor, "P K"],
-    residual: Float[Tensor, "*L N"],
-    noise: Float[Tensor, "*#L N"],
+    residual: Float[Tensor, "... N"],
+    noise: Float[Tensor, "... N"],
     count: int,
     latent_shape: tuple[int, ...],
     jitter: float,
-) -> Float[Tensor, "S *L P"]:
+) -> Float[Tensor, "S ..."]:
     """Joint draws of a zero-mean process at new points, each given nearby observations and earlier new values.
 
     Args:
@@ -329,7 +337,8 @@ def draws_given_observations(
         x: the observed points.
         x_new: new points.
         plan: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
-        residual: observations minus the mean function; one set for each latent function, or for all.
+        residual: observations minus the mean function; one set for each latent function, or for all; those of sets of
+            hyperparameters in front, as of `noise` and the kernel.
         noise: their noise variances.
         count: S.
         latent_shape: () or (L,).
@@ -337,10 +346,9 @@ def draws_given_observations(
 
     Cost: O(P K^3) once for each set of noises, then O(P K) per draw.
     """
-    n, (p, k) = len(x), plan.shape
+    n, p = len(x), len(plan)
     w, var = graph_conditional(kernel, x_new, torch.cat([x, x_new]), plan, pad(noise, (0, p)), jitter)
     near = pad(residual, (0, p))[..., plan.clamp(min=0)]  # 0 at new points
-    loc = (w * near).sum(-1).expand(count, *latent_shape, p).reshape(count, -1, p)
-    w, var = w.expand(*latent_shape, p, k).reshape(-1, p, k), var.expand(*latent_shape, p).reshape(-1, p)
-    each = [draw_appended(w[i], var[i], plan, loc[:, i], n) for i in range(len(w))]
-    return torch.stack(each, 1).reshape(count, *latent_shape, p)
+    loc = (w * near).sum(-1)
+    loc = loc.expand(count, *torch.broadcast_shapes(loc.shape, (*latent_shape, p)))
+    return draw_appended(w, var, plan, loc, n)

@@ -53,7 +53,7 @@ class PerOutput(Likelihood):
     @pyro_entry
     def bind(self) -> "PerOutput":
         bound = super().bind()
-        bound.__dict__["outputs"] = [part.bind() for part in self.outputs]
+        bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
         return bound
 
     def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "PerOutput":
@@ -93,3 +93,13 @@ class PerOutput(Likelihood):
                 part.check(values.masked_fill(missing, 0))
             elif not bool(missing.all()):
                 part.check(values[~missing])
+
+
+def _without_outputs(part: Any) -> Any:
+    """A bound likelihood of one output: batches of its hyperparameters, (*S, 1, 1), less the dimension of outputs."""
+    for name, value in list(part.__dict__.items()):
+        if isinstance(value, Likelihood):
+            part.__dict__[name] = _without_outputs(value)
+        elif name in part._pyro_samples and value.dim() > 1 and value.shape[-2] == 1:
+            part.__dict__[name] = value.squeeze(-2)
+    return part
