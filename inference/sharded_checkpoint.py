@@ -36,7 +36,6 @@ class ShardedCheckpoint:
 
     def __init__(self, path: Any, data: ShardedData) -> None:
         self._path, self._data, self._world = Path(path), data, data.world
-        self._size = -(-data.num_rows // self._world.size)
         self._alone = self._world.size == 1
 
     def exists(self) -> bool:
@@ -81,7 +80,7 @@ class ShardedCheckpoint:
             if name in ("shared", self._own_key):
                 state[name] = torch.empty(entry.size, dtype=torch.uint8)
             elif name.startswith("rows."):
-                shape = (self._stop - self._start, *entry.size[1:])
+                shape = (self._num_block, *entry.size[1:])
                 state[name] = self._sharded(torch.empty(shape, dtype=entry.properties.dtype))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -93,14 +92,6 @@ class ShardedCheckpoint:
     @property
     def _own_key(self) -> str:
         return f"process {self._world.rank} of {self._world.size}"
-
-    @property
-    def _start(self) -> int:
-        return min(self._data.num_rows, self._world.rank * self._size)
-
-    @property
-    def _stop(self) -> int:
-        return min(self._data.num_rows, self._start + self._size)
 
     def _folders(self) -> list[Path]:
         return sorted(each for each in self._path.glob("[0-9]*") if each.is_dir())
@@ -122,17 +113,26 @@ class ShardedCheckpoint:
 
     def _to_blocks(self, own: Tensor) -> Tensor:
         """Rows of this process's block, from the own rows of all processes."""
-        route = Route(self._world, self._data.rows // self._size)
-        places = route.forward(self._data.rows) - self._start
-        block = own.new_empty((self._stop - self._start, *own.shape[1:]), device="cpu")
+        route, places = self._route()
+        block = own.new_empty((self._num_block, *own.shape[1:]), device="cpu")
         block[places] = route.forward(own.detach().cpu())
         return block
 
     def _from_blocks(self, block: Tensor) -> Tensor:
         """The inverse of :meth:`_to_blocks`."""
         block = block.to_local() if isinstance(block, DTensor) else block
-        route = Route(self._world, self._data.rows // self._size)
-        return route.back(block[route.forward(self._data.rows) - self._start])
+        route, places = self._route()
+        return route.back(block[places])
+
+    @property
+    def _num_block(self) -> int:
+        start, stop = self._data.block
+        return stop - start
+
+    def _route(self) -> tuple[Route, Tensor]:
+        """The way of own rows to the blocks, and the places in this process's block of those that arrive."""
+        route = Route(self._world, self._data.rows // self._data.block_size)
+        return route, route.forward(self._data.rows) - self._data.block[0]
 
 
 def _bytes(state: dict[str, Any]) -> Tensor:

@@ -106,6 +106,9 @@ class SVGP(PredictiveMethod):
     """
 
     vectorizes = True
+    can_distribute = True
+    has_row_tables = False
+    predicts_from_rows = False
 
     @from_tables
     def __init__(
@@ -158,7 +161,8 @@ class SVGP(PredictiveMethod):
         """
         self.start_model(idx)
         prior = dist.Normal(self.x.new_zeros(()), 1.0).expand((*self.latent_shape, self.num_inducing))
-        nu = pyro.sample(self.site("nu"), prior.to_event(1 + len(self.latent_shape)))
+        with self.shared_sites():
+            nu = pyro.sample(self.site("nu"), prior.to_event(1 + len(self.latent_shape)))
         return self._given(nu, idx)
 
     @pyro_entry
@@ -166,7 +170,8 @@ class SVGP(PredictiveMethod):
         """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
         self.start_guide(idx)
         q = self.q.distribution()
-        nu = pyro.sample(self.site("nu"), q.to_event(len(self.latent_shape)))
+        with self.shared_sites():
+            nu = pyro.sample(self.site("nu"), q.to_event(len(self.latent_shape)))
         return self._given(nu, idx, q)
 
     @property
@@ -218,7 +223,7 @@ class SVGP(PredictiveMethod):
 
         before = [p.clone() for p in self.solved_parameters()]
         first = not bool(self.q.distribution().mean.any())
-        steps, moved, improved = natural_gradient(likelihood, y, state(), step, max_steps, tolerance)
+        steps, moved, improved = natural_gradient(likelihood, y, state(), step, max_steps, tolerance, total=self.total)
         if not improved:
             for p, old in zip(self.solved_parameters(), before, strict=True):
                 p.copy_(old)
@@ -267,13 +272,14 @@ class SVGP(PredictiveMethod):
     def _condition(self, targets: Float[Tensor, "*L N"], precision: Float[Tensor, "*L N"]) -> None:
         """Set q(nu) to the posterior given Gaussian observations of f, in float64."""
         eye = torch.eye(self.num_inducing, dtype=torch.float64, device=self.x.device)
-        system = eye.expand(*self.latent_shape, *eye.shape).clone()
+        system = torch.zeros_like(eye).repeat(*self.latent_shape, 1, 1)
         right = torch.zeros_like(system[..., 0])
         for rows, a, _ in self._blocks():
             a, weight = a.double(), precision[..., rows].double()
             residual = targets[..., rows].double() - self._mean_at(self.x[rows], rows).double()
             system += (a.mT * weight[..., None, :]) @ a
             right += (weight * residual) @ a
+        system, right = eye + self.total(system), self.total(right)
         # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
         upper = cholesky(system.flip(-1, -2), 0.0).flip(-1, -2)
         root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)

@@ -104,6 +104,9 @@ class SWSGP(PredictiveMethod):
     data_neighbors: Any
 
     vectorizes = True
+    can_distribute = True
+    has_row_tables = False
+    predicts_from_rows = False
 
     @from_tables
     def __init__(
@@ -189,6 +192,14 @@ class SWSGP(PredictiveMethod):
         if self.data_neighbors is not None:
             self.data_neighbors.copy_(self._nearest(self.x))
 
+    def take_rows(self, first: bool = False) -> None:
+        super().take_rows(first)
+        self.find_rows()
+
+    def find_rows(self) -> None:
+        if self.data_neighbors is not None:
+            self.data_neighbors = self._nearest(self.x)
+
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         super().append_rows(x, y)
         if self.data_neighbors is not None:
@@ -207,7 +218,7 @@ class SWSGP(PredictiveMethod):
         if q is None:
             points = self.z[neighbors]
             of_u = ZeroMeanNormal(cov(points, points), self.jitter)
-        with latents, data, poutine.scale(scale=1 / self.num_data):
+        with latents, data, poutine.scale(scale=1 / self.num_rows):
             u = pyro.sample(self.site("u"), of_u)
         marginal = None
         if q is not None:

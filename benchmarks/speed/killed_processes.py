@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed import ShardedData, join_group
 from pyro_nngp.inference import Checkpoint
 from pyro_nngp.likelihoods import NegativeBinomial
 
@@ -31,7 +31,7 @@ STEPS = 120
 
 def train(folder):
     """One process of the training; it notes its number in the system, and the first one the result."""
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    join_group(timeout=timedelta(seconds=60))
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(4_000, 2, generator=generator, dtype=torch.float64)
     y = torch.poisson((torch.sin(6 * x[:, 0]) + 1).exp(), generator=generator)

@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed import ShardedData, ShardedFactor, join_group
 from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Gaussian
 
 BLOCK = 2**20
 SIZES = ((10**5, (1, 2)), (10**6, (1, 2)), (2 * 10**6, (2,)))
@@ -64,8 +65,7 @@ class Clock:
 def measure(folder, neighbors, cells):
     """One row of the table."""
     warnings.simplefilter("ignore")
-    if dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+    join_group()
     base, clock = megabytes(), Clock()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
     world, row = data.world, {"rows": data.num_rows, "processes": data.world.size}
@@ -95,16 +95,60 @@ def measure(folder, neighbors, cells):
         dist.destroy_process_group()
 
 
+class CountedProducts:
+    """Counts the products of conjugate gradients with the precision while it is active."""
+
+    def __enter__(self):
+        self.count, self._product = 0, ShardedFactor.product
+
+        def product(factor, m):
+            self.count += 1
+            return self._product(factor, m)
+
+        ShardedFactor.product = product
+        return self
+
+    def __exit__(self, *exception):
+        ShardedFactor.product = self._product
+
+
+def measure_solve(folder, neighbors, noise):
+    """One row of the table of solutions for a mean-field q(u)."""
+    warnings.simplefilter("ignore")
+    join_group()
+    data = ShardedData(folder / "x.npy", folder / "y.npy")
+    world, likelihood = data.world, Gaussian(noise)
+    options = {"likelihood": likelihood, "num_neighbors": neighbors, "posterior": "mean-field"}
+    gp = nngp.VNNGP(data, kernel=Matern32(2, 0.25, 0.05), **options)
+    row = {"rows": data.num_rows, "processes": world.size, "halo rows": world.max(len(gp.graph.halo))}
+    world.traffic.clear()
+    clock = Clock()
+    with CountedProducts() as products:
+        gp.solve()
+    row |= clock.look("solve", world) | {"noise": noise, "products": products.count}
+    row |= {f"{name} MB": world.max(size) / 1e6 for name, size in dict(world.traffic).items()}
+    row["MB of one exchange"] = 8 * row["halo rows"] / 1e6
+    if world.rank == 0:
+        print(json.dumps({name: round(value, 4) for name, value in row.items()}), flush=True)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", type=int, help="rows of one run; without it, all rows of the tables")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--neighbors", type=int, default=16)
     parser.add_argument("--cells", type=int, default=10**6)
+    parser.add_argument("--solve", action="store_true", help="the solution of VNNGP for q(u) in place of training")
+    parser.add_argument("--noise", type=float, default=0.01, help="variance of the noise of that model")
     parser.add_argument("--data", type=Path, help="folder of x.npy and y.npy")
     args = parser.parse_args()
     if args.data is not None:
-        measure(args.data, args.neighbors, args.cells)
+        if args.solve:
+            measure_solve(args.data, args.neighbors, args.noise)
+        else:
+            measure(args.data, args.neighbors, args.cells)
         return
     for num_rows, counts in SIZES if args.rows is None else ((args.rows, args.processes),):
         with tempfile.TemporaryDirectory() as folder:
@@ -112,6 +156,7 @@ def main():
             for count in counts:
                 launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
                 own = [__file__, "--data", folder, "--neighbors", str(args.neighbors), "--cells", str(args.cells)]
+                own += ["--noise", str(args.noise)] + ["--solve"] * args.solve
                 subprocess.run([sys.executable, *launch, *own], check=True)
 
 

@@ -5,7 +5,11 @@ A step is the computation of a process, plus a reduction of 48 bytes (six number
     NCCL, tree over InfiniBand    base + 2 log2(R) hops + bytes / bandwidth
     Gloo, ring over Ethernet      2 (R - 1) hops + bytes / bandwidth
 
-with R processes. Latencies of NCCL are those of its own cost model (src/graph/tuning.cc of NCCL 2.2x, trees with the LL
+with R processes. An iteration of conjugate gradients for q(u) at the data exchanges the halo twice, 8 bytes per row,
+and takes two such reductions; a cell on the unit square has a perimeter of 4 / sqrt(R), with 3 rows of the halo per
+distance of N^(-1/2) (1.7 and 2.9 were counted at 10^6 and 10^7 rows on two processes).
+
+Latencies of NCCL are those of its own cost model (src/graph/tuning.cc of NCCL 2.2x, trees with the LL
 protocol: 6.8 us, and 5.0 us per hop over a network); 50 GB/s is a port of 400 Gb/s. One way through the TCP stack of a
 kernel takes 10 to 30 us; 25 us and 10 Gb/s are taken. Computation and memory are those measured with
 benchmarks/speed/shards.py, given here as arguments. Run: ``python benchmarks/speed/shards_model.py``.
@@ -29,12 +33,19 @@ def gloo(size):
     return 2 * (size - 1) * TCP_HOP + 2 * BYTES / TCP_BANDWIDTH
 
 
+def exchange(halo, hop, bandwidth):
+    """Seconds of the two exchanges of a halo with the eight cells around, one after the other."""
+    return 2 * (8 * hop + 8 * halo / bandwidth)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--step-ms", type=float, default=12.3, help="milliseconds of a step without rows")
     parser.add_argument("--row-us", type=float, default=1.07, help="microseconds of a step per row of the batch")
     parser.add_argument("--row-bytes", type=float, default=340.0, help="largest memory per own row")
     parser.add_argument("--base-mb", type=float, default=310.0, help="memory of training without rows")
+    parser.add_argument("--iteration-us", type=float, default=0.33, help="microseconds of an iteration per own row")
+    parser.add_argument("--cell-us", type=float, default=6.9, help="microseconds of a map per cell of the process")
     args = parser.parse_args()
     print("| processes | rows per step of each | computation ms | reduction, NCCL ms | reduction, Gloo ms |")
     print("|---|---|---|---|---|")
@@ -48,6 +59,21 @@ def main():
         for size in (8, 64, 512):
             own = args.base_mb / 1e3 + rows / size * args.row_bytes / 1e9
             print(f"| 10^{round(math.log10(rows))} | {size} | {own:.2f} GB | {7 * rows / 1e9:.2f} GB |")
+    print(
+        "\n| rows of all | processes | halo rows | computation ms | communication, NCCL ms | communication, Gloo ms |"
+    )
+    print("|---|---|---|---|---|---|")
+    for rows in (10**7, 10**8, 10**9):
+        for size in (8, 64, 512):
+            halo, compute = 3 * 4 * math.sqrt(rows / size), 1e-3 * args.iteration_us * rows / size
+            fast = 1e3 * (exchange(halo, NCCL_HOP, NCCL_BANDWIDTH) + 2 * nccl(size))
+            slow = 1e3 * (exchange(halo, TCP_HOP, TCP_BANDWIDTH) + 2 * gloo(size))
+            start = f"| 10^{round(math.log10(rows))} | {size} | {halo:.0f}"
+            print(f"{start} | {compute:.1f} | {fast:.2f} | {slow:.2f} |")
+    print("\n| cells | processes | s per process |")
+    print("|---|---|---|")
+    for size in (2, 8, 64, 512):
+        print(f"| 10^8 | {size} | {1e8 / size * args.cell_us * 1e-6:.1f} |")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_int, check_memory, check_path, fail
+from pyro_nngp.distributed import World
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
     CheckpointError,
@@ -108,6 +109,9 @@ class SGMCMC(MCMC):
             DivergenceError: if a potential is not finite.
         """
         self._args, self._kwargs = args, kwargs
+        if self.checkpoint and World().size > 1:
+            cure = "Leave it out: one process cannot continue for all."
+            fail("SGMCMC", "checkpoint", f"to be None on {World().size} processes", str(self.checkpoint), cure)
         with pyro.validation_enabled(False), exclusive_checkpoint("SGMCMC", self.checkpoint):
             done, draws = self._begin(args, kwargs)
             self._samples = None  # drop those of an earlier run

@@ -6,6 +6,9 @@ T moves each site from unconstrained space to its support (:func:`torch.distribu
 and :math:`\log \tilde p` is the log density of one run of the model, with the scales N/B of its plates. Pyro's
 ``initialize_model`` does not support subsampled plates; this one runs the model each time, on a new minibatch.
 
+On several processes each has the potential of its own rows; values and gradients are summed. The processes draw
+the same noise, from the random state of the first one, and each the minibatches of its rows.
+
 Cost: one run of the model and its backward pass. Nothing here is O(N), but a plate with ``subsample_size`` draws its
 minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O(B).
 
@@ -26,6 +29,8 @@ from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import check_device, check_int, check_same_kind, fail
+from pyro_nngp._random import seeded
+from pyro_nngp.distributed import World
 from pyro_nngp.inference._traces import check_supports
 
 
@@ -104,8 +109,11 @@ class ModelPotential:
         self._where, self._model, self._args, self._kwargs = where, model, args, kwargs
         self._init_strategy, self._vectorize = init_strategy, vectorize
         self._minibatches = [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)]
+        self._world, self._share = _join(where, model)
         trace = self._fresh_trace()
         check_supports(where, trace)
+        if self._world is not None:
+            _check_shared(where, trace)
         latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
         if not latent:
             fail(where, "model", "with a latent site", "none", "Observe fewer sites, or use SVI for parameters.")
@@ -173,7 +181,9 @@ class ModelPotential:
         potential = self._evaluate(position)
         share = 1 / max(potential.numel(), 1)
         gradient, *by_params = torch.autograd.grad(potential.sum(), [position, *params], allow_unused=bool(params))
-        return potential.detach(), gradient, [None if g is None else g * share for g in by_params]
+        found = [None if g is None else g * share for g in by_params]
+        potential, gradient, *rest = self._summed([potential.detach(), gradient, *(g for g in found if g is not None)])
+        return potential, gradient, [None if g is None else rest.pop(0) for g in found]
 
     def response(
         self, position: Float[Tensor, "*C d"], displacement: Float[Tensor, "*C d"]
@@ -194,7 +204,15 @@ class ModelPotential:
     def energy(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
         """Evaluate only the potential, on a new minibatch."""
         with torch.no_grad():
-            return self._evaluate(position)
+            return self._summed([self._evaluate(position)])[0]
+
+    def _summed(self, parts: list[Tensor]) -> list[Tensor]:
+        """Sums over the processes, in one reduction."""
+        if self._world is None:
+            return parts
+        total = self._world.sum(torch.cat([part.reshape(-1) for part in parts]))
+        sums = total.split([part.numel() for part in parts])
+        return [each.view_as(part) for each, part in zip(sums, parts, strict=True)]
 
     def param_values(self) -> dict[str, Tensor]:
         """Values of the model's parameters as a run of the model sees them."""
@@ -235,7 +253,7 @@ class ModelPotential:
 
     def _potential(self, position: Tensor, *batches: Tensor) -> Tensor:
         trace = self._condition(position, batches)
-        return -trace.log_prob_sum() + self._log_jacobian(position, trace)
+        return -trace.log_prob_sum() + self._share * self._log_jacobian(position, trace)
 
     def _log_jacobian(self, position: Tensor, trace: poutine.Trace) -> Tensor:
         """Sum of log |det| of the maps to unconstrained space: minus that of T."""
@@ -259,7 +277,10 @@ class ModelPotential:
             yield tuple(m.take(k) for m in self._minibatches)
 
     def _draw_batches(self) -> tuple[Tensor, ...]:
-        return tuple(minibatch.draw() for minibatch in self._minibatches)
+        if self._world is None:
+            return tuple(minibatch.draw() for minibatch in self._minibatches)
+        with seeded(int(torch.randint(2**62, ())) + self._world.rank, torch.empty(0)):
+            return tuple(minibatch.draw() for minibatch in self._minibatches)
 
 
 class _ModuleParameters(Messenger):
@@ -269,6 +290,31 @@ class _ModuleParameters(Messenger):
         name, *init = msg["args"]
         if init and isinstance(init[0], nn.Parameter) and name not in pyro.get_param_store():
             msg["value"] = init[0]
+
+
+def _join(where: str, model: Any) -> tuple[World | None, float]:
+    """The processes that have rows of a model's method, and the share of this one; None where it has all rows.
+
+    All continue with the random state of the first process.
+    """
+    owner = getattr(model, "__self__", None)
+    shard = getattr(owner, "shard", None)
+    if shard is None or shard.world.size == 1:
+        if shard is None and World().size > 1:
+            cure = "Build the method on ShardedData and pass its model, or run on one process without a process group."
+            fail(where, "model", f"to be that of a method with rows on {World().size} processes", "another", cure)
+        return None, 1.0
+    state = torch.get_rng_state()
+    torch.set_rng_state(shard.world.sum(state if shard.world.rank == 0 else torch.zeros_like(state)))
+    return shard.world, owner.share
+
+
+def _check_shared(where: str, trace: poutine.Trace) -> None:
+    """Raise for latent sites of single rows, which are on one of several processes."""
+    for name, site in trace.iter_stochastic_nodes():
+        if not isinstance(site["fn"], _Subsample) and any(frame.vectorized for frame in site["cond_indep_stack"]):
+            cure = "Take a method whose latent values are integrated out, such as Vecchia."
+            fail(where, f"latent site {name!r}", "without values of single rows on several processes", "some", cure)
 
 
 def _check_site(where: str, site: dict[str, Any]) -> None:

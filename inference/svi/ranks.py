@@ -41,9 +41,6 @@ class Ranks:
         if self.shard is None and self.world.size > 1:
             cure = "Build the method on ShardedData, or train on one process without a process group."
             fail("fit", "method", f"with rows on {self.world.size} processes", "one with all rows on each", cure)
-        if self.world.size > 1 and method.hyper_guide.has_sites:
-            cure = "Leave the priors out (hyperparameters are then estimated), or train on one process."
-            fail("fit", "hyperparameters", f"without priors on {self.world.size} processes", "some with", cure)
 
     @property
     def is_first(self) -> bool:
@@ -63,30 +60,44 @@ class Ranks:
             return Minibatches(num_data, size, seed)
         return OwnMinibatches(self.shard, size, self.seed(seed))
 
-    def sum_gradients(self, loss: Tensor, params: list[Tensor]) -> Tensor:
+    def sum_gradients(self, loss: Tensor, params: list[Tensor], sparse: set[int]) -> Tensor:
         """Replace the gradients of shared parameters by their sums; returns the loss of all processes.
 
         Args:
             loss: the share of this process; NaN if it has none, which all processes then see.
             params: the shared parameters, in the same order on each process.
+            sparse: identities of those whose gradients are sparse in the rows; a row counts if any process uses it.
         """
         if self.shard is None:
             return loss
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        parts = [grad.reshape(-1).double() for grad in grads]
-        total = self.world.sum(torch.cat([loss.detach().reshape(1).double(), *parts]))
-        for param, part in zip(params, total[1:].split([p.numel() for p in params]), strict=True):
-            param.grad = part.view_as(param).to(param.dtype)
-        return total[0]
+        parts = [loss.detach().reshape(1).double()]
+        for param in params:
+            grad = torch.zeros_like(param) if param.grad is None else param.grad
+            if id(param) in sparse:
+                used = param.new_zeros(len(param))
+                if grad.is_sparse:
+                    used[grad._indices()[0]] = 1
+                    grad = grad.to_dense()
+                parts.append(used.double())
+            parts.append(grad.reshape(-1).double())
+        total = self.world.sum(torch.cat(parts)).split([len(part) for part in parts])
+        rest = iter(total[1:])
+        for param in params:
+            rows = next(rest).nonzero()[:, 0] if id(param) in sparse else None
+            grad = next(rest).view_as(param).to(param.dtype)
+            param.grad = grad if rows is None else _sparse(grad, rows)
+        return total[0][0]
 
-    def check_shared(self, free: list[Tensor], tables: list[Any]) -> None:
+    def check_shared(self, method: Any, free: list[Tensor], tables: list[Any]) -> None:
         """Raise if parameters with a row per datum are to be trained by gradients on several processes.
 
         Raises:
             ValueError: names the cure.
         """
+        if self.shard is None or not method.has_row_tables:
+            return
         local = {id(param) for table in tables for param in table.parameters(recurse=False)}
-        if self.shard is not None and any(id(param) in local for param in free):
+        if any(id(param) in local for param in free):
             cure = "Leave solve_every out, so that they are solved for."
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
 
@@ -163,6 +174,11 @@ class OwnSubsample:
             every = torch.arange(self._shard.num_own)
             self._kept = count, every if chosen is None else own_places(self._shard, chosen)
         return self._kept[1]
+
+
+def _sparse(grad: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of a gradient, ascending, as a sparse one."""
+    return torch.sparse_coo_tensor(rows[None], grad[rows], grad.shape, is_coalesced=True, check_invariants=False)
 
 
 def own_places(shard: Any, rows: Tensor) -> Tensor:

@@ -82,15 +82,16 @@ class Run:
         self.device = next(iter(self.params.values())).device
         self.random = RandomStream(self.seed, self.cuda_devices())
         self.solved = {id(param) for param in method.solved_parameters()} if solving else set()
-        self.ranks.check_shared(self.free_parameters(), local_modules(self.modules))
+        self.ranks.check_shared(method, self.free_parameters(), local_modules(self.modules))
+        self.sparse: set[int] = set()
         self.optimizers: list[torch.optim.Optimizer] = []
         self.quasi_newton: LBFGS | None = None
         if optimizer == "lbfgs":
             self.quasi_newton = LBFGS(self.free_parameters())
         else:
             tables = local_modules(self.modules) if self.batches.size else []
-            local = {id(param) for table in tables for param in table.parameters(recurse=False)}
-            self.optimizers = make_optimizers(self.free_parameters(), local, logarithms, lr, schedule.local_lr)
+            self.sparse = {id(param) for table in tables for param in table.parameters(recurse=False)}
+            self.optimizers = make_optimizers(self.free_parameters(), self.sparse, logarithms, lr, schedule.local_lr)
         self.replay = self._replay(optimizer)
         steps = [round(fraction * num_steps) for fraction in schedule.milestones]
         self.schedules = [torch.optim.lr_scheduler.MultiStepLR(o, steps, schedule.decay) for o in self.optimizers]
@@ -177,8 +178,7 @@ class Run:
         """What records the loss: for Adam on minibatches of a method, on a CPU and one process."""
         possible = self.owner is not None and optimizer == "adam" and self.ranks.shard is None
         possible = possible and self.device.type == "cpu" and self.batches.size is not None
-        local = {id(param) for table in local_modules(self.modules) for param in table.parameters(recurse=False)}
-        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), local, possible)
+        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, possible)
 
     def _evaluate(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows; an error where it cannot be computed."""
@@ -206,7 +206,7 @@ class Run:
         for param in self.params.values():
             if id(param) in self.solved:
                 param.grad = None
-        return self.ranks.sum_gradients(loss, self.free_parameters())
+        return self.ranks.sum_gradients(loss, self.free_parameters(), self.sparse)
 
     def _descend(self, loss: Tensor) -> float:
         """Move the parameters along their gradients; returns the loss."""

@@ -82,7 +82,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
-        if self.shard is not None:
+        if self.shard is not None and self.predicts_from_rows:
             near = self._near("forward", x_new, num_neighbors)
             return near[0](x_new, num_neighbors=near[1], samples=samples, offset=offset)
         added = self.new_offset("forward", x_new, offset)
@@ -122,7 +122,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.likelihood is None:
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
-        if self.shard is not None:
+        if self.shard is not None and self.predicts_from_rows:
             near = self._near("predict", x_new, num_neighbors)
             return near[0].predict(x_new, num_neighbors=near[1], samples=samples, offset=offset, trials=trials)
         added = self.new_offset("predict", x_new, offset)
@@ -243,7 +243,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         Cost: once for all draws, or for each draw where hyperparameters differ between them, several at once where the
         method can.
         """
-        self.check_whole("sample")
+        if self.predicts_from_rows:
+            self.check_whole("sample")
         self._check_sample(x_new, num_samples, seed)
         added = self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):

@@ -4,7 +4,7 @@ A process has its own rows first in x, y and everything else that there is per d
 and guide are called with own rows; the plate of the data has the own rows, so that the sum of the ELBOs over the
 processes is that of all rows. Whatever needs other rows (the mean by generalized least squares, the choice of K,
 predictions) fetches them, and goes on with a copy that is an ordinary method on these rows with the same
-hyperparameters.
+hyperparameters. Methods whose predictions depend on inducing points alone have no halo, and predict as on one process.
 
 Symbols: N rows of all processes, n own rows, h rows of the halo, S rows of a copy, P new points, K neighbors.
 """
@@ -36,13 +36,19 @@ class Trial(NamedTuple):
 
 
 class ShardedRows(DataSites):
-    """A method that can have its rows on several processes; a subclass with neighbors sets :attr:`can_distribute`.
+    """A method that can have its rows on several processes; a subclass sets :attr:`can_distribute`.
 
     Attributes:
         can_distribute: whether the method takes :class:`~pyro_nngp.distributed.ShardedData`.
+        has_row_tables: whether parameters of ``local`` have a row per datum.
+        predicts_from_rows: whether predictions condition on the data, or on latent values at them.
+        row_buffers: buffers with a row per datum that follow from the data and the neighbors.
     """
 
     can_distribute = False
+    has_row_tables = True
+    predicts_from_rows = True
+    row_buffers: frozenset[str] = frozenset({"data_neighbors"})
     graph: Any
     local: Any
 
@@ -64,11 +70,16 @@ class ShardedRows(DataSites):
         check_data(where, values["x"], values["y"], self.likelihood, "trials" in values)
         check_by_row(where, values["x"], values["y"], self.likelihood, self.latent_shape, by_row)
         values["y"] = self.coded(values["y"]).to(cast(Tensor, self.y).dtype)
-        k = self._first_neighbors(data.num_rows, self.graph.num_neighbors, choose)
         self.shard = data
-        kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
-        self.graph = kind(data, k, self.neighbor_metric())
+        if self.predicts_from_rows:
+            k = self._first_neighbors(data.num_rows, self.graph.num_neighbors, choose)
+            self.graph = self.sharded_table(data, k)
         self.take_rows(first=True)
+
+    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
+        """The table of neighbors among the rows of all processes."""
+        kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
+        return kind(data, num_neighbors, self.neighbor_metric())
 
     def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
         """K of the first table."""
@@ -89,18 +100,22 @@ class ShardedRows(DataSites):
             setattr(self, name, self.complete(own).to(self.x.device))
 
     def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
-        """Values of own rows with those of the halo behind them; unchanged on one process that has all rows."""
-        return own if self.shard is None else cast(ShardedTable, self.graph).halo.complete(own)
+        """Values of own rows with those of the halo behind them; unchanged where there is no halo."""
+        table = getattr(self, "graph", None)
+        return table.halo.complete(own) if isinstance(table, ShardedTable) else own
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum.
 
         The data are not in it, nor is what follows from the rest: neighbors and halo.
         """
-        fixed = {*cast(ShardedData, self.shard).values, "graph.x", "graph.neighbors"}
+        fixed = {*cast(ShardedData, self.shard).values, *self.row_buffers}
+        if self.predicts_from_rows:
+            fixed |= {"graph.x", "graph.neighbors", "graph.context", "graph.rank"}
         state = {name: value.detach().clone() for name, value in self.state_dict().items() if name not in fixed}
-        rows = {name: value[: self.num_data] for name, value in state.items() if name.startswith("local.")}
-        return {"shared": {name: value for name, value in state.items() if name not in rows}, "rows": rows}
+        tables = [name for name in state if name.startswith("local.") and self.has_row_tables]
+        rows = {name: state.pop(name)[: self.num_data] for name in tables}
+        return {"shared": state, "rows": rows}
 
     @torch.no_grad()
     def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
@@ -108,8 +123,13 @@ class ShardedRows(DataSites):
         self.load_state_dict(state["shared"], strict=False)
         for name, value in state["rows"].items():
             self.get_parameter(name).data[: self.num_data] = value.to(self.x.device)
-        self.graph.refresh()
-        self.take_rows()
+        self.find_rows()
+
+    def find_rows(self) -> None:
+        """Find the neighbors again in the metric of the state, and fetch the rows of the halo."""
+        if self.predicts_from_rows:
+            self.graph.refresh()
+            self.take_rows()
 
     def at_numbers(self: Method, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> Method:
         """A copy on some rows of all processes, in this order, which shares all hyperparameters.

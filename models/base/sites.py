@@ -71,6 +71,19 @@ class DataSites(GPModule):
         return len(self.x) if self.shard is None else self.shard.num_rows
 
     @property
+    def share(self) -> float:
+        """n / N: the part of all rows that this process has."""
+        return self.num_data / self.num_rows
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all rows, from that over the own ones; all processes must call it at the same time."""
+        return part if self.shard is None else self.shard.world.sum(part)
+
+    def shared_sites(self) -> AbstractContextManager:
+        """A context for sites that do not belong to rows: each process counts them with its share."""
+        return nullcontext() if self.shard is None else poutine.scale(scale=self.share)
+
+    @property
     def num_latents(self) -> int | None:
         """L; None for one latent function, without an extra dimension."""
         return self.latent_shape[0] if self.latent_shape else None
@@ -83,6 +96,9 @@ class DataSites(GPModule):
     def start_model(self, idx: Tensor | None) -> None:
         """The start of every model: check the rows, then sample the hyperparameters."""
         self._check_start("model", idx)
+        if self.shard is not None and self.shard.world.size > 1 and _starts_hmc():
+            cure = "Take SGLD, SGHMC or SGNHT, which sum gradients over the processes, or one process."
+            fail(f"{type(self).__name__}.model", "HMC and NUTS", "to run on one process", "several", cure, TypeError)
         if idx is not None and len(idx) < self.num_data and _starts_hmc():
             warnings.warn(
                 f"{type(self).__name__}.model: HMC and NUTS on {len(idx)} of {self.num_data} rows draw from the "
@@ -91,13 +107,15 @@ class DataSites(GPModule):
                 "Run without idx, or build the method on these rows alone.",
                 stacklevel=2,
             )
-        read_hyperparameters(self)
+        with self.shared_sites():
+            read_hyperparameters(self)
 
     def start_guide(self, idx: Tensor | None) -> None:
         """The start of every guide: check the rows, then sample the hyperparameters' guide."""
         self._check_start("guide", idx)
         check_same_sites(f"{type(self).__name__}.guide", self, self.hyper_guide)
-        self.hyper_guide()
+        with self.shared_sites():
+            self.hyper_guide()
 
     def _place_medians(self) -> None:
         """Set hyperparameters that have priors to the median of their guide, within the present Pyro context."""

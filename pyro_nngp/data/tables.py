@@ -83,7 +83,7 @@ def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str
     """Raise for a method, or arguments of its constructor, that do not go with sharded data."""
     where = type(method).__name__
     if not method.can_distribute:
-        cure = "Take Vecchia, LOO or MLLk, or pass tensors on one process."
+        cure = "Take a method of docs/howto/cluster.md, or pass tensors on one process."
         fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
     if args or {"y", *BY_ROW} & kwargs.keys():
         cure = "ShardedData has y, offset, weights and trials; give all other arguments by name."

@@ -71,8 +71,7 @@ class ShardedData:
                 fail(where, name, f"of shape {shape}", tuple(source.shape), "One row for each row of x.")
         if self.num_rows < 2 * self.world.size:
             fail(where, "x", f"with at least {2 * self.world.size} rows", self.num_rows, "Use fewer processes.")
-        size = -(-self.num_rows // self.world.size)
-        start, stop = (min(self.num_rows, (self.world.rank + i) * size) for i in (0, 1))
+        start, stop = self.block
         block = {name: read_rows(source, start, stop) for name, source in sources.items()}
         for name, values in block.items():
             check_finite(where, name, values)
@@ -90,6 +89,17 @@ class ShardedData:
             actual = f"none on process {int(counts.argmin())}"
             fail(where, "x", "to have rows in every cell", actual, "Use fewer processes, or spread equal points.")
         self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+    @property
+    def block_size(self) -> int:
+        """Rows that each process reads, the last ones fewer: process i begins at place i times this number."""
+        return -(-self.num_rows // self.world.size)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """Places in the source, first and end, of the rows that this process reads."""
+        start, stop = (min(self.num_rows, (self.world.rank + i) * self.block_size) for i in (0, 1))
+        return start, stop
 
     @property
     def num_own(self) -> int:

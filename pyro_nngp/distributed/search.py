@@ -9,6 +9,8 @@ Cost: a search among the own rows, and one for each place that is sent; in block
 Symbols: Q places, k neighbors, R processes, D inputs.
 """
 
+from typing import Any, cast
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch.nn.functional import pad
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.world import Route
 from pyro_nngp.neighbors import SearchIndex
+from pyro_nngp.neighbors.symmetric import select_parents
 
 _BLOCK = 2**22  # neighbors found at a time
 
@@ -42,28 +45,56 @@ class ShardedIndex:
 
     def predecessors(self, k: int) -> Int[Tensor, "n k"]:
         """Numbers of the k nearest rows that precede each own row in the ordering, -1 padded."""
-        return self._in_blocks(self._points, k, self._data.positions, None)
+        return self._in_blocks(self._points, k, self._data.positions, None)[0]
 
     def others(self, k: int) -> Int[Tensor, "n k"]:
         """Numbers of the k nearest rows other than each own row."""
-        return self._in_blocks(self._points, k, None, torch.arange(self._data.num_own))
+        return self._in_blocks(self._points, k, None, torch.arange(self._data.num_own))[0]
 
     def nearest(self, x: Float[Tensor, "Q D"], k: int) -> Int[Tensor, "Q k"]:
         """Numbers of the k nearest rows of any places, different ones on each process."""
-        return self._in_blocks(self.scaled(x), k, None, None)
+        return self._in_blocks(self.scaled(x), k, None, None)[0]
 
-    def _in_blocks(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> Tensor:
-        """Search in blocks, as many on each process; see :meth:`_search`."""
+    def parents(self, k: int) -> Int[Tensor, "n k"]:
+        """Numbers of at most k parents of each own row in a symmetric graph of all rows, -1 padded.
+
+        The rule is that of :class:`~pyro_nngp.neighbors.SymmetricGraph`.
+        """
+        data = self._data
+        numbers, distance, near = self._in_blocks(self._points, k, None, torch.arange(data.num_own), True)
+        own = torch.arange(data.num_own)[:, None].expand_as(near)
+        is_later = near > data.positions[own]  # of the edge from this row, on the process that has it
+        route = Route(data.world, data.owners(numbers[is_later]))
+        here = own[~is_later], near[~is_later], distance[~is_later]
+        there = numbers[is_later].long(), data.positions[own[is_later]], distance[is_later]
+        child, parent, length = (route.forward(part) for part in there)
+        edges = tuple(map(torch.cat, zip(here, (child - data.first, parent, length), strict=True)))
+        earlier, lengths, places = self._in_blocks(self._points, k, data.positions, None, True)
+        found = select_parents(cast(Any, edges), (places, lengths), data.num_rows)
+        ends = [(numbers, near), (earlier, places), (route.forward(own[is_later] + data.first), parent)]
+        names, keys = (torch.cat([part.flatten() for part in parts]) for parts in zip(*ends, strict=True))
+        order = keys.argsort()
+        name = names[order][torch.searchsorted(keys[order], found.clamp(min=0)).clamp(max=len(order) - 1)]
+        return torch.where(found < 0, -1, name)
+
+    def _in_blocks(
+        self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None, everything: bool = False
+    ) -> list[Tensor]:
+        """Numbers found in blocks, as many on each process; with `everything` also distances and positions."""
         data, size = self._data, max(1, _BLOCK // k)
-        found = places.new_empty((len(places), k), dtype=torch.int32 if data.num_rows < 2**31 else torch.int64)
+        found = [places.new_empty((len(places), k), dtype=torch.int32 if data.num_rows < 2**31 else torch.int64)]
+        if everything:
+            found += [places.new_empty((len(places), k)), places.new_empty((len(places), k), dtype=torch.int64)]
         for block in range(data.world.max(-(-len(places) // size))):
             rows = slice(block * size, (block + 1) * size)
             parts = (None if part is None else part[rows] for part in (before, without))
-            found[rows] = self._search(places[rows], k, *parts).to(found.dtype)
+            value, positions, numbers = self._search(places[rows], k, *parts)
+            for whole, part in zip(found, (numbers, value, positions), strict=False):
+                whole[rows] = part.to(whole.dtype)
         return found
 
-    def _search(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> Tensor:
-        """Numbers of the k nearest rows.
+    def _search(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> list[Tensor]:
+        """Distances, positions and numbers of the k nearest rows.
 
         Args:
             places: scaled places (Q, D).
@@ -83,7 +114,7 @@ class ShardedIndex:
             merged = _merged([part[asked] for part in best], answers)
             for part, better in zip(best, merged, strict=True):
                 part[asked] = better
-        return best[2]
+        return best
 
     def _own(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> list[Tensor]:
         """Distances, positions and numbers of the k nearest own rows, (Q, k) each; infinity and -1 for none."""
@@ -96,10 +127,8 @@ class ShardedIndex:
         else:
             most = min(k, data.num_own - (without is not None))
             index, value = self._index.nearest(places, most, without) if most else (places[:, :0].long(), places[:, :0])
-            index, value = (
-                pad(index, (0, k - most), value=-1),
-                pad(value, (0, k - most), value=torch.inf),
-            )
+            index = pad(index, (0, k - most), value=-1)
+            value = pad(value, (0, k - most), value=torch.inf)
         positions = torch.where(index < 0, -1, data.positions[index.clamp(min=0)])
         return [value, positions, torch.where(index < 0, -1, index + data.first)]
 

@@ -17,7 +17,7 @@ from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
-from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable
+from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable, without_parents
 
 
 class ShardedTable(NeighborTable):
@@ -130,6 +130,54 @@ class ShardedGraph(ShardedTable, NeighborGraph):
     def levels(self) -> NoReturn:
         """Raise ``TypeError``: the factor of all rows is on no process."""
         self.refuse("levels")
+
+
+class ShardedNeighborhoods(ShardedGraph):
+    """A graph that has the neighbors of the halo's rows as well, and further nodes of each row, for encoders.
+
+    Args:
+        data: the rows of all processes.
+        num_neighbors: K, in 1..N-1.
+        metric: lengthscales that divide the inputs, (D,) or scalar.
+        symmetric: whether neighbors are the parents of a :class:`~pyro_nngp.neighbors.SymmetricGraph`.
+        num_context: C, further nodes of each row: of its C nearest others those that are not its neighbors.
+
+    Attributes:
+        neighbors: of own rows, of rows that these are conditioned on, and -1 for those that only these need (n + h, K).
+        context: places of the further nodes, -1 padded (n + h, C).
+        rank: places in the random ordering (n + h,).
+    """
+
+    context: Tensor
+    rank: Tensor
+
+    def __init__(
+        self, data: ShardedData, num_neighbors: int, metric: Any = None, *, symmetric: bool, num_context: int
+    ) -> None:
+        self._rule = symmetric, min(num_context, data.num_rows - 1)
+        super().__init__(data, num_neighbors, metric)
+
+    def search(self, k: int) -> Int[Tensor, "n k"]:
+        return self.index.parents(k) if self._rule[0] else super().search(k)
+
+    def _find(self, k: int) -> None:
+        super()._find(k)
+        first, numbers = self.halo, self.halo.complete(torch.arange(self.data.num_own) + self.data.first)
+        near = torch.where(self.neighbors < 0, -1, numbers[self.neighbors.clamp(min=0).long()])
+        context = near[:, :0]
+        if self._rule[1]:
+            context = without_parents(self.index.others(self._rule[1]).long(), near)
+        parts = first.complete(torch.cat([near, context], -1))
+        self.halo = Halo(self.data, parts)
+        table = parts.new_full((self.data.num_own + len(self.halo), parts.shape[1]), -1)
+        table[: self.data.num_own] = parts[: self.data.num_own]
+        table[self.halo.places(first.numbers)] = parts[self.data.num_own :]
+        places = self.halo.places(table).to(self.x.device)
+        self.neighbors = places[:, :k]
+        self.register_buffer("context", places[:, k:])
+        own = self.data.values["x"]
+        self.x = self.halo.complete(own).to(self.x.device)
+        self.register_buffer("rank", self.halo.complete(self.data.positions).to(self.x.device))
 
 
 class ShardedOthers(ShardedTable, NearestOthers):

@@ -92,7 +92,7 @@ class NNGP(TorchDistribution):
             check_tensor("NNGP", "points", points)
             check_same_kind("NNGP", x=graph.x, points=points)
             columns = points.shape[1:] if not isinstance(kernel, Kernel) else graph.x.shape[1:]  # a callable's own
-            if points.dim() != 2 or points.shape != (graph.num_points, *columns):
+            if points.dim() != 2 or points.shape != (len(graph.x), *columns):
                 expectation, cure = f"of shape {tuple(graph.x.shape)}", "One in place of each of x."
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
         if jitter is not None:

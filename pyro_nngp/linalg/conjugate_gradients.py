@@ -33,6 +33,8 @@ def conjugate_gradients(
     every: int = 1,
     halving: bool = False,
     energy: bool = False,
+    precondition: Callable[[Tensor], Tensor] | None = None,
+    total: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Float[Tensor, "*L N"], float]:
     """Solve A z = right for positive definite A.
 
@@ -49,11 +51,13 @@ def conjugate_gradients(
         halving: whether to stop when the residual has not halved since the last check.
         energy: whether the tolerance is on the energy missing at z relative to that of the solution, in place of the
             residual; from a start at zero only.
+        precondition: maps residuals to the solutions of an approximate system; replaces `diagonal`.
+        total: sums parts of dot products over processes that have parts of the vectors; `norm` does so itself.
 
     Returns:
         z, and the largest relative residual or missing energy: above `tolerance` if the iterations did not suffice.
     """
-    norm = _euclidean if norm is None else norm
+    norm, total = _euclidean if norm is None else norm, total or _whole
     z = torch.zeros_like(right) if start is None else start
     residual = right if start is None else right - product(start)
     size, worst = norm(right).clamp(min=_TINY) if size is None else size, math.inf
@@ -71,11 +75,14 @@ def conjugate_gradients(
             last, worst = worst, float(error().max())
             if worst <= tolerance or iteration == max_iterations or (halving and worst > last / 2):
                 break
-        scaled = residual if diagonal is None else residual / diagonal
-        strength = (residual * scaled).sum(-1, keepdim=True)
+        if precondition is not None:
+            scaled = precondition(residual)
+        else:
+            scaled = residual if diagonal is None else residual / diagonal
+        strength = total((residual * scaled).sum(-1, keepdim=True))
         direction = scaled + strength / before.clamp(min=_TINY) * direction
         image = product(direction)
-        step = strength / (direction * image).sum(-1, keepdim=True).clamp(min=_TINY)
+        step = strength / total((direction * image).sum(-1, keepdim=True)).clamp(min=_TINY)
         z, residual, before = z + step * direction, residual - step * image, strength
         gains.append((step * strength)[..., 0])
     return z, worst
@@ -88,6 +95,10 @@ def warn_of_residual(where: str, residual: float, iterations: int, stacklevel: i
         "The usual cause is noise far below the conditional variances of the prior.",
         stacklevel=stacklevel + 1,
     )
+
+
+def _whole(part: Tensor) -> Tensor:
+    return part
 
 
 def _euclidean(residual: Tensor) -> Tensor:

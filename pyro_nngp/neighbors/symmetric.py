@@ -9,11 +9,16 @@ Differs from the paper: nothing; "add more neighbors" is read as the nearest pre
 Cost: two searches and sorts of O(N K) edges. Symbols: N points, K neighbors, E edges.
 """
 
+from typing import TypeAlias
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.neighbors.graph import NeighborGraph
+
+Found: TypeAlias = tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]
+"""Neighbors of each point and their distances."""
 
 
 class SymmetricGraph(NeighborGraph):
@@ -30,30 +35,40 @@ class SymmetricGraph(NeighborGraph):
         index, positions = self._searcher()
         every = torch.arange(self.num_points, device=self.order.device)
         near = index.nearest(self._scaled(self.x)[self.order], k, every)
-        return self._rows(_parents(*near, *index.predecessors(k)))[positions]
+        return self._rows(_parents(every, near, index.predecessors(k)))[positions]
 
     def _neighbors_from(self, start: int, k: int) -> Int[Tensor, "R k"]:
         return self.find_neighbors(k)[start:]
 
 
-def _parents(
-    near: Int[Tensor, "N K"],
-    near_distance: Float[Tensor, "N K"],
-    before: Int[Tensor, "N K"],
-    before_distance: Float[Tensor, "N K"],
-) -> Int[Tensor, "N K"]:
+def _parents(every: Int[Tensor, " N"], near: Found, before: Found) -> Int[Tensor, "N K"]:
     """Parents by position in the ordering, nearest first, from the nearest others and the nearest predecessors."""
-    n, k = near.shape
-    own = torch.arange(n, device=near.device)[:, None].expand(n, k)
-    child = torch.cat([torch.maximum(own, near), own]).flatten()
-    parent = torch.cat([torch.minimum(own, near), before]).flatten()
-    distance = torch.cat([near_distance, before_distance]).flatten()
-    further = torch.arange(2, device=near.device).repeat_interleave(n * k)  # 0 for an edge, 1 for a predecessor
+    own = every[:, None].expand_as(near[0])
+    edges = torch.maximum(own, near[0]).flatten(), torch.minimum(own, near[0]).flatten(), near[1].flatten()
+    return select_parents(edges, before, len(every))
+
+
+def select_parents(
+    edges: tuple[Int[Tensor, " E"], Int[Tensor, " E"], Float[Tensor, " E"]], before: Found, num_points: int
+) -> Int[Tensor, "n K"]:
+    """Parents of some points by position in the ordering, nearest first, -1 padded.
+
+    Args:
+        edges: of points that are near each other, the row 0..n-1 of the later one, the position of the earlier one, and
+            their distance; any order, repeats are allowed.
+        before: positions of the K nearest predecessors of each of the n points, -1 padded, and their distances.
+        num_points: N, of all points that have positions.
+    """
+    n, k = before[0].shape
+    rows = torch.arange(n, device=before[0].device).repeat_interleave(k)
+    child, parent = torch.cat([edges[0], rows]), torch.cat([edges[1], before[0].flatten()])
+    distance = torch.cat([edges[2], before[1].flatten()])
+    further = (torch.arange(len(child), device=child.device) >= len(edges[0])).long()  # 0 for an edge
     real = parent >= 0
     child, parent, distance, further = (values[real] for values in (child, parent, distance, further))
 
     # one entry for each pair, an edge where there is one, by child and parent
-    pair = child * n + parent
+    pair = child * num_points + parent
     by_pair = (2 * pair + further).argsort()
     first = torch.ones_like(by_pair, dtype=torch.bool)
     first[1:] = pair[by_pair].diff() != 0
@@ -65,7 +80,7 @@ def _parents(
     child, parent, distance = child[chosen], parent[chosen], distance[chosen]
 
     order = _by(child, distance)
-    table = torch.full((n, k), -1, dtype=torch.int64, device=near.device)
+    table = torch.full((n, k), -1, dtype=torch.int64, device=child.device)
     table[child[order], _ranks(child[order])] = parent[order]
     return table
 

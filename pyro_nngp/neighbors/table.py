@@ -356,6 +356,16 @@ class NeighborTable(torch.nn.Module):
         return self.__dict__ | {"_index": None, "_trial": None}
 
 
+def without_parents(near: Int[Tensor, "N C"], parents: Int[Tensor, "N K"]) -> Int[Tensor, "N C"]:
+    """Those of some points near each point that are not among its parents, in their order, -1 padded."""
+    found = []
+    for some, known_parents in zip(near.split(2**14), parents.split(2**14), strict=True):
+        known = (some[:, :, None] == known_parents[:, None, :]).any(-1)
+        order = known.to(torch.int8).argsort(dim=-1, stable=True)
+        found.append(torch.where(known, -1, some).gather(-1, order))
+    return torch.cat(found)
+
+
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
     """The distinct row numbers, ascending, and the position of each given one among them."""
     if is_batchedtensor(rows):

@@ -4,6 +4,7 @@ from pyro_nngp.variational.amortized import AmortizedGaussian
 from pyro_nngp.variational.auxiliary import LocalConjugate, LocalLogNormal
 from pyro_nngp.variational.gaussian import (
     DenseGaussian,
+    GivenGaussian,
     LocalGaussian,
     LocalTables,
     combined,
@@ -19,6 +20,7 @@ __all__ = [
     "AmortizedGaussian",
     "DenseGaussian",
     "GaussianSites",
+    "GivenGaussian",
     "InducingLeaveOneOut",
     "LatentLeaveOneOut",
     "LocalConjugate",

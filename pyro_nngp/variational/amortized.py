@@ -12,21 +12,22 @@ points.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedNeighborhoods
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.neighbors import NeighborGraph, distinct_rows
+from pyro_nngp.neighbors import NeighborGraph, distinct_rows, without_parents
 from pyro_nngp.variational.encoders import Neighborhood, Row
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
@@ -77,16 +78,22 @@ class AmortizedGaussian(GPModule):
         self._likelihood_at = likelihood_at
         self.register_buffer("y", y)
         self.num_columns = num_columns
-        of_rows = likelihood if likelihood_at is None else likelihood_at(slice(None))
-        response = self.encoder.response(of_rows, y).to(graph.x)
-        latents = tuple(y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
-        if response.shape != (*latents, graph.num_points) or not response.isfinite().all():
-            expectation = f"finite and of shape {(*latents, graph.num_points)}"
+        self.register_buffer("response", self._response())
+        is_sharded = isinstance(graph, ShardedNeighborhoods)
+        self.register_buffer("rank", graph.rank if is_sharded else graph.order.argsort())
+        self.register_buffer("context", _context(graph, self.encoder.num_context))
+
+    def _response(self) -> Float[Tensor, "*L N"]:
+        """Rough values of f from the data, latent functions first."""
+        _, graph, _, _, likelihood = self._prior
+        of_rows = likelihood if self._likelihood_at is None else self._likelihood_at(slice(None))
+        response = self.encoder.response(of_rows, self.y).to(graph.x)
+        latents = tuple(self.y.shape[1:]) if likelihood.num_latents is None else (likelihood.num_latents,)
+        if response.shape != (*latents, len(graph.x)) or not response.isfinite().all():
+            expectation = f"finite and of shape {(*latents, len(graph.x))}"
             cure = "It maps (likelihood, y) to rough values of f, latent functions first."
             fail("AmortizedGaussian", "encoder.response", expectation, tuple(response.shape), cure)
-        self.register_buffer("response", response)
-        self.register_buffer("rank", graph.order.argsort())
-        self.register_buffer("context", _context(graph, self.encoder.num_context))
+        return response
 
     @property
     def pattern(self) -> Int[Tensor, "N P"] | None:
@@ -113,6 +120,11 @@ class AmortizedGaussian(GPModule):
     def follow(self, graph: NeighborGraph) -> None:
         """Find the further nodes of each point again after a refresh of the graph."""
         self.context = _context(graph, self.encoder.num_context)
+
+    def take(self, y: Tensor) -> None:
+        """Read the data again after the rows of a graph on several processes have changed."""
+        self.y, self.rank = y, cast(ShardedNeighborhoods, self._prior[1]).rank
+        self.response = self._response()
 
     def _encode(self, covariance: Covariance, rows: Tensor) -> Row:
         _, graph, mean, jitter, shared = self._prior
@@ -146,12 +158,8 @@ class AmortizedGaussian(GPModule):
 
 def _context(graph: NeighborGraph, num_context: int) -> Int[Tensor, "N C"]:
     """The nearest other points of each point that are not its parents, -1 padded."""
+    if isinstance(graph, ShardedNeighborhoods):
+        return graph.context
     if not num_context:
         return graph.neighbors[:, :0]
-    near = graph.others(min(num_context, graph.num_points - 1))
-    parts = []
-    for some, parents in zip(near.split(2**14), graph.neighbors.split(2**14), strict=True):
-        known = (some[:, :, None] == parents[:, None, :]).any(-1)
-        order = known.to(torch.int8).argsort(dim=-1, stable=True)
-        parts.append(torch.where(known, -1, some).gather(-1, order))
-    return torch.cat(parts)
+    return without_parents(graph.others(min(num_context, graph.num_points - 1)), graph.neighbors)

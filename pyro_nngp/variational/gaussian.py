@@ -75,6 +75,24 @@ class LocalTables(GPModule):
         return reads[-1].values
 
 
+class GivenGaussian(nn.Module):
+    """q(u) at some points as another family gave it; the others are not known here.
+
+    Args:
+        q: at these points, with their numbers among all.
+    """
+
+    def __init__(self, q: SparseCholeskyNormal) -> None:
+        super().__init__()
+        self._q = q
+
+    def distribution(self, rows: Int[Tensor, " U"]) -> SparseCholeskyNormal:
+        """q at some of the points."""
+        q = self._q
+        parts = q.loc[..., rows], q.scale[..., rows], q.weights[..., rows, :], q.pattern[rows]
+        return SparseCholeskyNormal(*parts, None if q.rows is None else q.rows[rows])
+
+
 class LocalGaussian(LocalTables):
     r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R diagonal, or sparse on a pattern.
 

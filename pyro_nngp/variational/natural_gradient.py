@@ -25,11 +25,13 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
+from typing import TypeAlias, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.distributed import ShardedFactor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
@@ -43,15 +45,24 @@ _SECANT = 1e-4  # squared moves, in units of the variance, below which a secant 
 _FAR = 0.1  # units that the last natural-gradient step may move means without a warning
 
 
+def _whole(part: Tensor) -> Tensor:
+    return part
+
+
+Total: TypeAlias = Callable[[Tensor], Tensor]
+"""The sum over the data of all processes from that over those of this one."""
+
+
 def variational_optimum(
     likelihood: Likelihood,
     y: Tensor,
     mean: Float[Tensor, "... N"],
-    factor: VecchiaFactor,
+    factor: VecchiaFactor | ShardedFactor,
     q: SparseCholeskyNormal,
     max_steps: int = 20,
     tolerance: float = 1e-3,
     limits: MeanLimits | None = None,
+    total: Total = _whole,
 ) -> SparseCholeskyNormal:
     """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
 
@@ -59,11 +70,12 @@ def variational_optimum(
         likelihood: p(y | f), bound.
         y: data, as the likelihood's ``expected_log_prob`` takes them.
         mean: mean function at the points, one for all latent functions or one for each.
-        factor: (I - A, V) of the prior.
+        factor: (I - A, V) of the prior, of all points or of own rows on several processes.
         q: the start, over all N points.
         max_steps: largest number of steps of :func:`natural_gradient`.
         tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
         limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
+        total: as of :func:`natural_gradient`; other than the default for own rows, with a diagonal q.
 
     Returns:
         q(u) at its optimum, on the pattern of `q`. Warns if `max_steps` or the iterations of conjugate gradients did
@@ -71,17 +83,18 @@ def variational_optimum(
 
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
-    prior = factor.prepared()
-    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(prior, q.pattern)
-    one_step, first = likelihood.is_gaussian, not bool(q.loc.any())
+    prior = factor if isinstance(factor, ShardedFactor) else factor.prepared()
+    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(cast(VecchiaFactor, prior), q.pattern)
+    one_step, first = likelihood.is_gaussian, not bool(total(q.loc.abs().sum()))
+    diagonal = prior.diagonal()
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
 
     def divergence() -> float:
         """KL of q from the prior, up to a constant while the factor of q is fixed."""
         value = (q.loc * prior.product(q.loc.double())).sum()
         if q.is_diagonal:
-            value = value + (prior.diagonal() * q.variance - q.variance.log()).sum()
-        return float(value) / 2
+            value = value + (diagonal * q.variance - q.variance.log()).sum()
+        return float(total(value)) / 2
 
     def solve(targets: Tensor, now: Tensor) -> tuple[Tensor, Tensor, float]:
         nonlocal q, easy, precision
@@ -95,7 +108,7 @@ def variational_optimum(
     while max_steps > 0:
         start = (mean + q.loc, q.variance, 0.0 if one_step else divergence())
         before = q
-        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance)
+        steps, moved, improved = natural_gradient(likelihood, y, start, solve, max_steps, tolerance, total=total)
         max_steps -= steps
         if not improved:
             q = before
@@ -147,6 +160,7 @@ def natural_gradient(
     max_steps: int = 20,
     tolerance: float = 1e-3,
     sites: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]] | None = None,
+    total: Total = _whole,
 ) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
@@ -170,6 +184,7 @@ def natural_gradient(
         tolerance: stop when a step moves means by less, see above.
         sites: products of targets and precisions, and precisions, whose posterior is `start`, so that short steps lead
             away from it. None means no sites: `start` is the prior.
+        total: the sum over the data of all processes from that over the present N.
 
     Returns:
         Number of steps, how far the last one would have moved the mean at length one, and whether any raised the
@@ -179,26 +194,27 @@ def natural_gradient(
     shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
     length, moved, steps = 1.0, math.inf, 0
     if likelihood.is_gaussian:
-        target, found = gaussian_sites(likelihood, y, loc, var)
+        target, found = gaussian_sites(likelihood, y, loc, var, total=total)
         loc_new, _, _ = solve(target, found)
-        return 1, float(((loc_new - loc).square() * found).mean().sqrt()), True
-    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var)
+        return 1, float(_mean((loc_new - loc).square() * found, total).sqrt()), True
+    gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var, total=total)
+    count = float(total(loc.new_tensor(float(loc.numel()))))
     bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
     while steps < max_steps and length >= _SHORTEST / 64:
-        found = torch.maximum(floored(curvature, var), secant)
+        found = torch.maximum(floored(curvature, var, total), secant)
         trial_shift = torch.lerp(shift, found * loc + gradient, length)
         trial_precision = torch.lerp(precision, found, length)
         new_loc, new_var, divergence = solve(trial_shift / trial_precision, trial_precision)
-        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var)
+        new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var, total=total)
         steps, moves = steps + 1, new_loc - loc
         measurable = moves.square() > _SECANT * var
         secant = torch.where(measurable, (gradient - new_gradient) / torch.where(measurable, moves, 1), 0).clamp(min=0)
-        slack = tolerance**2 * loc.numel() + 1e-6 * abs(bound)
+        slack = tolerance**2 * count + 1e-6 * abs(bound)
         rejected = not value - divergence >= bound - slack
         if rejected:
             length /= 2
             continue
-        before_moved, moved = moved, float((moves.square() * trial_precision).mean().sqrt()) / length
+        before_moved, moved = moved, float(_mean(moves.square() * trial_precision, total).sqrt()) / length
         loc, var, gradient, curvature, bound = new_loc, new_var, new_gradient, new_curvature, value - divergence
         shift, precision, improved = trial_shift, trial_precision, True
         if moved < tolerance:
@@ -215,6 +231,7 @@ def gaussian_sites(
     loc: Float[Tensor, "*L N"],
     var: Float[Tensor, "*L N"],
     differentiable: bool = False,
+    total: Total = _whole,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Targets and precisions of the Gaussian observations of f that replace a likelihood at N(loc, var).
 
@@ -224,25 +241,29 @@ def gaussian_sites(
         loc: means of f.
         var: variances of f.
         differentiable: whether to keep gradients with respect to the likelihood's parameters.
+        total: as of :func:`natural_gradient`.
 
     Returns:
         Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
         precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
     """
-    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, differentiable and torch.is_grad_enabled())
-    precision = floored(curvature, var.detach())
+    keep = differentiable and torch.is_grad_enabled()
+    gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, keep)
+    precision = floored(curvature, var.detach(), total)
     return loc.detach() + gradient / precision, precision
 
 
-def floored(curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+def floored(
+    curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"], total: Total = _whole
+) -> Float[Tensor, "*L N"]:
     """Positive precisions of sites: see :func:`gaussian_sites`."""
-    average = curvature.clamp(min=0).mean(-1, keepdim=True).detach()
+    average = _mean(curvature.detach().clamp(min=0), total, -1)
     least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
     return torch.maximum(curvature, least)
 
 
 def _expectation_gradients(
-    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False
+    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False, total: Total = _whole
 ) -> tuple[Tensor, Tensor, float]:
     """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
@@ -252,10 +273,19 @@ def _expectation_gradients(
         gradient, grad_var = torch.autograd.grad(value, (loc, var), create_graph=differentiable)
     if not differentiable:
         gradient, grad_var = gradient.detach(), grad_var.detach()
-    return gradient, -2 * grad_var, float(value.detach())
+    return gradient, -2 * grad_var, float(total(value.detach()))
 
 
-def _mean_field(prior: VecchiaFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def _mean(values: Tensor, total: Total, dim: int | None = None) -> Tensor:
+    """The mean over the data of all processes: over everything, or along a dimension, which is kept."""
+    if total is _whole:
+        return values.mean() if dim is None else values.mean(dim, keepdim=True)
+    count = values.new_tensor(float(values.numel() if dim is None else values.shape[dim]))
+    added = values.sum() if dim is None else values.sum(dim, keepdim=True)
+    return total(added) / total(count)
+
+
+def _mean_field(prior: VecchiaFactor | ShardedFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The counterpart of :class:`FactorOptimum` for an empty pattern: maps site precisions to a diagonal factor."""
     diagonal = prior.diagonal()
     return lambda tau: ((diagonal + tau.double()).rsqrt(), tau[..., None][..., :0])

@@ -22,6 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp.distributed import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
@@ -43,7 +44,7 @@ class MeanLimits(NamedTuple):
 
 
 def posterior_mean(
-    prior: VecchiaFactor,
+    prior: VecchiaFactor | ShardedFactor,
     y: Float[Tensor, "*L N"],
     precision: Float[Tensor, "*L N"],
     start: Float[Tensor, "*L N"],
@@ -55,7 +56,7 @@ def posterior_mean(
     """Mean of u given Gaussian observations.
 
     Args:
-        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
+        prior: (I - A, V), from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`, or of own rows on several processes.
         y: observations of u (the mean function subtracted), one set per leading index.
         precision: inverse noise variances.
         start: initial m.
@@ -68,6 +69,8 @@ def posterior_mean(
     Returns:
         m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
     """
+    if isinstance(prior, ShardedFactor):
+        return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
     dtype, limits = y.dtype, limits or MeanLimits()
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y

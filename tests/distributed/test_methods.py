@@ -3,17 +3,15 @@
 import os
 import signal
 
-import pyro.distributions as dist
 import pytest
 import torch
-from pyro.nn import PyroSample
 
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.inference import CheckpointError, DivergenceError, Schedule, Validation, fit
-from pyro_nngp.kernels import RBF, Matern52
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, StudentT
 from pyro_nngp.means import LinearMean
-from pyro_nngp.models import LOO, SVGP, VNNGP, MLLk, Vecchia
+from pyro_nngp.models import LMC, LOO, VNNGP, MLLk, Vecchia
 from tests.oracles.processes import on_processes
 
 N = 400
@@ -249,11 +247,6 @@ def in_a_group():
     x, y, _ = problem()
     with pytest.raises(ValueError, match="expected method with rows on 2 processes, got one with all rows on each"):
         fit(Vecchia(x, y, num_neighbors=4), 3)
-    kernel = RBF(2)
-    kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2).double(), 1.0).to_event(1))
-    with pytest.raises(ValueError, match="expected hyperparameters without priors on 2 processes, got some with"):
-        fit(Vecchia(ShardedData(x, y), num_neighbors=4, kernel=kernel), 3)
-
     gp = Vecchia(ShardedData(x, y), num_neighbors=4, kernel=Matern52(2, 1.0, 0.3), likelihood=Gaussian(0.1))
 
     def spoil(step, loss):
@@ -288,9 +281,10 @@ def test_what_is_not_there_on_several_processes():
             call()
     with pytest.raises(ValueError, match="expected idx with own rows on several processes, got None"):
         gp.model()
-    for method in (VNNGP, SVGP):
-        with pytest.raises(TypeError, match=f"{method.__name__}: expected x to be a tensor or a table for this method"):
-            method(data)
+    with pytest.raises(TypeError, match="LMC: expected x to be a tensor or a table for this method"):
+        LMC(data, kernels=[Matern52(2)], likelihoods=[Gaussian()])
+    with pytest.raises(NotImplementedError, match="expected posterior 'mean-field' with ShardedData, got 'sites'"):
+        VNNGP(data, num_neighbors=4)
     with pytest.raises(TypeError, match="expected ShardedData without y and other positional arguments, got more"):
         Vecchia(data, y)
     with pytest.raises(ValueError, match="expected seed to be 0, that of the data, got 3"):

@@ -1,0 +1,132 @@
+"""Latent values at the data on several processes: products with the precision, and solutions for a mean-field q(u)."""
+
+import pytest
+import torch
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedData, ShardedFactor, ShardedGraph
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference import Checkpoint, Schedule, fit
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.models import VNNGP
+from pyro_nngp.neighbors import NeighborGraph
+from tests.oracles.processes import on_processes
+
+N = 300
+
+
+def problem(likelihood):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
+    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
+    y = f + 0.1 * torch.randn(N, generator=generator, dtype=torch.float64)
+    y = torch.poisson((f + 1).exp(), generator=generator) if likelihood is Poisson else y
+    return x, y, torch.rand(9, 2, generator=generator, dtype=torch.float64)
+
+
+def values():
+    """Two right-hand sides and the precisions of observations, by row."""
+    generator = torch.Generator().manual_seed(1)
+    m = torch.randn(N, 2, generator=generator, dtype=torch.float64)
+    return m, 10 * torch.rand(N, 2, generator=generator, dtype=torch.float64)
+
+
+def products():
+    """Rows, the product with the precision, its diagonal, and posterior means at the own rows."""
+    x, y, _ = problem(Gaussian)
+    data, kernel = ShardedData(x, y), Matern52(2, 1.0, 0.3).double()
+    graph = ShardedGraph(data, 8)
+    factor = ShardedFactor(graph, lambda rows, near: graph_conditional(kernel, graph.x[rows], graph.x, near))
+    m, precision = (part[data.rows].mT for part in values())
+    mean = factor.posterior_mean(m, precision, torch.zeros_like(m), 1e-10)
+    assert len(factor) == N
+    return {"rows": data.rows, "product": factor.product(m), "diagonal": factor.diagonal(), "mean": mean}
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_products_and_posterior_means_are_those_of_the_dense_precision(count, tmp_path):
+    x, _, _ = problem(Gaussian)
+    dense = NNGP(Matern52(2, 1.0, 0.3).double(), NeighborGraph(x, 8)).factor.dense().detach()
+    m, precision = values()
+    mean = torch.linalg.solve(dense + torch.diag_embed(precision.mT), (precision * m).mT[..., None])[..., 0]
+    for part in on_processes(count, tmp_path, products):
+        rows = part["rows"]
+        torch.testing.assert_close(part["product"], (dense @ m).mT[:, rows], rtol=1e-9, atol=1e-6)
+        torch.testing.assert_close(part["diagonal"], dense.diagonal()[rows], rtol=1e-9, atol=0)
+        torch.testing.assert_close(part["mean"], mean[:, rows], rtol=1e-7, atol=1e-8)
+
+
+def test_too_few_iterations_are_reported():
+    x, y, _ = problem(Gaussian)
+    graph, ones = ShardedGraph(ShardedData(x, y), 1), torch.ones(N, dtype=torch.float64)
+    factor = ShardedFactor(graph, lambda rows, near: (0.999999 * ones[:, None], 1e-9 * ones))
+    with pytest.warns(UserWarning, match="ShardedFactor: conjugate gradients stopped after 1000 iterations"):
+        factor.posterior_mean(y, 1e12 * ones, 0 * ones, 0.0)
+
+
+def build(likelihood, sharded):
+    x, y, _ = problem(likelihood)
+    options = {"kernel": Matern52(2, 1.0, 0.3), "num_neighbors": 8, "posterior": "mean-field"}
+    options["likelihood"] = likelihood() if likelihood is Poisson else likelihood(0.1)
+    return VNNGP(ShardedData(x, y), **options) if sharded else VNNGP(x, y, **options)
+
+
+def solved(likelihood, sharded):
+    """Predictions after solving twice, with other neighbors the second time, and the bound of all rows."""
+    gp, new = build(likelihood, sharded), problem(likelihood)[2]
+    gp.solve(tolerance=1e-9)
+    gp.kernel.lengthscale = torch.tensor([0.2, 0.4], dtype=torch.float64)
+    gp.refresh_neighbors()
+    gp.solve(tolerance=1e-9)
+    options = {"lr": 1e-30, "schedule": Schedule(()), "refresh_every": 0, "solve_every": 10**6, "progress": False}
+    losses = fit(gp, 1, batch_size=N, **options).losses
+    return {"moments": torch.stack(gp(new)).detach(), "losses": losses}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("likelihood", [Gaussian, Poisson])
+def test_solutions_are_those_of_one_process(likelihood, tmp_path):
+    expected = solved(likelihood, False)
+    for found in on_processes(2, tmp_path, solved, likelihood, True):
+        torch.testing.assert_close(found["moments"], expected["moments"], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(found["losses"], expected["losses"], rtol=1e-5, atol=1e-5)
+
+
+class Stop(Exception):
+    """Ends a run in the middle."""
+
+
+def trained(likelihood, sharded, batch_size=N, path=None, end=None):
+    def stop(step, loss):
+        if step == end:
+            raise Stop
+
+    gp, checkpoint = build(likelihood, sharded), None if path is None else Checkpoint(path / "checkpoint", every=3)
+    options = {"refresh_every": 3, "solve_every": 2, "checkpoint": checkpoint, "callback": stop, "progress": False}
+    try:
+        losses = fit(gp, 8, batch_size=batch_size, **options).losses
+    except Stop:
+        return {}
+    moments = torch.stack(gp(problem(likelihood)[2])).detach()
+    return {"losses": losses, "moments": moments, "lengthscale": gp.kernel.lengthscale.detach()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("likelihood", [Gaussian, Poisson])
+def test_training_is_that_of_one_process_up_to_the_tolerance_of_solutions(likelihood, tmp_path):
+    expected = trained(likelihood, False)
+    for found in on_processes(2, tmp_path, trained, likelihood, True):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_continues_bit_for_bit(tmp_path):
+    for name in ("whole", "begun", "continued"):
+        (tmp_path / name).mkdir()
+    expected = on_processes(2, tmp_path / "whole", trained, Poisson, True, 60)[0]
+    on_processes(2, tmp_path / "begun", trained, Poisson, True, 60, tmp_path, 5)
+    found = on_processes(2, tmp_path / "continued", trained, Poisson, True, 60, tmp_path)[0]
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
