@@ -5,7 +5,7 @@ noise is large, K of them say little: on 1,000 labels with K = 20 it is 15 to 21
 along the ridge of variance and lengthscale, while the evidence under the prior of *latent values*
 (:mod:`pyro_nngp.variational.latent_evidence`) is within 1 nat of the dense value
 (``benchmarks/results/beside_gpboost.md``). With Gaussian noise and many inputs it can rise along the ridge where the
-exact evidence falls: on elevators (18 inputs, K = 32) it costs .04 nats per test row (``benchmarks/results/papers.md``).
+exact evidence falls: on elevators (18 inputs, K = 32) it costs .04 nats per test row.
 
 The difference depends on all that the sites depend on: the kernel, and with Gaussian noise, whose sites are the data,
 also the noise and the mean function. With :math:`\theta_0` the parameters at the last solution for the sites, the
