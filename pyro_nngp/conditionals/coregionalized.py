@@ -82,6 +82,20 @@ def _block(
     return weights, torch.diag_embed(torch.cat(own, 1)) - half.mT @ half
 
 
+def outputs_of(
+    loading: Float[Tensor, "#P T L"], loc: Float[Tensor, "L P"], cov: Float[Tensor, "P L L"]
+) -> tuple[Float[Tensor, "T P"], Float[Tensor, "T P"]]:
+    """Means and variances of the outputs A u at points.
+
+    Args:
+        loading: A, or one for all points.
+        loc: means of the latent functions.
+        cov: their covariances at each point.
+    """
+    loading = loading.expand(len(cov), *loading.shape[1:])
+    return torch.einsum("ptl,lp->tp", loading, loc), torch.einsum("ptl,plk,ptk->tp", loading, cov, loading)
+
+
 def gathered(
     rows: Float[Tensor, "N R L"], noise: Float[Tensor, "N R"], near: Int[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K R L"], Float[Tensor, "B K R"]]:

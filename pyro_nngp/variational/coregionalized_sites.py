@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional
+from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs, whitened_sites
 from pyro_nngp.hyperparameters import pyro_entry
@@ -292,9 +292,9 @@ class CoregionalizedPrior(LatentPrior):
         nearest: Int[Tensor, "N k"],
     ) -> None:
         self._kernels, self._graph, self._jitter, self._nearest = kernels, graph, jitter, nearest
-        priors = [NNGP(kernel, graph, jitter=jitter, validate_args=False) for kernel in kernels]
-        factors = [prior.factor.prepared() for prior in priors]
-        self._factors = factors * loading.shape[-1] if len(factors) == 1 else factors
+        whole = graph.batch()
+        priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
+        self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
         self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
         self._none = self._posterior(torch.zeros_like(seen, dtype=torch.float64))
 
@@ -321,7 +321,7 @@ class CoregionalizedPrior(LatentPrior):
 
     def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
         cov = self.posterior_covariance(precision * self._seen)
-        return torch.einsum("ntl,nlk,ntk->tn", self._loading, cov, self._loading)
+        return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]
 
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
         """Covariances of the latent functions at each point."""
