@@ -34,7 +34,7 @@ from pyro_nngp._checks import check_choice, check_int, check_memory, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.hyperparameters import pyro_entry, release
+from pyro_nngp.hyperparameters import each_set, pyro_entry, release, stacked
 from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
 from pyro_nngp.kernels import Matern52, bind, column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -125,7 +125,7 @@ class BSGP(SampledMethod):
 
     likelihood: Likelihood
     noise: Any
-    has_own_kernels = True
+    has_own_kernels = vectorizes = True
     latents = ("nu", "z")
 
     @from_tables
@@ -224,8 +224,9 @@ class BSGP(SampledMethod):
         """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
         self.start_model(idx)
         noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
-        loc, var = self._propagate(self._inputs(idx), noise, rows_of(idx))
+        found, sets = each_set(self, lambda: self._propagate(self._inputs(idx), noise, rows_of(idx)))
         likelihood = self.likelihood_at(rows_of(idx))
+        loc, var = (self._draws_first(stacked(list(values), sets), likelihood) for values in zip(*found, strict=True))
         data, latents = self.plates(idx)
         target = OBJECTIVES[self.objective](likelihood, loc, var)
         with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
@@ -269,6 +270,19 @@ class BSGP(SampledMethod):
         for layer in self.layers[:-1]:
             h = h @ layer.skip + layer.joint(h).mT
         return self._mean_at(x_new) + self.layers[-1].joint(h)
+
+    def _draws_first(self, value: Tensor, likelihood: Likelihood) -> Tensor:
+        """Moments (*R, S, *T, B) at sets R of sites as the likelihood takes them for each draw, (S, *R, *T, B).
+
+        For classes those of a point come before the sets, (S, C, *R, 1, B).
+        """
+        own = 2 + len(self.latent_shape)
+        value = self.outside(value, own)
+        sets = value.dim() - own
+        value = value.movedim(sets, 0)
+        if likelihood.num_latents is None or not sets:
+            return value
+        return value.movedim(1 + sets, 1)[..., None, :]
 
     def _propagate(self, x: Tensor, noise: Tensor | None = None, rows: Tensor | slice | None = None) -> Moments:
         """Moments of f at x (B, D), rows of the data if given, for each draw of the hidden layers, (S, *T, B)."""

@@ -25,7 +25,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import PartlyObservedNormal
-from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
+from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked, unset_hyperparameters
 from pyro_nngp.kernels import (
     Covariance,
     Matern52,
@@ -84,7 +84,7 @@ class CoregionalizedLOO(PredictiveMethod):
     """
 
     generative = False
-    has_own_kernels = takes_missing = True
+    has_own_kernels = takes_missing = vectorizes = True
 
     @from_tables
     def __init__(
@@ -177,13 +177,22 @@ class CoregionalizedLOO(PredictiveMethod):
             cast(Gaussian, self.likelihood).variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
         return Start(level, spread)
 
+    @property
+    def num_plates(self) -> int:
+        """That of the data: the outputs of a point are one event."""
+        return 1
+
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
         self.start_model(idx)
         batch = self.graph.batch(idx)
         near = batch.rows[batch.neighbors]
-        loc, tril = self._given_neighbors(self._inputs(idx), near, noisy=True, own=rows_of(idx))
+        found, sets = each_set(
+            self, lambda: self._given_neighbors(self._inputs(idx), near, noisy=True, own=rows_of(idx))
+        )
+        loc, tril = (stacked(list(values), sets) for values in zip(*found, strict=True))
+        loc, tril = self.outside(loc, 2), self.outside(tril, 3)
         y = cast(Tensor, self.y)
         with pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1):
             target = PartlyObservedNormal(loc, scale_tril=tril, validate_args=False)

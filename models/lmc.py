@@ -26,8 +26,10 @@ from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
-from pyro_nngp.hyperparameters import pyro_entry, release, scaled, unset_hyperparameters
-from pyro_nngp.kernels import Kernel, Matern52, check_covariance
+from pyro_nngp.distributions.sets import Sets
+from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked, unset_hyperparameters
+from pyro_nngp.hyperparameters.batches import placed
+from pyro_nngp.kernels import Kernel, Matern52, bind, check_covariance
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import start_outputs
@@ -70,7 +72,7 @@ class LMC(PredictiveMethod):
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
         mean: mean function ``(B, D) -> (B,)``, ``(B, 1)`` or ``(B, T)``; None is a learnable constant per output.
-        ordering: ordering of the sites: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
         offset, weights, trials: of each row, (N,), or of each output, (N, T); see
@@ -84,8 +86,7 @@ class LMC(PredictiveMethod):
     Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
     """
 
-    has_own_kernels = takes_missing = True
-    draws_together = False
+    has_own_kernels = takes_missing = vectorizes = draws_together = True
 
     @from_tables
     def __init__(
@@ -158,10 +159,12 @@ class LMC(PredictiveMethod):
         return found.start
 
     @pyro_entry
-    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
-        """A at points, (B, T, L), or (1, T, L) where it is the same at all."""
+    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*S #B T L"]:
+        """A at points, (B, T, L), or (1, T, L) where it is the same at all; batches of a prior's values lead."""
         if not self.varies:
-            return self.mixing.to(x.dtype).reshape(1, self.latent_shape[0], self.num_functions)
+            mixing = self.outside(self.mixing.to(x.dtype), 2)
+            batch = placed(mixing.shape[:-2])
+            return mixing.reshape(*batch, 1, self.latent_shape[0], self.num_functions)
         found = self.mixing(x)
         _check_loading(found, (len(x), self.latent_shape[0], self.num_functions))
         return found
@@ -194,7 +197,7 @@ class LMC(PredictiveMethod):
         self.start_model(idx)
         batch = self._batch(idx) if batch is None else batch
         with poutine.scale(scale=batch.scale):
-            u = pyro.sample(self.site("u"), self._prior(batch))
+            u = pyro.sample(self.site("u"), self._each_set(lambda: self._prior(batch)))
         plates = self.plates(idx)
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
 
@@ -203,7 +206,7 @@ class LMC(PredictiveMethod):
         """q(u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
         self.start_guide(idx)
         batch = self._batch(idx) if batch is None else batch
-        q = self.local.distribution(self._prior(batch))
+        q = self._each_set(lambda: self.local.distribution(self._prior(batch)))
         with poutine.scale(scale=batch.scale):
             u = pyro.sample(self.site("u"), q)
         return self._f_given(self.plates(idx), u, batch, idx, q)
@@ -266,7 +269,7 @@ class LMC(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest sites."""
         self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
 
     def prediction_neighbors(self) -> int:
         """The default number of neighbors in predictions: K, or more for up to 96 data."""
@@ -335,7 +338,7 @@ class LMC(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """The nearest sites, and the nearest among them and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.graph.query(x_new, min(k, self.num_data)), self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
@@ -345,14 +348,17 @@ class LMC(PredictiveMethod):
             u = self._latent_moments(x_new, near, None)[0] + self.local.joint_deviations(x_new, joint, count)
         else:
             given = self._drawn(draw, "u", (self.num_functions, self.num_data))
-            u = torch.stack(
-                [
-                    prior.sample_new(x_new, row.expand(count, -1), neighbors=joint)
-                    for prior, row in zip(self._prior(None).each, given, strict=True)
-                ],
-                1,
-            )
-        return self._mean_at(x_new) + torch.einsum("ptl,slp->stp", self.loading(x_new).expand(len(x_new), -1, -1), u)
+            kernels = [bind(kernel).shifted(-self.num_plates) for kernel in self.kernel]
+            priors = [NNGP(kernel, self.graph, jitter=self.jitter) for kernel in kernels]
+            each = zip(priors * self.num_functions if len(priors) == 1 else priors, given.unbind(-2), strict=True)
+            new = [prior.sample_new(x_new, row.expand(count, *row.shape), neighbors=joint) for prior, row in each]
+            u = torch.stack(new, -2)
+        return self._mean_at(x_new) + torch.einsum("...ptl,...lp->...tp", self._loading_at(x_new), u)
+
+    def _loading_at(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*S B T L"]:
+        """A at each point."""
+        found = self.loading(x)
+        return found.expand(*found.shape[:-3], len(x), -1, -1)
 
     def _latent_moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         if draw is None:
@@ -361,21 +367,34 @@ class LMC(PredictiveMethod):
         return self.local.given_values(x_new, plan, given)
 
     def _prior(self, batch: Batch | None) -> NNGPs:
-        """p(u) on a batch of the graph."""
+        """p(u) on a batch of the graph, at one set of hyperparameters."""
         batch = self.graph.batch() if batch is None else batch
         return NNGPs([NNGP(k, self.graph, batch, jitter=self.jitter) for k in self.kernel], self.num_functions)
 
+    def _each_set(self, build: Callable[[], Any]) -> Any:
+        """A distribution of u, or one for each set of hyperparameters."""
+        parts, batch = each_set(self, build)
+        return Sets(parts, batch) if batch else parts[0]
+
     def _f_given(
-        self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: CoregionalizedPosterior | None = None
+        self,
+        plates: Plates,
+        u: Tensor,
+        batch: Batch,
+        idx: Tensor | None,
+        q: CoregionalizedPosterior | Sets | None = None,
     ) -> Tensor:
         """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
-        x, positions = self._inputs(idx), cast(Tensor, batch.extra)
-        mean, loading = self._mean_at(x, rows_of(idx)), self.loading(x).expand(len(x), -1, -1)
+        x, positions, u = self._inputs(idx), cast(Tensor, batch.extra), self.outside(u, 2)
+        loadings, sets = each_set(self, lambda: self.loading(x).expand(len(x), -1, -1))
+        mean, loading = self._mean_at(x, rows_of(idx)), self.outside(stacked(loadings, sets), 3)
         marginal = None
         if q is not None:
-            loc, variance = (part[:, positions] for part in q.outputs())
+            parts, shape = (q.parts, q.batch_shape) if isinstance(q, Sets) else ((q,), torch.Size())
+            moments = zip(*(part.outputs() for part in parts), strict=True)
+            loc, variance = (self.outside(stacked(list(v), shape), 2)[..., positions] for v in moments)
             marginal = mean + loc, variance
-        return self.record_f(plates, mean + torch.einsum("itl,...li->...ti", loading, u[..., positions]), marginal)
+        return self.record_f(plates, mean + torch.einsum("...itl,...li->...ti", loading, u[..., positions]), marginal)
 
     def _batch(self, idx: Tensor | None) -> Batch:
         """A batch of the graph, with the rows of the data as its `extra`."""

@@ -56,7 +56,7 @@ from pyro_nngp.likelihoods.augmentation import (
     squared_latent,
 )
 from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
-from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors, latents_first, rows_of
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
@@ -124,6 +124,8 @@ class LOO(ResponseMethod):
     Reference: Jankowiak, Pleiss (2021), "Scalable cross validation losses for Gaussian process models".
     """
 
+    vectorizes = draws_together = True
+
     @from_tables
     def __init__(
         self,
@@ -173,7 +175,6 @@ class LOO(ResponseMethod):
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             self.local = self._start_omega(guide == "lognormal", slice(None))
-        self.vectorizes = likelihood.num_latents is None
         self.finish()
         if num_neighbors is None:
             self.choose_neighbors()
@@ -199,11 +200,13 @@ class LOO(ResponseMethod):
         loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations, rows_of(idx))
         likelihood = self.likelihood_at(rows_of(idx))
         data, latents = plates
-        var = var.expand(loc.shape)
+        drawn = loc if omega is None else omega[..., batch.targets]
+        parts = torch.broadcast_tensors(loc, var, drawn)
+        loc, var, drawn = (latents_first(likelihood, part) for part in parts)
         if omega is None or self.divergence == "prior":
             y = predictive(likelihood, loc, var, self.coupling)
         else:
-            y = AugmentedMarginal(likelihood, loc, var, omega[..., batch.targets], self.coupling)
+            y = AugmentedMarginal(likelihood, loc, var, drawn, self.coupling)
         with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 

@@ -64,7 +64,7 @@ class NPVI(VNNGP):
         posterior: "factor" is the paper's sparse factor, whose variances are too small where the posterior reaches
             farther than K points. "sites" is that of :class:`~pyro_nngp.models.VNNGP`, on this graph.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
-        ordering: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff

@@ -50,7 +50,7 @@ class Vecchia(GaussianResponseMethod):
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
             (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
-        ordering: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.

@@ -27,7 +27,7 @@ from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import pyro_entry, scaled
+from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
 from pyro_nngp.inducing import inducing_points
 from pyro_nngp.kernels import bind, column_scale
 from pyro_nngp.likelihoods import Likelihood
@@ -93,7 +93,8 @@ class VNNGP(PredictiveMethod):
             `loc`.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "given" or a permutation.
+        ordering: ordering of the inducing points: "random", "maximin", "coordinate", "principal", "given" or a
+            permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
@@ -111,7 +112,7 @@ class VNNGP(PredictiveMethod):
     """
 
     graph_type: type[NeighborGraph] = NeighborGraph
-    draws_together = True
+    draws_together = vectorizes = True
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
 
@@ -200,7 +201,6 @@ class VNNGP(PredictiveMethod):
             fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
         else:
             self.local = self._amortized(encoder, guide_neighbors)
-        self.vectorizes = not isinstance(self.local, AmortizedGaussian)
         self.finish()
 
     @property
@@ -242,11 +242,22 @@ class VNNGP(PredictiveMethod):
         if isinstance(self.local, GaussianSites):
             q = self.local.distribution(self._prior(batch))
             q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
+        elif isinstance(self.local, AmortizedGaussian):
+            q = self._encoded(self.local, batch)
         else:
             q = self.local.distribution(batch.rows, batch.targets)
         with poutine.scale(scale=batch.scale):
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
+
+    def _encoded(self, local: AmortizedGaussian, batch: Batch) -> SparseCholeskyNormal:
+        """q(u) of the encoder, which reads one set of hyperparameters after the other."""
+        found, sets = each_set(self, lambda: local.distribution(batch.rows, batch.targets))
+        q = found[0]
+        if not sets:
+            return q
+        loc, scale, weights = (stacked([getattr(one, name) for one in found], sets) for name in q.batched)
+        return SparseCholeskyNormal(loc, scale, weights, q.pattern, q.rows, q.targets)
 
     def batch_args(
         self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
@@ -375,7 +386,7 @@ class VNNGP(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""
         self._check_neighbors(num_neighbors, self.num_inducing)
-        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
@@ -440,7 +451,7 @@ class VNNGP(PredictiveMethod):
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
         """The nearest inducing points, and the nearest among them and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_inducing + len(x_new) - 1)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.graph.query(x_new, min(k, self.num_inducing)), self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
@@ -455,8 +466,9 @@ class VNNGP(PredictiveMethod):
         if draw is None:
             u = self.local.distribution().sample((count,))
         else:
-            u = self._drawn_u(draw).expand(count, *self.latent_shape, -1)
-        prior = NNGP(self.kernel, self.graph, jitter=self.jitter, points=self._points())
+            u = self._drawn_u(draw)
+            u = u.expand(count, *u.shape)
+        prior = NNGP(self.covariance(), self.graph, jitter=self.jitter, points=self._points())
         return self._mean_at(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
     def _most_draws(self, num_new: int) -> int:

@@ -21,7 +21,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
-from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_sample
+from pyro.infer.autoguide import AutoDelta, AutoNormal, init_to_generated, init_to_value
 from pyro.optim import ClippedAdam
 
 from pyro_nngp.data import Standardizer, diabetes
@@ -108,12 +108,20 @@ for name, guide in guides.items():
 
 # %% [markdown]
 # ## SGHMC, four chains
-# Each update takes 100 rows, others in each chain; the chains move side by side. Scales and step size are found
-# during burn-in.
+# Each chain starts at a draw of its own from the mean-field Gaussian. Each update takes 100 rows, others in each chain;
+# the chains move side by side. Scales and step size are found during burn-in.
 
 # %%
+gaussian = guides["mean-field Gaussian"]
+
+
+def from_guide():
+    with torch.no_grad(), pyro.poutine.block():  # its sites are not those of the chain
+        return init_to_value(values=gaussian(torch.arange(1)))
+
+
 start = time.perf_counter()
-kernel = SGHMC(model, num_steps=thin, init_strategy=init_to_sample)
+kernel = SGHMC(model, num_steps=thin, init_strategy=init_to_generated(generate=from_guide))
 mcmc = SGMCMC(kernel, num_draws, burn_in, num_chains=4, disable_progbar=True)
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "SGMCMC: expected chains to settle")  # weights need not, see below

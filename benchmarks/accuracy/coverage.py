@@ -26,10 +26,11 @@ from torch.distributions import Bernoulli as BernoulliDistribution
 from torch.distributions import MultivariateNormal, Normal
 from torch.distributions import NegativeBinomial as NegativeBinomialDistribution
 from torch.distributions import Poisson as PoissonDistribution
+from torch.distributions import StudentT as StudentTDistribution
 
 from pyro_nngp.inference import SGHMC, Minibatch, fit
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.variational.encoders import SiteEncoder
 
@@ -41,6 +42,7 @@ FAMILIES = {
         lambda: NegativeBinomial(5.0),
         lambda f: NegativeBinomialDistribution(5.0, logits=f).sample(),
     ),
+    "StudentT": (StudentT, lambda f: StudentTDistribution(3.0, f, 0.2).sample()),
 }
 METHODS = {
     "VNNGP": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20),
@@ -55,7 +57,7 @@ METHODS = {
 }
 FIELDS = ("data", "method", "num_points", "seed", "cover_data", "sd_data", "error_data", "cover_new", "sd_new")
 FIELDS += ("error_new", "seconds", "threads", "torch", "commit")
-APPLIES = {"LOO": ("Gaussian", "Bernoulli", "NegativeBinomial"), "Vecchia": ("Gaussian",)}
+APPLIES = {"LOO": ("Gaussian", "Bernoulli", "NegativeBinomial", "StudentT"), "Vecchia": ("Gaussian",)}
 
 
 def problem(num_points, family, seed):

@@ -8,6 +8,7 @@ import torch
 from torch.distributions import Normal
 
 from pyro_nngp.data import (
+    Standardizer,
     brier,
     coverage,
     crps_gaussian,
@@ -55,6 +56,17 @@ def split(task, seed=0, most=None):
     if most is not None:
         train, test = some(train, most), some(test, most // 3)
     return (x[train], y[train]), (x[test], y[test])
+
+
+def standardized(task, seed=0, most=None):
+    """Inputs and targets of training rows, then of test rows; inputs and real targets in standard deviations."""
+    (x, y), (x_test, y_test) = split(task, seed, most)
+    scale = Standardizer(x)
+    x, x_test = scale.transform(x), scale.transform(x_test)
+    if task.kind in ("real", "heavy tails"):
+        scale = Standardizer(y)
+        y, y_test = scale.transform(y), scale.transform(y_test)
+    return x, y, x_test, y_test
 
 
 def some(rows, count):

@@ -11,45 +11,33 @@
 Rows are appended to a CSV file; one that is there is not run again.
 
 Usage: python benchmarks/accuracy/vnngp.py [--parts neighbors divergence noise] [--csv benchmarks/results/vnngp.csv]
-           [--out benchmarks/results/vnngp.md] [--figure docs/_static/vnngp.svg]
+           [--out benchmarks/results/vnngp.md] [--figure docs/_static/vnngp_divergence.svg]
 The data come from the folder that PYRO_NNGP_DATA names.
 """
 
-import argparse
 import time
-import warnings
-from pathlib import Path
 
 import torch
 from papers import TASKS  # beside this file
 from pyro import poutine
 from pyro.infer import TraceMeanField_ELBO
-from rows import append, commit, read
-from tasks import evaluate, split
+from sweeps import Sweep, main
+from tasks import evaluate, standardized
 
-from pyro_nngp.data import Standardizer
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP, SWSGP, VNNGP, Vecchia
 
-FIELDS = ("part", "data", "method", "setting", "value", "nll", "rmse", "seconds", "threads", "torch", "commit")
 NEIGHBORS = (4, 8, 16, 32, 64, 128, 256)
 GRID, LENGTHSCALES, JITTER = 200, (2.0, 5.0, 10.0), 1e-3
 NOISES = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
 
-def standardized(name, most=None):
-    """Training and test rows of a task in units of their standard deviations."""
-    (x, y), (x_test, y_test) = split(TASKS[name], most=most)
-    inputs, targets = Standardizer(x), Standardizer(y)
-    return inputs.transform(x), targets.transform(y), inputs.transform(x_test), targets.transform(y_test)
-
-
 def neighbors():
     """Rows of scores against K."""
     for name in ("house prices", "elevators"):
-        x, y, x_test, y_test = standardized(name)
+        x, y, x_test, y_test = standardized(TASKS[name])
 
         def build(method, x=x, y=y, **settings):
             return lambda: method(x, y, Matern52(x.shape[1]), Gaussian(), seed=0, **settings)
@@ -94,7 +82,7 @@ def divergence():
 
 def noise():
     """Rows of bounds and scores against the noise variance."""
-    x, y, x_test, y_test = standardized("house prices", 3000)
+    x, y, x_test, y_test = standardized(TASKS["house prices"], most=3000)
     first = Vecchia(x, y, Matern52(2))
     fit(first, progress=False)
     kernel = {"variance": first.kernel.variance.detach(), "lengthscale": first.kernel.lengthscale.detach()}
@@ -122,90 +110,34 @@ def scores(gp, x, y):
     return {name: found[name] for name in ("nll", "rmse")}
 
 
-PARTS = {"divergence": divergence, "noise": noise, "neighbors": neighbors}
-CAPTIONS = {
-    "neighbors": "Scores against the number of neighbors (figure 2); of SVGP, inducing points",
-    "divergence": "KL(q || p) in nats against the number of neighbors (figures 3, 7)",
-    "noise": "Negative evidence bound per datum and test scores against the noise variance (figures 5, 8)",
+SWEEPS = {
+    "neighbors": Sweep(
+        "Scores against the number of neighbors (figure 2); of SVGP, inducing points",
+        neighbors,
+        ("nll", "rmse", "seconds"),
+        score="nll",
+        label="test NLL",
+        axis="K",
+    ),
+    "divergence": Sweep(
+        "KL(q || p) in nats against the number of neighbors (figures 3, 7)",
+        divergence,
+        ("value",),
+        score="value",
+        label="KL [nats]",
+        axis="K",
+        value="KL",
+    ),
+    "noise": Sweep(
+        "Negative evidence bound per datum and test scores against the noise variance (figures 5, 8)",
+        noise,
+        ("value", "nll", "rmse"),
+        score="value",
+        label="negative bound per datum",
+        axis="noise variance",
+        value="bound",
+    ),
 }
-COLUMNS = {"neighbors": ("nll", "rmse", "seconds"), "divergence": ("value",), "noise": ("value", "nll", "rmse")}
-
-
-def table(rows):
-    """One table per part: a line per data set and setting."""
-    commits = ", ".join(sorted({row["commit"] for row in rows}))
-    lines = [
-        f"`python benchmarks/accuracy/vnngp.py`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} "
-        "thread(s), other jobs on the machine; processor seconds.",
-        "",
-    ]
-    for part, caption in CAPTIONS.items():
-        here = [row for row in rows if row["part"] == part]
-        if not here:
-            continue
-        names = COLUMNS[part]
-        value = "bound" if part == "noise" else "KL"
-        head = ["data", "method", "setting", *(value if name == "value" else name for name in names)]
-        lines += [f"{caption}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
-        for row in here:
-            cells = [f"{float(row[name]):.{0 if name == 'seconds' else 3}f}" for name in names]
-            lines.append(f"| {row['data']} | {row['method']} | {row['setting']} | {' | '.join(cells)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def draw(rows, path):
-    """One panel per part and data set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    panels = {
-        "neighbors": ("house prices", "elevators"),
-        "divergence": ("lengthscale 2", "lengthscale 5", "lengthscale 10"),
-        "noise": ("house prices",),
-    }
-    there = {(row["part"], row["data"]) for row in rows}
-    pairs = [(part, data) for part, names in panels.items() for data in names if (part, data) in there]
-    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained", squeeze=False)
-    for axis, (part, data) in zip(axes[0], pairs, strict=True):
-        here = [row for row in rows if (row["part"], row["data"]) == (part, data)]
-        score = "nll" if part == "neighbors" else "value"
-        for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
-            points = sorted((float(row["setting"]), float(row[score])) for row in here if row["method"] == method)
-            if len(points) == 1:
-                axis.axhline(points[0][1], color=f"C{i}", linestyle="--", label=method)
-            else:
-                axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
-        y_label = {"neighbors": "test NLL", "divergence": "KL [nats]", "noise": "negative bound per datum"}[part]
-        axis.set(xscale="log", xlabel="noise variance" if part == "noise" else "K", ylabel=y_label, title=data)
-        axis.legend(fontsize=7)
-    figure.savefig(path)
-
-
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
-    parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/vnngp.csv"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/vnngp.md"))
-    parser.add_argument("--figure", type=Path, default=None)
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    done = {(row["part"], row["data"], row["method"], row["setting"]) for row in read(args.csv)}
-    for part in args.parts:
-        for key, measure in PARTS[part]():
-            if (part, key["data"], key["method"], str(key["setting"])) in done:
-                continue
-            row = {"part": part} | key | measure()
-            row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
-            append(args.csv, FIELDS, row)
-            print({name: row[name] for name in FIELDS[:8] if name in row}, flush=True)
-    rows = read(args.csv)
-    args.out.write_text(table(rows), encoding="utf-8")
-    if args.figure is not None:
-        draw(rows, args.figure)
-
 
 if __name__ == "__main__":
-    main()
+    main("vnngp", __doc__, SWEEPS)

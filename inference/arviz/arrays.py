@@ -129,6 +129,18 @@ class Arrays:
             if value is not None:
                 self._put("predictions", name, value, ("latents", "prediction")[2 - value.dim() :], place)
 
+    @property
+    def has_latents(self) -> bool:
+        """Whether the runs have any latent or deterministic site, kept or not."""
+        return bool(self._variables)
+
+    def add_fields(self, name: str, f: Tensor, dims: tuple[str, ...]) -> None:
+        """Add joint draws of f at the data, (draws, ...), to a posterior that has no sites."""
+        self._variables.add(name)
+        if self._is_kept(name):
+            draws = _array(f).reshape(*self._shape, *f.shape[1:])
+            self.groups["posterior"][name] = ((*_SAMPLE_DIMS, *dims), draws)
+
     def add_replicates(self, place: Place, trace: Trace, again: Trace, rows: Tensor | None) -> None:
         """Add the data that a run drew from the model."""
         for name in (name for name, site in sample_sites(trace).items() if is_data(site)):

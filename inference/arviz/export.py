@@ -58,7 +58,8 @@ def to_arviz(
 
     Groups of the result:
 
-    - ``posterior``: latent and deterministic sites;
+    - ``posterior``: latent and deterministic sites; of a method that has none (``Vecchia``, ``MLLk``, ``LOO`` with
+      Gaussian noise and no priors) joint draws of ``f`` at the data, given the observations;
     - ``posterior_predictive``: new draws of observed sites; given the data of the neighbors if the model conditions on
       them (``LOO``, ``Vecchia``);
     - ``log_likelihood``: for a method, the log density of each observation given all others and the hyperparameters
@@ -189,6 +190,8 @@ def to_arviz(
                     log_q = {} if guide_trace is None else {"log_q": total_log_prob(guide_trace)}
                     arrays.add_densities(place, log_p=log_p + of_all, **log_q)
             if s == 0:
+                if draws.are_of(method) and not arrays.has_latents:
+                    arrays.add_fields(*_fields(method, args[0] if args else kwargs.get("idx"), draws.num_samples))
                 by_row = {name: getattr(source, name, None) for name in ("x", "offset", "weights", "trials")}
                 arrays.add_constants(trace, by_row, predictions, constant_data or {})
                 arrays.check_names()
@@ -204,6 +207,15 @@ def to_arviz(
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), losses)
     return container(_WHERE, arrays.datasets(num_draws=s + 1))
+
+
+def _fields(method: Any, idx: Tensor | None, num_samples: int) -> tuple[str, Tensor, tuple[str, ...]]:
+    """Name, joint draws and dimensions of f at the data, of a method without latent sites."""
+    x = method.x if idx is None else method.x[idx]
+    offset = method.offset if method.offset is None or idx is None else method.offset[idx]
+    f, name = method.sample(x, num_samples, offset=offset), method.site("f")
+    outer = method.site("latents") if method.num_plates > 1 else f"{name}_dim_0"
+    return name, f, (outer, method.site("data"))[3 - f.dim() :]
 
 
 def _blocks(batch_size: int, num_data: Any, args: tuple, kwargs: Mapping[str, Any]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Checks of the saved state of a training run against the run that is to resume from it."""
+"""The saved state of a training run: checked against the run that is to resume from it, and divided by process."""
 
 from typing import Any
 
@@ -8,6 +8,8 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
 from pyro_nngp.inference.identity import differences
+
+_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
 
 
 def check_run(run: Any, state: dict[str, Any]) -> bool:
@@ -45,3 +47,28 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
         except RuntimeError as error:
             refuse_state("fit", f"checkpoint['run']{at}", "to be a state of torch's generator", error)
     return saved["num_steps"] < run.num_steps
+
+
+def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
+    """The state of a process of several: what all share, its own, and rows of parameters."""
+    run, rows = dict(state["run"]), dict[str, Tensor]()
+    values = {"values": run["values"], "best": state["best"]}
+    for name, value in values.items():
+        if value is not None:
+            rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
+            values[name] = value | {"rows": {}}
+    run["values"] = values["values"]
+    own = {name: run.pop(name) for name in _OF_PROCESS}
+    if "stage" in own["batches"]:  # of a subsample, the same on all processes
+        run["batches"] = own.pop("batches")
+    return state | {"run": run, "best": values["best"]}, own, rows
+
+
+def joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+    """The inverse of :func:`divided`."""
+    for place, part in rows.items():
+        name, _, table = place.partition(".")
+        value = shared["run"]["values"] if name == "values" else shared["best"]
+        value["rows"][table] = part
+    shared["run"] |= own
+    return shared

@@ -25,6 +25,7 @@ from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
+from pyro_nngp.inference.svi.saved_state import divided, joined
 from pyro_nngp.linalg import report_nuggets
 
 _PROBE = 2048  # rows whose loss decides on convergence
@@ -36,7 +37,6 @@ _SLOWER, _CUTS = 1 / 3, 3
 _AWAY = 0.1  # rise of the objective in a round, in nats per data point, after which parameters are taken back
 _MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
 _MAX_STEPS_BACK = 5
-_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
 _COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
 
 
@@ -335,7 +335,7 @@ class Training:
         if self.folder is None:
             save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._state())
         else:
-            self.folder.save(*_divided(self._state()))
+            self.folder.save(*divided(self._state()))
 
     def _state(self) -> dict[str, Any]:
         """Everything that the rest of the run depends on."""
@@ -347,7 +347,7 @@ class Training:
         if self.folder is None:
             state = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
         else:
-            state = _joined(*self.folder.load(_divided(self._state())[1]))
+            state = joined(*self.folder.load(divided(self._state())[1]))
         check_schema("fit", state, self._state() | {"run": {}, "scores": [], "best": None, "good": {}})
         self.run.check(state["run"])
         for i, pair in enumerate(state["scores"]):
@@ -363,28 +363,3 @@ class Training:
         self.found_at = [there.to(here) for there, here in zip(state["found_at"], self.found_at, strict=True)]
         self.scores, self.best = [tuple(pair) for pair in state["scores"]], state["best"]
         self.good = state["good"]
-
-
-def _divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """The state of a process of several: what all share, its own, and rows of parameters."""
-    run, rows = dict(state["run"]), dict[str, Tensor]()
-    values = {"values": run["values"], "best": state["best"]}
-    for name, value in values.items():
-        if value is not None:
-            rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
-            values[name] = value | {"rows": {}}
-    run["values"] = values["values"]
-    own = {name: run.pop(name) for name in _OF_PROCESS}
-    if "stage" in own["batches"]:  # of a subsample, the same on all processes
-        run["batches"] = own.pop("batches")
-    return state | {"run": run, "best": values["best"]}, own, rows
-
-
-def _joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
-    """The inverse of :func:`_divided`."""
-    for place, part in rows.items():
-        name, _, table = place.partition(".")
-        value = shared["run"]["values"] if name == "values" else shared["best"]
-        value["rows"][table] = part
-    shared["run"] |= own
-    return shared

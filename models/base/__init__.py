@@ -7,7 +7,7 @@ from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
-from pyro_nngp.models.base.sites import Plates, rows_of
+from pyro_nngp.models.base.sites import Plates, latents_first, rows_of
 
 __all__ = [
     "Densities",
@@ -22,6 +22,7 @@ __all__ = [
     "ResponseMethod",
     "draws_given_observations",
     "first_neighbors",
+    "latents_first",
     "rows_of",
     "warn_untrained",
 ]

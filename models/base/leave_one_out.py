@@ -25,9 +25,17 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_batch, fail, undefined
+from pyro_nngp._memory import at_once
 from pyro_nngp.hyperparameters import place_draws, pyro_entry
-from pyro_nngp.hyperparameters.priors import place_hyperparameters
+from pyro_nngp.hyperparameters.priors import (
+    count_draws,
+    modules_with_priors,
+    place_hyperparameters,
+    place_together,
+)
+from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base.method import GPMethod
 
 Draw: TypeAlias = Mapping[str, Tensor]
@@ -37,14 +45,30 @@ Densities: TypeAlias = Callable[[Draw | None], Tensor]
 """Log densities at the hyperparameters that have been set: under the guide, or given a posterior draw."""
 
 
+_WEIGHTS = 2**22  # weights of several posterior draws that are held at once
+
+
 class LeaveOneOutMethod(GPMethod):
     """A method that predicts each datum from all others; a subclass defines :meth:`leave_one_out`.
 
     Attributes:
         loo_kind: description of the densities, for exports.
+        draws_together: whether predictions take several posterior draws at once.
     """
 
     loo_kind: str = "leave-one-out, latent values integrated out"
+    draws_together = False
+
+    @property
+    def takes_draws_together(self) -> bool:
+        """Whether predictions take several posterior draws at once, with the priors that the model has."""
+        known = Kernel, Likelihood, ConstantMean
+        parts = (part for part in modules_with_priors(self) if part is not self)
+        return self.draws_together and all(isinstance(part, known) for part in parts)
+
+    def loo_entries(self, num_neighbors: int | None) -> int | None:
+        """Weights per datum at one posterior draw, where densities take several draws at once; else None."""
+        return None
 
     @property
     def has_loo(self) -> bool:
@@ -81,14 +105,19 @@ class LeaveOneOutMethod(GPMethod):
                 or a hyperparameter that is missing in `samples`.
 
         Cost: O(N K^3), for latent values under a likelihood that is not Gaussian per natural-gradient step;
-        O(N M^2 + M^3) with M inducing points. Once, or for each draw.
+        O(N M^2 + M^3) with M inducing points. Once, or for each draw; methods that condition on observations of the
+        neighbors take several draws at once.
         """
         self.check_whole("loo")
         densities = self._densities(idx, num_neighbors, samples is not None)
         if samples is None:
             self._place_medians()
             return densities(None)
-        return torch.stack([densities(draw) for draw, _ in place_draws(f"{type(self).__name__}.loo", self, samples)])
+        where, entries = f"{type(self).__name__}.loo", self.loo_entries(num_neighbors)
+        most = 1 if entries is None else at_once(_WEIGHTS, entries * (self.num_data if idx is None else len(idx)))
+        if most > 1 and self.takes_draws_together and count_draws(where, samples) > 1:
+            return torch.cat([densities(d) for d in place_together(where, self, samples, most, self.num_plates)])
+        return torch.stack([densities(draw) for draw, _ in place_draws(where, self, samples)])
 
     def loo_by_draw(
         self, idx: Int[Tensor, " I"] | None = None, *, num_neighbors: int | None = None, from_guide: bool = False
@@ -121,7 +150,8 @@ class LeaveOneOutMethod(GPMethod):
         Args:
             rows: rows of the data.
             num_neighbors: neighbors of each datum; None is the method's choice.
-            sampled: whether hyperparameters come from posterior draws of the model instead of the guide.
+            sampled: whether hyperparameters come from posterior draws of the model instead of the guide. Where
+                :meth:`loo_entries` is a number, the function also takes several, and returns (S, *T, I).
         """
         undefined(self, "leave_one_out", "method", "Define it for loo, or score held-out data.")
 

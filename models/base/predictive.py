@@ -31,13 +31,11 @@ from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import (
     Draws,
     count_draws,
-    modules_with_priors,
     place_hyperparameters,
     place_together,
 )
-from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.means import ConstantMean
 from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
 from pyro_nngp.neighbors import distinct_rows
@@ -54,10 +52,9 @@ class PredictiveMethod(LeaveOneOutMethod):
     with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
 
     Attributes:
-        draws_together: whether :meth:`moments` takes several draws at once, whose plan is then a tensor (P, K).
+        draws_together: whether :meth:`moments` and :meth:`joint_draws` take several draws at once. The plan of the
+            former is then a tensor (P, K), and that of the latter one or a tuple that ends in one.
     """
-
-    draws_together = False
 
     @at_tables
     def forward(
@@ -177,7 +174,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         flat = x_new.reshape(-1, x_new.shape[-1])
         self._check_new("joint", flat)
         self._place_medians()
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         near = union_of(self.plan(flat.detach(), k).reshape(*x_new.shape[:-2], -1))
         rows, places = distinct_rows(near.clamp(min=0))
         residual, noise = (value.expand(len(rows))[places] for value in self.residuals(rows))
@@ -197,7 +194,7 @@ class PredictiveMethod(LeaveOneOutMethod):
     def _near(self, method: str, x_new: Tensor, num_neighbors: int | None) -> tuple["PredictiveMethod", int]:
         """A copy on the rows near new points of this process, and the number of neighbors."""
         self._check_new(method, x_new)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.near(x_new, k), k
 
     def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
@@ -206,6 +203,10 @@ class PredictiveMethod(LeaveOneOutMethod):
     def prediction_neighbors(self) -> int:
         """The default number of neighbors in predictions."""
         self.undefined("prediction_neighbors")
+
+    def neighbors_or_default(self, num_neighbors: int | None) -> int:
+        """The number of neighbors that predictions take where `num_neighbors` may be None."""
+        return self.prediction_neighbors() if num_neighbors is None else num_neighbors
 
     def residuals(self, rows: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
         """Gaussian observations of f at some rows of the data, less the mean function, and their noise variances."""
@@ -239,7 +240,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: as in :meth:`forward`.
 
-        Cost: once for all draws, or per draw where hyperparameters differ between draws.
+        Cost: once for all draws, or for each draw where hyperparameters differ between them, several at once where the
+        method can.
         """
         self.check_whole("sample")
         self._check_sample(x_new, num_samples, seed)
@@ -250,8 +252,7 @@ class PredictiveMethod(LeaveOneOutMethod):
                 counts = self._hyperparameter_draws(num_samples, self._most_draws(len(x_new)))
                 draws = [self.joint_draws(x_new, plan, count, None) for count in counts]
             else:
-                given = place_draws(f"{type(self).__name__}.sample", self, samples, num_samples)
-                draws = [self.joint_draws(x_new, plan, count, draw) for draw, count in given]
+                draws = self._joint_at_draws(f"{type(self).__name__}.sample", x_new, plan, samples, num_samples)
         return torch.cat(draws) + added
 
     @at_tables
@@ -327,17 +328,37 @@ class PredictiveMethod(LeaveOneOutMethod):
 
         The hyperparameters of the last draws remain placed.
         """
-        known = all(isinstance(part, Kernel | Likelihood | ConstantMean) for part in modules_with_priors(self))
-        most = at_once(_MOMENTS, plan.numel()) if self.draws_together and known else 1
+        if not self.takes_draws_together:
+            return None
+        most = at_once(_MOMENTS, plan.numel())
         if most < 2 or count_draws(where, samples) < 2:
             return None
-        own = len(self.latent_shape)
         pairs: list[tuple[Tensor, Tensor]] = []
-        for draws in place_together(where, self, samples, most, 1 + own):
+        for draws in place_together(where, self, samples, most, self.num_plates):
             shape = draws.count, *self.latent_shape, len(x_new)
             moments = (value.expand(shape) for value in self.moments(x_new, plan, draws))
             pairs += zip(*moments, strict=True)
         return pairs
+
+    def _joint_at_draws(
+        self, where: str, x_new: Tensor, plan: Any, samples: Mapping[str, Tensor], total: int
+    ) -> list[Tensor]:
+        """Joint draws at evenly spaced posterior draws, for several at once where the method can."""
+        num_draws = count_draws(where, samples)
+        rows = torch.linspace(0, num_draws - 1, total).round().long()
+        rows, counts = rows.unique_consecutive(return_counts=True)
+        neighbors = plan[-1] if isinstance(plan, tuple) else plan
+        most = at_once(_MOMENTS, neighbors.numel()) if self.takes_draws_together and len(rows) > 1 else 1
+        if most < 2:
+            return [self.joint_draws(x_new, plan, *pair[::-1]) for pair in place_draws(where, self, samples, total)]
+        chosen = {name: value[rows.to(value.device)] for name, value in samples.items()}
+        found, start = [], 0
+        for draws in place_together(where, self, chosen, most, self.num_plates):
+            each = counts[start : start + draws.count].tolist()
+            values = self.joint_draws(x_new, plan, max(each), draws)
+            found += [values[:count, number] for number, count in enumerate(each)]
+            start += draws.count
+        return found
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
         """Precompute for :meth:`moments` what does not depend on hyperparameters, such as neighbors."""
@@ -363,7 +384,10 @@ class PredictiveMethod(LeaveOneOutMethod):
         self.undefined("joint_plan")
 
     def joint_draws(self, x_new: Tensor, plan: Any, count: int, draw: Draw | None) -> Tensor:
-        """Joint draws of f, (count, *L, P): under the guide, or given a posterior draw."""
+        """Joint draws of f, (count, *L, P): under the guide, or given a posterior draw.
+
+        Where `draw` holds S of them, as of :meth:`moments`, (count, S, *L, P).
+        """
         self.undefined("joint_draws")
 
     def _hyperparameter_draws(self, num_samples: int, most: int | None = None) -> Iterator[int]:

@@ -26,6 +26,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.predictive import PredictiveMethod
+from pyro_nngp.models.base.sites import latents_first
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 
@@ -97,7 +98,7 @@ class ResponseMethod(PredictiveMethod):
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest training points."""
         self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, self.prediction_neighbors() if num_neighbors is None else num_neighbors)
+        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
 
     @pyro_entry
     @torch.no_grad()
@@ -231,17 +232,9 @@ class ResponseMethod(PredictiveMethod):
         """O(P K^3) for each latent function whose noise differs."""
         rows, positions = distinct_rows(plan)
         obs, noise = self.observations(self.likelihood_at(rows), rows, draw)
-        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise)
-        if draw is None and self._has_posterior:
-            var = var + self._variance_of_trend(x_new, rows, positions, noise)
+        is_uncertain = draw is None and self._has_posterior
+        loc, var = self._given_neighbors(x_new, rows, positions, obs, noise, uncertain_trend=is_uncertain)
         return loc, var.expand(loc.shape)
-
-    def _variance_of_trend(self, x: Tensor, rows: Tensor, neighbors: Tensor, noise: Tensor) -> Tensor:
-        """Variance of f at x because of the coefficients: of their basis less its prediction by neighbors."""
-        near, mean = self.x[rows], cast(LinearMean, self.mean)
-        w, _ = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
-        basis = mean.basis(near)[neighbors.clamp(min=0)]
-        return trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Given the observations of the nearest other points; O(I K^3)."""
@@ -252,14 +245,21 @@ class ResponseMethod(PredictiveMethod):
             observations = self.observations(self.likelihood_at(union), union, draw)
             loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
             trials = None if self.trials is None else self.trials[rows]
-            return self._predictive_of_y(loc, var.expand(loc.shape), trials).log_prob(self._values(rows))
+            bound = self.likelihood_at(rows)
+            loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
+            found = self._predictive_of_y(loc, var, trials).log_prob(self._values(rows))
+            return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
 
         return densities
+
+    def loo_entries(self, num_neighbors: int | None) -> int:
+        """The number of neighbors."""
+        return self.graph.num_neighbors if num_neighbors is None else num_neighbors
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
         self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        k = self.prediction_neighbors() if num_neighbors is None else num_neighbors
+        k = self.neighbors_or_default(num_neighbors)
         return self.graph.extend(x_new, k, seed)[1]
 
     def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
@@ -267,7 +267,7 @@ class ResponseMethod(PredictiveMethod):
         every = torch.arange(self.num_data, device=self.x.device)
         obs, noise = self.observations(self.likelihood_at(), every, draw)
         deviation = draws_given_observations(
-            self.kernel,
+            self.covariance(),
             self.x,
             x_new,
             plan,
@@ -295,15 +295,27 @@ class ResponseMethod(PredictiveMethod):
         self.undefined("observations")
 
     def _given_neighbors(
-        self, x: Tensor, rows: Tensor, neighbors: Tensor, obs: Tensor, noise: Tensor, own: Tensor | slice | None = None
+        self,
+        x: Tensor,
+        rows: Tensor,
+        neighbors: Tensor,
+        obs: Tensor,
+        noise: Tensor,
+        own: Tensor | slice | None = None,
+        uncertain_trend: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """Moments of f at x, (*L, B) and (B,) or (L, B), given observations at `rows`, which `neighbors` index.
 
-        `own` are the rows of x among the data, whose offset counts; None for new points.
+        `own` are the rows of x among the data, whose offset counts; None for new points. With `uncertain_trend` the
+        variance is also that of the coefficients of the mean: of their basis less its prediction by neighbors.
         """
         near = self.x[rows]
         w, var = graph_conditional(self.covariance(), x, near, neighbors, noise, self.jitter)
         residual = obs - self._mean_at(near, rows)
+        if uncertain_trend:
+            mean = cast(LinearMean, self.mean)
+            basis = mean.basis(near)[neighbors.clamp(min=0)]
+            var = var + trend_variance(mean, mean.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
         return self._mean_at(x, own) + (w * residual[..., neighbors.clamp(min=0)]).sum(-1), var
 
 
@@ -312,12 +324,12 @@ def draws_given_observations(
     x: Float[Tensor, "N D"],
     x_new: Float[Tensor, "P D"],
     plan: Int[Tensor, "P K"],
-    residual: Float[Tensor, "*L N"],
-    noise: Float[Tensor, "*#L N"],
+    residual: Float[Tensor, "... N"],
+    noise: Float[Tensor, "... N"],
     count: int,
     latent_shape: tuple[int, ...],
     jitter: float,
-) -> Float[Tensor, "S *L P"]:
+) -> Float[Tensor, "S ..."]:
     """Joint draws of a zero-mean process at new points, each given nearby observations and earlier new values.
 
     Args:
@@ -325,7 +337,8 @@ def draws_given_observations(
         x: the observed points.
         x_new: new points.
         plan: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
-        residual: observations minus the mean function; one set for each latent function, or for all.
+        residual: observations minus the mean function; one set for each latent function, or for all; those of sets of
+            hyperparameters in front, as of `noise` and the kernel.
         noise: their noise variances.
         count: S.
         latent_shape: () or (L,).
@@ -333,10 +346,9 @@ def draws_given_observations(
 
     Cost: O(P K^3) once for each set of noises, then O(P K) per draw.
     """
-    n, (p, k) = len(x), plan.shape
+    n, p = len(x), len(plan)
     w, var = graph_conditional(kernel, x_new, torch.cat([x, x_new]), plan, pad(noise, (0, p)), jitter)
     near = pad(residual, (0, p))[..., plan.clamp(min=0)]  # 0 at new points
-    loc = (w * near).sum(-1).expand(count, *latent_shape, p).reshape(count, -1, p)
-    w, var = w.expand(*latent_shape, p, k).reshape(-1, p, k), var.expand(*latent_shape, p).reshape(-1, p)
-    each = [draw_appended(w[i], var[i], plan, loc[:, i], n) for i in range(len(w))]
-    return torch.stack(each, 1).reshape(count, *latent_shape, p)
+    loc = (w * near).sum(-1)
+    loc = loc.expand(count, *torch.broadcast_shapes(loc.shape, (*latent_shape, p)))
+    return draw_appended(w, var, plan, loc, n)

@@ -75,6 +75,11 @@ class DataSites(GPModule):
         """L; None for one latent function, without an extra dimension."""
         return self.latent_shape[0] if self.latent_shape else None
 
+    @property
+    def num_plates(self) -> int:
+        """Dimensions of the plates of the model: that of the data, and that of latent functions."""
+        return 1 + len(self.latent_shape)
+
     def start_model(self, idx: Tensor | None) -> None:
         """The start of every model: check the rows, then sample the hyperparameters."""
         self._check_start("model", idx)
@@ -105,7 +110,7 @@ class DataSites(GPModule):
         if plates and not self.vectorizes:
             cure = "Take parallel=False, vectorize_particles=False, or a loop over a sequential plate."
             fail(where, "to run", "outside vectorized plates", [frame.name for frame in plates], cure)
-        own = 1 + len(self.latent_shape)
+        own = self.num_plates
         if any(frame.dim >= -own for frame in plates):
             cure = f"Give the plate a dim of {-own - 1} or less: the plates of the model come to its right."
             inside = [f"{frame.name} (dim={frame.dim})" for frame in plates if frame.dim >= -own]
@@ -122,7 +127,7 @@ class DataSites(GPModule):
 
     def outside(self, value: Tensor, own: int) -> Tensor:
         """A value of `own` event dimensions from outside of the plates, (S, 1.., ...), where it is used in them."""
-        batch, plates = value.shape[: value.dim() - own], 1 + len(self.latent_shape)
+        batch, plates = value.shape[: value.dim() - own], self.num_plates
         return value.reshape(*batch[:-plates], *value.shape[len(batch) :]) if len(batch) > plates else value
 
     def site(self, name: str) -> str:
@@ -200,8 +205,7 @@ class DataSites(GPModule):
         if self.likelihood is None:
             return f
         likelihood, (data, latents) = self.likelihood_at(rows_of(idx)) if likelihood is None else likelihood, plates
-        if likelihood.num_latents is not None and f.dim() > 2:
-            f = f.movedim(-2, 0)[..., None, :]  # latent functions first
+        f = latents_first(likelihood, f)
         with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
             infer = {"integrate": (self.site("f"), likelihood)}
             return pyro.sample(self.site("y"), likelihood(f), obs=self._targets(idx), infer=infer)
@@ -209,6 +213,13 @@ class DataSites(GPModule):
     def weighted(self, idx: Tensor | None) -> AbstractContextManager:
         """A context in which the log densities of data at the batch have their weights."""
         return nullcontext() if self.weights is None else poutine.scale(scale=self.weights[rows_of(idx)].movedim(0, -1))
+
+
+def latents_first(likelihood: Likelihood, value: Tensor) -> Tensor:
+    r"""Values (\*S, L, B) as a likelihood of L latent functions per datum takes them, (L, \*S, 1, B)."""
+    if likelihood.num_latents is None or value.dim() == 2:
+        return value
+    return value.movedim(-2, 0)[..., None, :]
 
 
 def _starts_hmc() -> bool:

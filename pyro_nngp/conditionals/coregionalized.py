@@ -83,8 +83,8 @@ def _block(
 
 
 def outputs_of(
-    loading: Float[Tensor, "#P T L"], loc: Float[Tensor, "L P"], cov: Float[Tensor, "P L L"]
-) -> tuple[Float[Tensor, "T P"], Float[Tensor, "T P"]]:
+    loading: Float[Tensor, "*S #P T L"], loc: Float[Tensor, "*S L P"], cov: Float[Tensor, "*S P L L"]
+) -> tuple[Float[Tensor, "*S T P"], Float[Tensor, "*S T P"]]:
     """Means and variances of the outputs A u at points.
 
     Args:
@@ -92,8 +92,9 @@ def outputs_of(
         loc: means of the latent functions.
         cov: their covariances at each point.
     """
-    loading = loading.expand(len(cov), *loading.shape[1:])
-    return torch.einsum("ptl,lp->tp", loading, loc), torch.einsum("ptl,plk,ptk->tp", loading, cov, loading)
+    loading = loading.expand(*loading.shape[:-3], loc.shape[-1], -1, -1)
+    variance = torch.einsum("...ptl,...plk,...ptk->...tp", loading, cov, loading)
+    return torch.einsum("...ptl,...lp->...tp", loading, loc), variance
 
 
 def gathered(

@@ -32,6 +32,7 @@ from torch.distributions import constraints, register_kl
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions.nngp import NNGP
+from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import Batch
@@ -102,11 +103,10 @@ class NNGPs(TorchDistribution):
         """Exact joint draws."""
         return torch.stack([prior.rsample(sample_shape) for prior in self.each], -2)
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGPs":
-        if torch.Size(batch_shape):
-            cure = "Sample it outside of plates."
-            fail("NNGPs.expand", "batch_shape", "()", tuple(batch_shape), cure)
-        return self
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "NNGPs | Sets":
+        """Independent copies, see :class:`~pyro_nngp.distributions.sets.Sets`."""
+        shape = torch.Size(batch_shape)
+        return Sets([self] * shape.numel(), shape) if shape else self
 
 
 class CoregionalizedPosterior(TorchDistribution):
@@ -208,11 +208,10 @@ class CoregionalizedPosterior(TorchDistribution):
         density = log_root - white.square().sum(-1) / 2 - log_det - count * _LOG_TWO_PI / 2
         return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior":
-        if torch.Size(batch_shape):
-            cure = "Sample it outside of plates."
-            fail("CoregionalizedPosterior.expand", "batch_shape", "()", tuple(batch_shape), cure)
-        return self
+    def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior | Sets":
+        """Independent copies, see :class:`~pyro_nngp.distributions.sets.Sets`."""
+        shape = torch.Size(batch_shape)
+        return Sets([self] * shape.numel(), shape) if shape else self
 
 
 @register_kl(CoregionalizedPosterior, NNGPs)

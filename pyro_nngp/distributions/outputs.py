@@ -80,6 +80,11 @@ class Outputs(TorchDistribution):
         return torch.stack([getattr(part, function)(v) for part, v in zip(self.parts, values, strict=True)], -2)
 
 
+def missing_values(y: Tensor) -> Tensor:
+    """Where y is NaN; nowhere for integers."""
+    return y.isnan() if y.is_floating_point() else torch.zeros_like(y, dtype=torch.bool)
+
+
 def of_each_output(
     y: Tensor, supports: Sequence[constraints.Constraint | None], function: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
@@ -93,7 +98,7 @@ def of_each_output(
     """
     found = []
     for number, (values, support) in enumerate(zip(y.unbind(-2), supports, strict=True)):
-        missing = values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
+        missing = missing_values(values)
         if bool(missing.all()):
             found.append(torch.zeros_like(values))
             continue

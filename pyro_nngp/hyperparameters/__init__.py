@@ -4,6 +4,7 @@ from pyro_nngp.hyperparameters.module import GPModule, bound_copy, freeze, pyro_
 from pyro_nngp.hyperparameters.positive import Hyperparameter, Unset, between, lognormal_priors, positive
 from pyro_nngp.hyperparameters.priors import HyperparameterGuide, check_same_sites, place_draws, read_hyperparameters
 from pyro_nngp.hyperparameters.scaled import Scaled, assign, scaled
+from pyro_nngp.hyperparameters.sets import each_set, stacked
 
 __all__ = [
     "GPModule",
@@ -15,6 +16,7 @@ __all__ = [
     "between",
     "bound_copy",
     "check_same_sites",
+    "each_set",
     "freeze",
     "lognormal_priors",
     "place_draws",
@@ -23,5 +25,6 @@ __all__ = [
     "read_hyperparameters",
     "release",
     "scaled",
+    "stacked",
     "unset_hyperparameters",
 ]

@@ -30,14 +30,14 @@ class HyperparameterGuide(PyroModule):
 
     def __init__(self, owner: nn.Module, init_scale: float = 0.1, latents: Collection[str] = ()) -> None:
         super().__init__()
-        self._sites = [site for site in _sampled_attributes(owner) if site[1] not in latents]
+        self._sites = [site for site in sampled_attributes(owner) if site[1] not in latents]
         like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
         for i, (module, attribute) in enumerate(self._sites):
             if _has_own_guide(module):
                 continue
             with seeded(0, like):
                 prior = _prior(module, attribute)
-                draws = biject_to(prior.support).inv(prior.sample((99,)))
+                draws = biject_to(prior.support).inv(prior.sample((99,)).contiguous())  # median() of a view is wrong
             loc = draws.median(0).values
             setattr(self, f"loc_{i}", nn.Parameter(loc))
             setattr(self, f"log_scale_{i}", nn.Parameter(torch.full_like(loc, init_scale).log()))
@@ -87,7 +87,7 @@ class HyperparameterGuide(PyroModule):
         drawn: dict[PyroModule, dict[str, Tensor]] = {}
         for i, (module, attribute) in enumerate(self._sites):
             if _has_own_guide(module):
-                before, name = drawn.setdefault(module, {}), _full_name(self, module, attribute)
+                before, name = drawn.setdefault(module, {}), site_name(self, module, attribute)
                 q = module.own_guide(attribute, before)
                 values[name] = before[attribute] = choose(name, q, None)
                 module._pyro_context.set(name, values[name])
@@ -97,7 +97,7 @@ class HyperparameterGuide(PyroModule):
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
             event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
             q = dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
-            name = _full_name(self, module, attribute)
+            name = site_name(self, module, attribute)
             values[name] = choose(name, q, loc)
             module._pyro_context.set(name, values[name])
         return values
@@ -105,8 +105,8 @@ class HyperparameterGuide(PyroModule):
 
 def read_hyperparameters(owner: nn.Module) -> None:
     """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
-    for module, attribute in _sampled_attributes(owner):
-        _full_name(owner, module, attribute)
+    for module, attribute in sampled_attributes(owner):
+        site_name(owner, module, attribute)
         getattr(module, attribute)
 
 
@@ -116,8 +116,8 @@ def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Ten
     Raises:
         ValueError: if an attribute has no value there.
     """
-    for module, attribute in _sampled_attributes(owner):
-        name = _full_name(owner, module, attribute)
+    for module, attribute in sampled_attributes(owner):
+        name = site_name(owner, module, attribute)
         if name not in values:
             fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
         module._pyro_context.set(name, values[name])
@@ -161,7 +161,7 @@ class Draws(dict[str, Tensor]):
 
 def modules_with_priors(owner: nn.Module) -> list[PyroModule]:
     """The parts of a module that have :class:`~pyro.nn.PyroSample` attributes."""
-    return [module for module, _ in _sampled_attributes(owner)]
+    return [module for module, _ in sampled_attributes(owner)]
 
 
 def place_together(
@@ -183,8 +183,8 @@ def place_together(
     for rows in torch.arange(num_draws).tensor_split(max(1, min(-(-num_draws // most), num_draws // 2))):
         values = Draws({name: value[rows.to(value.device)] for name, value in samples.items()})
         placed = {}
-        for module, attribute in _sampled_attributes(owner):
-            name = _full_name(owner, module, attribute)
+        for module, attribute in sampled_attributes(owner):
+            name = site_name(owner, module, attribute)
             if name in values:
                 value = values[name]
                 own = value.shape[1 + len(batch_shape_of(module, attribute, value[0])) :]
@@ -216,20 +216,21 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
 
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
     """Raise if attributes became random after the guide was built."""
-    missing = set(_sampled_attributes(owner)) - set(guide._sites)
+    missing = set(sampled_attributes(owner)) - set(guide._sites)
     if missing:
         names = sorted(attribute for _, attribute in missing)
         fail(where, "hyperparameter priors", "to be assigned before the model is built", names, "Assign, then build.")
 
 
-def _sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
+def sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
+    """The :class:`~pyro.nn.PyroSample` attributes of a module and its parts."""
     for module in owner.modules():
         if isinstance(module, PyroModule):
             for attribute in module._pyro_samples:
                 yield module, attribute
 
 
-def _full_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
+def site_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
     """Name of the site of an attribute.
 
     Raises:

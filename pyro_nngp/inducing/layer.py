@@ -35,6 +35,9 @@ class SparseLayer(GPModule):
         skip: (D, H), the linear map of the inputs that is added to a hidden layer's outputs; None for the last layer.
         jitter: relative nugget.
 
+    Attributes:
+        event_dims: numbers of dimensions of one set of values of each site.
+
     Raises:
         ValueError, TypeError: if the prior is unknown or of another shape, or the kernel does not fit these inputs.
     """
@@ -53,6 +56,7 @@ class SparseLayer(GPModule):
         self.kernel, self.outputs, self.jitter = kernel, outputs, jitter
         self.register_buffer("start", z.clone())
         self.register_buffer("skip", skip)
+        self.event_dims = {"nu": 1 + len(outputs), "z": 2}
         self.nu = PyroSample(partial(SparseLayer.white))  # a partial, since Pyro renames functions
         if prior is None:
             self.z = nn.Parameter(z.clone())
@@ -82,7 +86,7 @@ class SparseLayer(GPModule):
         cov = bind(self.kernel)
         a, _, _ = whitened_conditional(cov, x, self.z, self.jitter)
         loc = self.nu @ a.mT
-        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter)
+        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter, escalate=True)
         return loc + torch.randn_like(loc) @ tril.mT
 
 

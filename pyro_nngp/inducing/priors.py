@@ -117,9 +117,22 @@ class Determinantal(Interacting):
         super().__init__(base, validate_args)
 
     def interaction(self, value: Tensor) -> Tensor:
-        cov = self.kernel(value, value)
+        cov = self._covariance(value)
         log_det = 2 * cholesky(cov, self.jitter).diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        return log_det - self.kernel.diag(value).log().sum(-1) if self.correlation else log_det
+        return log_det - cov.diagonal(dim1=-2, dim2=-1).log().sum(-1) if self.correlation else log_det
+
+    def _covariance(self, value: Float[Tensor, "... M D"]) -> Float[Tensor, "... M M"]:
+        """Covariances of sets of points; with S sets of hyperparameters, which belong to one set of points each.
+
+        The kernel is then evaluated at each set of points with all hyperparameters, S^2 blocks.
+        """
+        if not self.kernel.batch_shape:
+            return self.kernel(value, value)
+        shape = torch.broadcast_shapes(self.kernel.batch_shape, value.shape[:-2])
+        points = value.expand(*shape, *value.shape[-2:]).flatten(0, -3)
+        blocks = (self.kernel(one, one) for one in points)
+        own = [block.expand(*shape, *block.shape[-2:]).flatten(0, -3)[i] for i, block in enumerate(blocks)]
+        return torch.stack(own).unflatten(0, shape)
 
 
 class Strauss(Interacting):

@@ -199,6 +199,8 @@ class AugmentedMarginal(TorchDistribution):
         loc, var, omega, likelihood = self.loc, self.var, self.omega, self.likelihood
         if isinstance(likelihood, StudentT):
             return dist.Normal(loc, (var + likelihood.scale.to(loc.dtype).square() / omega).sqrt()).log_prob(value)
+        if isinstance(likelihood, Categorical):
+            value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         b, kappa = polya_gamma_terms(likelihood, value, loc.dtype)
         shrunk = 1 + omega * var
         g = (kappa.square() * var + 2 * kappa * loc - omega * loc.square()) / (2 * shrunk) - shrunk.log() / 2

@@ -77,17 +77,17 @@ class Likelihood(GPModule):
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
         A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context. Where a
-        vector with a prior has batch dimensions of vectorized plates, it takes the place of those of the data's plates.
+        vector with a prior has batch dimensions of vectorized plates, it takes the place of those of the data's plates;
+        one that is not `elementwise` stays behind them.
         """
         bound = bound_copy(self)
         for name in self._pyro_samples:
             value = bound.__dict__[name]
             batch = batch_shape_of(self, name, value)
             own, batch = value.shape[len(batch) :], placed(batch)
-            if batch and not self.elementwise:
-                where, cure = type(self).__name__, "Take parallel=False, vectorize_particles=False."
-                fail(where, name, f"of shape {tuple(own)}, one set at a time", tuple(value.shape), cure)
-            bound.__dict__[name] = value.reshape((*batch[: max(0, len(batch) - len(own))], *own))
+            if self.elementwise:
+                batch = batch[: max(0, len(batch) - len(own))]
+            bound.__dict__[name] = value.reshape((*batch, *own))
         for name, part in self.named_children():
             if isinstance(part, Likelihood):
                 bound.__dict__[name] = part.bind()

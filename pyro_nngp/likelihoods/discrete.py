@@ -8,7 +8,7 @@ Cost: O(1) per value and quadrature node; O(C) for C classes or ratings.
 """
 
 import copy
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pyro.distributions as dist
 import torch
@@ -237,9 +237,11 @@ class Ordinal(Likelihood):
 
     def focus(self, y: Tensor) -> Focus:
         """The middle of the rating's interval, or its only finite end."""
-        cutpoints, rating = self.cutpoints.detach(), y.long()
-        last = len(cutpoints) - 1
-        center = (cutpoints[rating.clamp(max=last)] + cutpoints[(rating - 1).clamp(min=0)]) / 2
+        cutpoints, rating = self.cutpoints.detach(), y.long()[..., None]
+        last, shape = cutpoints.shape[-1] - 1, torch.broadcast_shapes(cutpoints.shape[:-1], y.shape)
+        cutpoints, rating = cutpoints.expand(*shape, -1), rating.expand(*shape, 1)
+        upper, lower = cutpoints.gather(-1, rating.clamp(max=last)), cutpoints.gather(-1, (rating - 1).clamp(min=0))
+        center = (upper + lower)[..., 0] / 2
         return center, torch.full_like(center, BRANCH)
 
     @pyro_entry
@@ -247,8 +249,11 @@ class Ordinal(Likelihood):
         if self.link == "probit":
             scale = (1 + var).sqrt()
             return interval_probabilities(self.cutpoints.to(loc.dtype) / scale[..., None], loc / scale, self.link)
-        ratings = torch.arange(len(self.cutpoints) + 1, device=loc.device)
-        return dist.Categorical(logits=Marginal(self.bind(), loc[..., None], var[..., None]).log_prob(ratings))
+        bound = cast(Ordinal, self.bind())
+        ratings = torch.arange(bound.cutpoints.shape[-1] + 1, device=loc.device)
+        if bound.cutpoints.dim() > 1:  # batches of them, in front of the points
+            bound.__dict__["cutpoints"] = bound.cutpoints[..., None, :]
+        return dist.Categorical(logits=Marginal(bound, loc[..., None], var[..., None]).log_prob(ratings))
 
 
 def interval_probabilities(

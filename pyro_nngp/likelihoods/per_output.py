@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
-from pyro_nngp.distributions.outputs import Outputs, of_each_output
+from pyro_nngp.distributions.outputs import Outputs, missing_values, of_each_output
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 
@@ -53,7 +53,7 @@ class PerOutput(Likelihood):
     @pyro_entry
     def bind(self) -> "PerOutput":
         bound = super().bind()
-        bound.__dict__["outputs"] = [part.bind() for part in self.outputs]
+        bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
         return bound
 
     def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "PerOutput":
@@ -88,8 +88,18 @@ class PerOutput(Likelihood):
             cure = "Give one likelihood per output."
             fail("PerOutput", "y", f"with {len(self.outputs)} outputs", len(y), cure)
         for part, values in zip(self.outputs, y, strict=True):
-            missing = values.isnan() if values.is_floating_point() else torch.zeros_like(values, dtype=torch.bool)
+            missing = missing_values(values)
             if part.takes_trials:  # which vary by row
                 part.check(values.masked_fill(missing, 0))
             elif not bool(missing.all()):
                 part.check(values[~missing])
+
+
+def _without_outputs(part: Any) -> Any:
+    """A bound likelihood of one output: batches of its hyperparameters, (*S, 1, 1), less the dimension of outputs."""
+    for name, value in list(part.__dict__.items()):
+        if isinstance(value, Likelihood):
+            part.__dict__[name] = _without_outputs(value)
+        elif name in part._pyro_samples and value.dim() > 1 and value.shape[-2] == 1:
+            part.__dict__[name] = value.squeeze(-2)
+    return part

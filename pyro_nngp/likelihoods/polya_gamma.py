@@ -76,7 +76,7 @@ class PolyaGammaBound(Likelihood):
 
 
 def polya_gamma_terms(likelihood: Any, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """b and kappa for targets (*T, U), or for C classes (C, U).
+    """b and kappa for targets (*T, U), or for C classes, which come first, (C, *T, U).
 
     Args:
         likelihood: bound; Bernoulli, Binomial, NegativeBinomial or Categorical. Or the Pyro
@@ -85,7 +85,8 @@ def polya_gamma_terms(likelihood: Any, y: Tensor, dtype: torch.dtype) -> tuple[T
         dtype: of the result.
     """
     if isinstance(likelihood, Categorical):
-        y = y == torch.arange(likelihood.num_latents or 0, device=y.device)[:, None]
+        classes = torch.arange(likelihood.num_latents or 0, device=y.device)
+        y = y == classes.reshape(-1, *[1] * y.dim())
     y = y.to(dtype)
     b = torch.ones_like(y)
     if isinstance(likelihood, Binomial | dist.Binomial):

@@ -23,7 +23,8 @@ class NeighborGraph(NeighborTable):
     Args:
         x: points (N, D), finite; exact duplicates are allowed.
         num_neighbors: K, in 1..N-1.
-        ordering: "random" | "maximin" | "coordinate" | "given", or a permutation (N,): the row at each position.
+        ordering: "random" | "maximin" | "coordinate" | "principal" | "given", or a permutation (N,): the row at
+            each position.
         seed: seed of the random ordering.
         metric: None is the Euclidean distance; a tensor of lengthscales, (D,) or scalar, divides the inputs first; a
             :class:`~pyro_nngp.kernels.KernelMetric` ranks by correlation; a callable (n, D), (m, D) -> (n, m) computes

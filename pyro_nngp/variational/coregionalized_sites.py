@@ -201,14 +201,20 @@ class CoregionalizedSites(GaussianSites):
 
     @pyro_entry
     def given_values(
-        self, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "L N"]
-    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
-        """Means and covariances of the latent functions at points, given their values at some rows."""
+        self, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "*S L N"]
+    ) -> tuple[Float[Tensor, "*S L P"], Float[Tensor, "... P L L"]]:
+        """Means and covariances of the latent functions at points, given their values at some rows.
+
+        Batches of hyperparameters have dimensions of one for the plates of outputs and data, as in posterior draws.
+        """
         kernels, graph, _, jitter, _ = self._prior
-        found = [graph_conditional(kernel, x, graph.x, near, None, jitter) for kernel in kernels]
-        each = found * len(u) if len(found) == 1 else found
-        loc = [(w * values[near.clamp(min=0)]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
-        return torch.stack(loc), torch.diag_embed(torch.stack([var for _, var in each], -1))
+        bound = [bind(kernel).shifted(-2) for kernel in kernels]
+        found = [graph_conditional(kernel, x, graph.x, near, None, jitter) for kernel in bound]
+        each = found * u.shape[-2] if len(found) == 1 else found
+        at = near.clamp(min=0)
+        loc = [(w * values[..., at]).sum(-1) for (w, _), values in zip(each, u.unbind(-2), strict=True)]
+        variances = torch.broadcast_tensors(*(var for _, var in each))
+        return torch.stack(loc, -2), torch.diag_embed(torch.stack(variances, -1))
 
     @pyro_entry
     @torch.no_grad()

@@ -61,9 +61,16 @@ def test_wrong_parts_are_refused():
         NNGPs(p.priors, 3)
     with pytest.raises(ValueError, match=r"CoregionalizedPosterior: expected target, precision, loc of shapes"):
         posterior(p, target=torch.zeros(3, 5, dtype=F64))
-    for one in (p, posterior(p)):
-        assert one.expand(()) is one
-        with pytest.raises(ValueError, match=r"expand: expected batch_shape \(\), got \(2,\)"):
-            one.expand((2,))
     with pytest.raises(ValueError, match=r"kl_divergence: expected q and p on the same rows"):
         kl_divergence(posterior(p), prior(GRAPH.batch(torch.arange(3))))
+
+
+@pytest.mark.parametrize("build", [prior, lambda: posterior(prior())])
+def test_coupled_processes_in_a_plate(build):
+    one = build()
+    assert one.expand(()) is one
+    two = one.expand((2, 1))
+    with torch.no_grad():
+        draws = two.sample()
+    assert draws.shape == (2, 1, *one.event_shape)
+    torch.testing.assert_close(two.log_prob(draws), torch.stack([one.log_prob(u[0])[None] for u in draws]))

@@ -35,7 +35,7 @@ def test_full_neighbors_give_the_exact_process():
     torch.testing.assert_close(prior.log_prob(f), exact.log_prob(f), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("ordering", ["random", "coordinate", "maximin", "given"])
+@pytest.mark.parametrize("ordering", ["random", "coordinate", "maximin", "principal", "given"])
 def test_log_prob_agrees_with_the_assembled_precision(ordering):
     graph = NeighborGraph(points(), 6, ordering)
     f = torch.randn(N, dtype=F64)

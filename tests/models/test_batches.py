@@ -5,16 +5,16 @@ import pyro.distributions as dist
 import pytest
 import torch
 from oracles.methods import METHODS, K, data
-from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
+from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
 
+from pyro_nngp.inducing import Determinantal
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Poisson, StudentT
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.models import LOO, VNNGP, CoregionalizedLOO, Vecchia
-from pyro_nngp.variational.encoders import SiteEncoder
+from pyro_nngp.models import BSGP, LMC, LOO, VNNGP, CoregionalizedLOO, Vecchia
 
 F64 = torch.float64
 X, Y = data()
@@ -29,26 +29,58 @@ def prior(*shape):
 DATA = {
     "gaussian": (lambda: Gaussian(prior()), Y),
     "two outputs": (lambda: Gaussian(prior(2, 1)), torch.stack([Y, -Y], 1)),
+    "two measurements": (lambda: Gaussian(prior()), torch.stack([Y, -Y.where(Y < 1.5, torch.nan)], 1)),
     "poisson": (Poisson, torch.poisson(Y.abs())),
     "bernoulli": (Bernoulli, (Y > 1).double()),
     "student": (lambda: StudentT(scale=prior()), Y),
     "categorical": (lambda: Categorical(3), (Y.abs() * 1.5).long().clamp(max=2)),
+    "count and measurement": (
+        lambda: [Poisson(), Gaussian(prior())],
+        torch.stack([torch.poisson(Y.abs()), Y.where(Y > 0, torch.nan)], 1),
+    ),
 }
 CASES = {
-    "gaussian": ["VNNGP", "VNNGP-sparse", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"],
-    "two outputs": ["VNNGP", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"],
+    "gaussian": [
+        *("VNNGP", "VNNGP-sparse", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"),
+        *("NPVI-NN", "NPVI-conditional", "NPVI-sites", "BSGP", "BSGP-fixed", "BSGP-deep"),
+    ],
+    "two outputs": [
+        *("VNNGP", "VNNGP-inducing", "LOO", "Vecchia", "MLLk", "NPVI", "SWSGP", "SVGP"),
+        *("NPVI-conditional", "NPVI-sites", "BSGP", "CoregionalizedLOO"),
+    ],
+    "two measurements": ["LMC", "CoregionalizedLOO"],
     "poisson": ["VNNGP", "SVGP"],
-    "bernoulli": ["LOO", "SWSGP"],
-    "student": ["LOO", "NPVI"],
-    "categorical": ["VNNGP", "SVGP"],
+    "count and measurement": ["LMC"],
+    "bernoulli": ["LOO", "SWSGP", "NPVI-conditional"],
+    "student": ["LOO", "NPVI", "BSGP"],
+    "categorical": ["VNNGP", "SVGP", "LOO", "LOO-posterior", "LOO-conjugate", "BSGP", "NPVI-sites"],
 }
+OWN_DRAW = ("VNNGP-sparse", "NPVI", "NPVI-NN", "NPVI-conditional", "NPVI-sites")  # the density of their own draw alone
+MORE = {
+    "BSGP": (BSGP, {"inducing": 12, "objective": "vfe"}),
+    "BSGP-fixed": (BSGP, {"inducing": 12, "inducing_prior": None}),
+    "BSGP-deep": (BSGP, {"inducing": 12, "num_layers": 2, "num_draws": 2, "fixed_draws": True}),
+    "LMC": (LMC, {"num_neighbors": K}),
+    "CoregionalizedLOO": (CoregionalizedLOO, {"num_neighbors": 5}),
+    "LOO-posterior": (LOO, {"num_neighbors": K, "divergence": "posterior"}),
+    "LOO-conjugate": (LOO, {"num_neighbors": K, "guide": "conjugate", "divergence": "posterior"}),
+}
+
+
+def kernel():
+    return Matern52(2, variance=prior(), lengthscale=prior(2))
 
 
 def built(kind, name):
-    method, settings = METHODS[name]
+    method, settings = (METHODS | MORE)[name]
     likelihood, y = DATA[kind]
     torch.manual_seed(0)
-    gp = method(X, y, Matern52(2, variance=prior(), lengthscale=prior(2)), likelihood(), **settings)
+    settings = {key: value() if key == "encoder" else value for key, value in settings.items()}
+    if method in (LMC, CoregionalizedLOO):
+        settings["mixing"] = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=F64), 1.0).to_event(2))
+        gp = method(X, y, [kernel(), kernel()], likelihood(), **settings)
+    else:
+        gp = method(X, y, kernel(), likelihood(), **settings)
     if getattr(gp, "can_solve", False):
         gp.solve()
     return gp
@@ -68,12 +100,13 @@ def latent_values(trace, plates):
     return found
 
 
-@pytest.mark.parametrize("idx", [None, ROWS], ids=["all", "rows"])
+@pytest.mark.parametrize("idx", [pytest.param(None, marks=pytest.mark.slow), ROWS], ids=["all", "rows"])
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CASES.items() for name in names])
 def test_model_and_guide_are_a_loop(kind, name, idx):
     gp = built(kind, name)
-    particles = pyro.plate("particles", S, dim=-2 - len(gp.latent_shape))
-    guide = pyro.poutine.trace(particles(gp.guide)).get_trace(idx)
+    particles = pyro.plate("particles", S, dim=-1 - gp.num_plates)
+    guided_by = gp.guide if hasattr(gp, "guide") else pyro.poutine.block(gp.model, hide=["y"])  # BSGP has no guide
+    guide = pyro.poutine.trace(particles(guided_by)).get_trace(idx)
     model = pyro.poutine.trace(pyro.poutine.replay(particles(gp.model), guide)).get_trace(idx)
     for trace in (guide, model):
         trace.compute_log_prob()
@@ -81,7 +114,7 @@ def test_model_and_guide_are_a_loop(kind, name, idx):
     for values in latent_values(guide, {"data", "latents", "halo"}):
         one = pyro.poutine.trace(pyro.poutine.condition(gp.model, values)).get_trace(idx)
         joint += one.log_prob_sum().item()
-        if name not in ("VNNGP-sparse", "NPVI"):  # whose density is that of their own draw
+        if hasattr(gp, "guide") and name not in OWN_DRAW:
             other = pyro.poutine.trace(pyro.poutine.condition(gp.guide, values)).get_trace(idx)
             guided += other.log_prob_sum().item()
     torch.testing.assert_close(model.log_prob_sum().item(), joint, rtol=1e-11, atol=1e-7)
@@ -96,13 +129,22 @@ def test_model_and_guide_are_a_loop(kind, name, idx):
         ("gaussian", "Vecchia", TraceMeanField_ELBO),
         ("two outputs", "VNNGP", IntegratedELBO),
         ("poisson", "SVGP", IntegratedELBO),
+        ("count and measurement", "LMC", IntegratedELBO),
+        ("two measurements", "CoregionalizedLOO", TraceMeanField_ELBO),
+        ("categorical", "LOO-conjugate", TraceMeanField_ELBO),
+        ("bernoulli", "NPVI-conditional", IntegratedELBO),
     ],
 )
 def test_particles_that_agree_have_the_loss_of_one(kind, name, elbo):
     """With closed forms, and hyperparameters that are given, the loss is no random number."""
-    gp, nesting = built(kind, name), 1 + (kind == "two outputs")
+    gp = built(kind, name)
+    nesting = gp.num_plates
     sites = pyro.poutine.trace(gp.guide).get_trace(ROWS).nodes
-    one = {name: site["value"].detach() for name, site in sites.items() if name.startswith(("kernel.", "likelihood."))}
+    one = {
+        name: site["value"].detach()
+        for name, site in sites.items()
+        if name.startswith(("kernel.", "likelihood.", "mixing"))
+    }
     five = {name: value.expand(5, *[1] * nesting, *value.shape) for name, value in one.items()}
     losses = []
     for values, size in ((one, 1), (five, 5)):
@@ -112,7 +154,10 @@ def test_particles_that_agree_have_the_loss_of_one(kind, name, elbo):
 
 
 @pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO, IntegratedELBO])
-@pytest.mark.parametrize(("kind", "name"), [("gaussian", "Vecchia"), ("two outputs", "VNNGP"), ("poisson", "SVGP")])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("gaussian", "Vecchia"), ("two outputs", "VNNGP"), ("poisson", "SVGP"), ("count and measurement", "LMC")],
+)
 def test_particles_train(kind, name, elbo):
     gp = built(kind, name)
     before = gp.hyper_guide.loc_0.clone()
@@ -122,17 +167,23 @@ def test_particles_train(kind, name, elbo):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("gaussian", "VNNGP"), ("two outputs", "VNNGP"), ("categorical", "VNNGP"), ("poisson", "SVGP")]
+    ("kind", "name"),
+    [
+        *(("gaussian", "VNNGP"), ("two outputs", "VNNGP"), ("categorical", "VNNGP"), ("poisson", "SVGP")),
+        *(("count and measurement", "LMC"), ("categorical", "NPVI-sites")),
+    ],
 )
 def test_predictive_runs_in_parallel(kind, name):
     gp = built(kind, name)
     draws = Predictive(gp.model, guide=gp.guide, num_samples=S, parallel=True)()
     assert draws["y"].squeeze(1).shape == (S, *gp.y.movedim(0, -1).shape)
-    latent = {"kernel.lengthscale", "kernel.variance", "u" if name == "VNNGP" else "nu"}
     samples = Predictive(gp.guide, num_samples=S)()
-    samples = {site: value.reshape(S, *gp_event(gp, site)) for site, value in samples.items() if site in latent}
+    samples = {
+        site: value for site, value in samples.items() if site.startswith(("kernel.", "likelihood", "mix", "u", "nu"))
+    }
+    samples = {site: value.reshape(S, *gp_event(gp, site)) for site, value in samples.items()}
     together, apart = (Predictive(gp.model, samples, return_sites=["f"], parallel=way)() for way in (True, False))
-    if name == "VNNGP":  # f is a function of u
+    if name != "SVGP":  # f is a function of u
         torch.testing.assert_close(together["f"], apart["f"])
     assert together["f"].shape == apart["f"].shape
 
@@ -149,6 +200,42 @@ def test_some_hyperparameters_with_priors_and_others_without():
     trace.compute_log_prob()
     each = [pyro.poutine.trace(pyro.condition(gp.model, one)).get_trace(ROWS).log_prob_sum().item() for one in values]
     torch.testing.assert_close(trace.log_prob_sum().item(), sum(each), rtol=1e-11, atol=0)
+
+
+def test_predictive_of_a_method_without_a_guide_runs_in_parallel():
+    gp = built("two outputs", "BSGP")
+    prior = Predictive(gp.model, num_samples=S, parallel=True)()
+    samples = {site: prior[site].reshape(S, *gp_event(gp, site)) for site in prior if site != "y"}
+    given = gp.moments(X, samples)
+    with pyro.plate("particles", S, dim=-3), pyro.condition(data={k: v[:, None, None] for k, v in samples.items()}):
+        y = pyro.poutine.trace(gp.model).get_trace().nodes["y"]["fn"]
+    assert y.batch_shape == given[0].shape == (S, 2, len(X))
+
+
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")  # the lengthscale, a function of another site
+@pytest.mark.parametrize("name", ["CoregionalizedLOO", "LMC", "BSGP"])
+def test_a_mixture_of_two_lengthscales(name):
+    """An enumerated site upstream of a hyperparameter: the evidence is that of a loop over its values."""
+    values = torch.tensor([0.2, 0.7], dtype=F64)
+
+    def chosen(_):
+        which = pyro.sample("which", dist.Categorical(torch.tensor([0.3, 0.7], dtype=F64)))
+        return dist.Delta(values[which])
+
+    torch.manual_seed(0)
+    kernel, y = Matern52(2, lengthscale=PyroSample(chosen)), torch.stack([Y, -Y], 1)
+    settings = {"BSGP": {"inducing": 12, "inducing_prior": None}}.get(name, {"num_neighbors": 5})
+    method = (METHODS | MORE)[name][0]
+    gp = method(X, y, kernel if name == "BSGP" else [kernel], Gaussian(0.1), **settings)
+    latent = {"LMC": {"u": torch.randn(1, len(X), dtype=F64)}, "BSGP": {"layers.0.nu": torch.randn(2, 12, dtype=F64)}}
+    model = pyro.condition(gp.model, latent.get(name, {}))
+    elbo = TraceEnum_ELBO(max_plate_nesting=gp.num_plates)
+    found = elbo.loss(pyro.infer.config_enumerate(model), lambda: None)
+    each = []
+    for i in range(2):
+        trace = pyro.poutine.trace(pyro.condition(model, {"which": torch.tensor(i)})).get_trace()
+        each.append(trace.log_prob_sum())
+    torch.testing.assert_close(torch.tensor(-found, dtype=F64), torch.stack(each).logsumexp(0), rtol=1e-10, atol=0)
 
 
 def test_a_constant_mean_with_a_prior():
@@ -169,14 +256,27 @@ def test_a_constant_mean_with_a_prior():
     torch.testing.assert_close(trace.nodes["y"]["log_prob"], torch.stack(each))
 
 
-def test_cutpoints_are_one_set_at_a_time():
-    likelihood = Ordinal(torch.tensor([0.0, 1.0], dtype=F64))
-    gp = VNNGP(X, (Y > 1).long(), Matern52(2), likelihood, num_neighbors=K)
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_cutpoints_with_a_prior(link):
+    likelihood = Ordinal(torch.tensor([0.0, 1.0], dtype=F64), link)
+    gp = VNNGP(X, Y.clamp(0, 2).long(), Matern52(2), likelihood, num_neighbors=K)
     del likelihood.cutpoints
-    likelihood.cutpoints = prior(2)
-    message = r"Ordinal: expected cutpoints of shape \(2,\), one set at a time, got \(3, 1, 2\)"
-    with pytest.raises(ValueError, match=message):
-        pyro.plate("particles", S, dim=-2)(gp.model)()
+    likelihood.cutpoints = PyroSample(dist.Normal(torch.tensor([0.0, 1.0], dtype=F64), 0.1).to_event(1))
+    with pyro.plate("particles", S, dim=-2):
+        trace = pyro.poutine.trace(gp.model).get_trace()
+    trace.compute_log_prob()
+    loc, var = torch.randn(S, len(X), dtype=F64), torch.rand(S, len(X), dtype=F64)
+    y = gp.y
+    bound = trace.nodes["y"]["infer"]["integrate"][1]
+    together = bound.marginal(loc, var).log_prob(y), bound.expected_log_prob(y, loc, var)
+    assert trace.nodes["likelihood.cutpoints"]["value"].shape == (S, 1, 2)
+    for i, values in enumerate(latent_values(trace, {"data"})):
+        one = pyro.poutine.trace(pyro.condition(gp.model, values)).get_trace()
+        one.compute_log_prob()
+        torch.testing.assert_close(trace.nodes["y"]["log_prob"][i], one.nodes["y"]["log_prob"])
+        alone = one.nodes["y"]["infer"]["integrate"][1]
+        apart = alone.marginal(loc[i], var[i]).log_prob(y), alone.expected_log_prob(y, loc[i], var[i])
+        torch.testing.assert_close([value[i] for value in together], list(apart))
 
 
 @pytest.mark.parametrize("dim", [-1, -2])
@@ -188,16 +288,33 @@ def test_plates_of_the_model_are_to_the_right(dim):
         pyro.plate("groups", 3, dim=dim)(gp.model)()
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: VNNGP(X, Y, Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder(2)),
-        lambda: CoregionalizedLOO(X, torch.stack([Y, -Y], 1), [Matern52(2)], num_neighbors=K),
-        lambda: LOO(X, DATA["categorical"][1], Matern52(2), Categorical(3), num_neighbors=K),
-    ],
-)
-def test_methods_that_are_not_vectorized_say_so(build):
-    gp = build()
+@pytest.mark.parametrize("correlation", [True, False])
+def test_a_determinantal_prior_of_inducing_points_takes_the_kernel_of_its_set(correlation):
+    def prior_of_z(kernel, z):
+        return Determinantal(kernel, dist.Normal(torch.zeros_like(z), 1.0).to_event(2), correlation)
+
+    gp = BSGP(X, Y, kernel(), Gaussian(0.1), inducing=6, inducing_prior=prior_of_z)
+    sites = ("layers.0.kernel.variance", "layers.0.kernel.lengthscale", "layers.0.nu", "layers.0.z")
+    own = ((), (2,), (6,), (6, 2))
+    values = {site: torch.rand(S, *shape, dtype=F64) for site, shape in zip(sites, own, strict=True)}
+    together = {site: value[:, None] for site, value in values.items()}
+    with pyro.plate("particles", S, dim=-2):
+        trace = pyro.poutine.trace(pyro.condition(gp.model, together)).get_trace()
+    trace.compute_log_prob()
+    for i in range(S):
+        one = pyro.poutine.trace(
+            pyro.condition(gp.model, {site: value[i] for site, value in values.items()})
+        ).get_trace()
+        one.compute_log_prob()
+        for site in ("layers.0.z", "y"):
+            torch.testing.assert_close(trace.nodes[site]["log_prob"][i].squeeze(), one.nodes[site]["log_prob"])
+
+
+def test_a_method_that_takes_one_set_says_so():
+    class OneAtATime(Vecchia):
+        vectorizes = False
+
+    gp = OneAtATime(X, Y, Matern52(2), num_neighbors=K)
     with pytest.raises(ValueError, match=r"to run outside vectorized plates, got \['_num_predictive.*parallel=False"):
         Predictive(gp.model, guide=gp.guide, num_samples=2, parallel=True)()
     for _ in pyro.plate("groups", 2):

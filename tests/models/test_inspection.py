@@ -6,6 +6,7 @@ import pytest
 import torch
 from pyro import poutine
 from pyro.infer import Importance, Predictive
+from pyro.infer.autoguide import AutoNormal
 from pyro.infer.inspect import get_dependencies, get_model_relations
 from pyro.nn import PyroSample
 from torch.testing import assert_close
@@ -27,14 +28,34 @@ METHODS = {  # and the site that the kernel stands behind
     "NPVI": (lambda k: nngp.NPVI(X, Y, k, Poisson(), num_neighbors=5), "u"),
     "SVGP": (lambda k: nngp.SVGP(X, Y, k, Poisson(), inducing=8), "f"),
     "SWSGP": (lambda k: nngp.SWSGP(X, Y, k, Poisson(), inducing=10, num_neighbors=4), "u"),
+    "LMC": (lambda k: nngp.LMC(X, torch.stack([Y, -Y], 1), [k], num_neighbors=5), "u"),
+    "CoregionalizedLOO": (lambda k: nngp.CoregionalizedLOO(X, torch.stack([Y, -Y], 1), [k], num_neighbors=5), "y"),
+    "BSGP": (lambda k: nngp.BSGP(X, Y, k, Poisson(), inducing=8), "y"),
 }
+
+
+def full(gp, name):
+    """Name of the site of a hyperparameter."""
+    parts = {nngp.LMC: "kernel.0.", nngp.CoregionalizedLOO: "kernel.0.", nngp.BSGP: "layers.0.kernel."}
+    return parts.get(type(gp), "kernel.") + name
+
+
+def hyperparameters(gp):
+    return {full(gp, "variance"), full(gp, "lengthscale")}
+
+
+def guide_of(gp):
+    return gp.guide if hasattr(gp, "guide") else AutoNormal(gp.model, init_loc_fn=gp.init_strategy)
 
 
 def prior_kernel():
     return Matern52(2, PyroSample(dist.LogNormal(0.0, 1.0)), PyroSample(dist.LogNormal(-1.0, 0.5)))
 
 
-@pytest.fixture(params=METHODS)
+SLOW = ("NPVI", "MLLk", "CoregionalizedLOO")  # whose relatives are among the others
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in METHODS])
 def case(request):
     build, site = METHODS[request.param]
     return build, site
@@ -42,11 +63,10 @@ def case(request):
 
 def test_the_process_depends_on_its_hyperparameters(case):
     build, site = case
-    relations = get_model_relations(build(prior_kernel()).model)
-    assert set(relations["sample_sample"][site]) >= HYPERPARAMETERS
-    dependencies = get_dependencies(build(prior_kernel()).model)["prior_dependencies"]
-    assert set(dependencies[site]) >= HYPERPARAMETERS
-    assert set(get_model_relations(build(Matern52(2)).model)["sample_param"][site]) >= HYPERPARAMETERS
+    gp, plain = build(prior_kernel()), build(Matern52(2))
+    assert set(get_model_relations(gp.model)["sample_sample"][site]) >= hyperparameters(gp)
+    assert set(get_dependencies(gp.model)["prior_dependencies"][site]) >= hyperparameters(gp)
+    assert set(get_model_relations(plain.model)["sample_param"][site]) >= hyperparameters(plain)
 
 
 def test_a_program_with_a_reparametrized_process_depends_on_them_too():
@@ -65,18 +85,19 @@ def test_a_program_with_a_reparametrized_process_depends_on_them_too():
 def test_handlers_replace_values_and_hide_sites(case):
     build, _ = case
     gp, scale = build(prior_kernel()), torch.tensor(0.3)
-    fixed = poutine.trace(poutine.condition(gp.model, {"kernel.lengthscale": scale})).get_trace()
-    assert fixed.nodes["kernel.lengthscale"]["is_observed"]
-    assert_close(fixed.nodes["kernel.lengthscale"]["value"], scale)
-    cut = poutine.trace(poutine.do(gp.model, {"kernel.lengthscale": scale})).get_trace()
-    assert "kernel.variance" in cut.nodes
-    guide = poutine.trace(gp.guide).get_trace()
+    lengthscale, variance = full(gp, "lengthscale"), full(gp, "variance")
+    fixed = poutine.trace(poutine.condition(gp.model, {lengthscale: scale})).get_trace()
+    assert fixed.nodes[lengthscale]["is_observed"]
+    assert_close(fixed.nodes[lengthscale]["value"], scale)
+    cut = poutine.trace(poutine.do(gp.model, {lengthscale: scale})).get_trace()
+    assert variance in cut.nodes
+    guide = poutine.trace(guide_of(gp)).get_trace()
     replayed = poutine.trace(poutine.replay(gp.model, guide)).get_trace()
     for name, site in guide.nodes.items():
         if site["type"] == "sample" and not site["is_observed"] and name in replayed.nodes:
             assert_close(replayed.nodes[name]["value"], site["value"])
-    hidden = poutine.trace(poutine.block(gp.model, hide=["kernel.variance"])).get_trace()
-    assert "kernel.variance" not in hidden.nodes
+    hidden = poutine.trace(poutine.block(gp.model, hide=[variance])).get_trace()
+    assert variance not in hidden.nodes
     assert "y" in hidden.nodes
 
 
@@ -84,11 +105,13 @@ def test_handlers_replace_values_and_hide_sites(case):
 def test_importance_weights_are_those_of_model_and_guide(case):
     build, _ = case
     gp = build(prior_kernel())
+    q = guide_of(gp)
+    q()
     pyro.set_rng_seed(1)
-    posterior = Importance(gp.model, gp.guide, num_samples=1).run()
+    posterior = Importance(gp.model, q, num_samples=1).run()
     pyro.set_rng_seed(1)
-    guide = poutine.trace(gp.guide).get_trace()
+    guide = poutine.trace(q).get_trace()
     trace = poutine.trace(poutine.replay(gp.model, guide)).get_trace()
     assert_close(posterior.log_weights[0], trace.log_prob_sum() - guide.log_prob_sum())
-    assert set(trace.nodes) >= HYPERPARAMETERS
-    assert Predictive(gp.model, guide=gp.guide, num_samples=2)().keys() >= HYPERPARAMETERS
+    assert set(trace.nodes) >= hyperparameters(gp)
+    assert Predictive(gp.model, guide=q, num_samples=2)().keys() >= hyperparameters(gp)

@@ -420,9 +420,6 @@ def test_empty_outputs_and_other_methods_are_refused():
         LMC(x, y, 1)
     with pytest.raises(TypeError, match=r"VNNGP: expected likelihood of one output, got PerOutput\. Take LMC"):
         VNNGP(x, data(holes=False)[1], None, PerOutput(Gaussian(), Gaussian(), Gaussian()))
-    gp = build()
-    with pytest.raises(ValueError, match=r"to run outside vectorized plates"):
-        Predictive(gp.model, num_samples=2, parallel=True)()
 
 
 @pytest.mark.slow

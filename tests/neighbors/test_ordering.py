@@ -10,6 +10,7 @@ from pyro_nngp.neighbors.ordering import (
     given_ordering,
     make_ordering,
     maximin_ordering,
+    principal_ordering,
     random_ordering,
 )
 
@@ -83,6 +84,19 @@ def test_coordinate_by_sum_or_column_with_ties_by_row():
     assert coordinate_ordering(x, dim=-1).tolist() == [0, 3, 1, 2]
 
 
+def test_principal_is_by_the_longest_axis():
+    x = torch.tensor([[3.0, -3.1], [0.0, 0.0], [-1.0, 1.1], [1.0, -0.9]])
+    assert principal_ordering(x).tolist() == [0, 3, 1, 2]  # along (-1, 1), whose larger loading is positive
+    assert principal_ordering(-x).tolist() == [2, 1, 3, 0]
+
+
+def test_principal_is_the_component_of_a_singular_value_decomposition():
+    x = torch.randn(200, 5, generator=torch.Generator().manual_seed(1)) * torch.arange(1.0, 6.0)
+    axis = torch.linalg.svd(x.double() - x.double().mean(0)).Vh[0]
+    score = (x.double() - x.double().mean(0)) @ (axis * axis[axis.abs().argmax()].sign())
+    assert torch.equal(principal_ordering(x), score.argsort(stable=True))
+
+
 def test_given_keeps_the_rows():
     assert given_ordering(torch.rand(4, 2)).tolist() == [0, 1, 2, 3]
 
@@ -92,6 +106,7 @@ def test_make_ordering_by_name_and_by_permutation():
     assert torch.equal(make_ordering(x, "random", seed=5), random_ordering(x, 5))
     assert torch.equal(make_ordering(x, "maximin"), maximin_ordering(x))
     assert torch.equal(make_ordering(x, "coordinate"), coordinate_ordering(x))
+    assert torch.equal(make_ordering(x, "principal"), principal_ordering(x))
     assert torch.equal(make_ordering(x, "given"), torch.arange(40))
     permutation = torch.randperm(40)
     assert torch.equal(make_ordering(x, permutation), permutation)

@@ -15,9 +15,9 @@ from pyro.infer.reparam import LocScaleReparam
 from pyro.nn import PyroSample
 
 from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import VNNGP, Vecchia
+from pyro_nngp.models import LOO, VNNGP, CoregionalizedLOO, Vecchia
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x speaks of 1.x once a day
@@ -598,3 +598,41 @@ def test_errors_of_mcmc_runs():
     mcmc.kernel.model = None
     with pytest.raises(ValueError, match="expected the MCMC kernel to have a model"):
         to_arviz(mcmc)
+
+
+@pytest.mark.parametrize("method", [Vecchia, LOO])
+def test_a_method_without_sites_has_joint_draws_of_f(method):
+    """With K = N - 1 they are nearly those of the exact process, and az.loo has a posterior to look at."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 2, generator=generator, dtype=torch.float64)
+    y = torch.sin(5 * x[:, 0]) + 0.3 * torch.randn(30, generator=generator, dtype=torch.float64)
+    offset, rows = torch.linspace(0, 3, 30, dtype=torch.float64), torch.arange(4, 12)
+    kernel = Matern32(2, torch.tensor(1.0), torch.tensor(0.7)).double()
+    gp = method(x, y + offset, kernel, Gaussian(0.1), num_neighbors=29, mean=lambda x: 0.5 * x[:, 0], offset=offset)
+    torch.manual_seed(0)
+    idata = to_arviz(gp, rows, num_samples=300, posterior_predictive=False, progress=False)
+    f = torch.as_tensor(idata.posterior["f"].values[0])
+    assert idata.posterior["f"].dims == ("chain", "draw", "data")
+    assert idata.posterior["data"].values.tolist() == rows.tolist()
+    cov = kernel(x, x).detach()
+    gain = torch.linalg.solve(cov + 0.1 * torch.eye(30), cov).mT
+    mean = 0.5 * x[:, 0] + gain @ (y - 0.5 * x[:, 0]) + offset
+    spread = cov - gain @ cov
+    error = (f.mean(0) - mean[rows]) / spread.diagonal()[rows].sqrt()
+    assert error.abs().max() < 0.4  # each draw is given 29 of the 30 observations and the earlier values
+    torch.testing.assert_close(f.mT.cov(), spread[rows][:, rows], rtol=0, atol=0.03)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # equal weights have no tail
+        found = az.loo(idata)
+    torch.testing.assert_close(torch.tensor(float(found.elpd_loo)), gp.loo(rows).sum().float())
+    assert "posterior" not in to_arviz(gp, rows, num_samples=2, var_names=["~f"], progress=False)
+
+
+def test_draws_of_f_of_several_outputs_have_their_dimensions():
+    x = torch.rand(12, 2, dtype=torch.float64)
+    y = torch.stack([x[:, 0], -x[:, 0], x[:, 1]], 1)
+    f = to_arviz(Vecchia(x, y, num_neighbors=5), num_samples=3, progress=False).posterior["f"]
+    assert f.dims == ("chain", "draw", "latents", "data")
+    f = to_arviz(CoregionalizedLOO(x, y, 1, num_neighbors=5), num_samples=3, progress=False).posterior["f"]
+    assert f.dims == ("chain", "draw", "f_dim_0", "data")
+    assert f.shape == (1, 3, 3, 12)

@@ -1,5 +1,7 @@
 """Predictions from posterior draws: against dense Gaussian conditionals, and against the guide where it is a point."""
 
+import copy
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -11,9 +13,9 @@ from pyro.poutine import reparam
 from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGPReparam
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.models import LOO, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import LMC, LOO, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod
 
@@ -211,16 +213,9 @@ def test_what_a_method_does_not_define_is_named(base, hook, call):
         call(Bare())
 
 
-class OneByOne(VNNGP):
-    """The same method, whose moments are computed for one draw after the other."""
-
-    draws_together = False
-
-
-class VecchiaOneByOne(Vecchia):
-    """Likewise."""
-
-    draws_together = False
+def one_by_one(method):
+    """The same method, which takes one posterior draw after the other."""
+    return type(method.__name__, (method,), {"draws_together": False})
 
 
 def vector_prior(*shape):
@@ -229,22 +224,22 @@ def vector_prior(*shape):
 
 @pytest.mark.parametrize("outputs", [(), (2,)])
 @pytest.mark.parametrize("size", [2, 5])
-@pytest.mark.parametrize("methods", [(VNNGP, OneByOne), (Vecchia, VecchiaOneByOne)])
+@pytest.mark.parametrize("method", [VNNGP, Vecchia, LOO])
 @pytest.mark.parametrize("mean", [None, "prior"])
-def test_draws_together_are_draws_one_by_one(outputs, size, methods, mean):
+def test_draws_together_are_draws_one_by_one(outputs, size, method, mean, monkeypatch):
     y = torch.stack([Y, -Y], 1) if outputs else Y
     built = []
-    for method in methods:
+    for kind in (method, one_by_one(method)):
         level = ConstantMean(0.3)
         if mean == "prior":
             del level.value
             level.value = PyroSample(dist.Normal(torch.zeros((), dtype=F64), 1.0))
         noise = vector_prior(2, 1) if outputs else vector_prior()
         kernel = Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2))
-        built.append(method(X, y, kernel, Gaussian(noise), num_neighbors=5, mean=level))
+        built.append(kind(X, y, kernel, Gaussian(noise), num_neighbors=5, mean=level))
     draws = Predictive(built[0].model, num_samples=size)()
     samples = {name: value for name, value in draws.items() if name.startswith(("kernel", "likelihood", "mean"))}
-    if methods[0] is VNNGP:
+    if method is VNNGP:
         samples["u"] = draws["u"]
     moments = [gp(X_NEW, samples=samples) for gp in built]
     torch.testing.assert_close(*moments, rtol=1e-12, atol=1e-12)
@@ -256,13 +251,59 @@ def test_draws_together_are_draws_one_by_one(outputs, size, methods, mean):
         torch.testing.assert_close(built[0](X_NEW, samples=samples), moments[0], rtol=1e-12, atol=1e-12)
     with block_limit(2 * P * 5):
         torch.testing.assert_close(built[0](X_NEW, samples=samples), moments[0], rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(torch, "randn_like", lambda value: torch.full_like(value, 0.5))
+    for count in (1, size, 2 * size + 1):
+        joint = [gp.sample(X_NEW, count, samples=samples, seed=0) for gp in built]
+        torch.testing.assert_close(*joint, rtol=1e-12, atol=1e-12)
+        assert joint[0].shape == (count, *outputs, P)
+    if method is not VNNGP:
+        scores = [gp.loo(samples=samples) for gp in built]
+        torch.testing.assert_close(*scores, rtol=1e-12, atol=1e-12)
+        assert scores[0].shape == (size, *outputs, N)
+        some = built[0].loo(torch.arange(4), num_neighbors=3, samples=samples)
+        torch.testing.assert_close(some, built[1].loo(torch.arange(4), num_neighbors=3, samples=samples))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_draws_together_of_coupled_outputs(shared, monkeypatch):
+    mixing = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=F64), 1.0).to_event(2))
+    built = []
+    for kind in (LMC, one_by_one(LMC)):
+        kernels = [Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2)) for _ in range(1 if shared else 2)]
+        kernels, latents = (kernels[0], 2) if shared else (kernels, None)
+        parts = [Gaussian(vector_prior()), Poisson()]
+        y = torch.stack([Y, torch.poisson(Y.abs())], 1) if not built else built[0].y
+        built.append(kind(X, y, kernels, parts, num_latents=latents, mixing=mixing, num_neighbors=5))
+    draws = Predictive(built[0].model, num_samples=4)()
+    names = ("kernel", "likelihood", "mixing")
+    samples = {name: value for name, value in draws.items() if name.startswith(names)} | {"u": draws["u"]}
+    moments = [gp(X_NEW, samples=samples) for gp in built]
+    torch.testing.assert_close(*moments, rtol=1e-12, atol=1e-12)
+    y_new = torch.ones(2, P, dtype=F64)
+    torch.testing.assert_close(*(gp.predict(X_NEW, samples=samples).log_prob(y_new) for gp in built))
+    monkeypatch.setattr(torch, "randn_like", lambda value: torch.full_like(value, 0.5))
+    torch.testing.assert_close(*(gp.sample(X_NEW, 9, samples=samples, seed=0) for gp in built))
+
+
+@pytest.mark.parametrize("likelihood", [Categorical(3), Bernoulli()])
+def test_draws_together_of_auxiliary_variables(likelihood, monkeypatch):
+    y = torch.arange(N) % 3 if isinstance(likelihood, Categorical) else (Y > 0).double()
+    built = []
+    for kind in (LOO, one_by_one(LOO)):
+        kernel = Matern32(2, lengthscale=vector_prior())
+        built.append(kind(X, y, kernel, copy.deepcopy(likelihood), num_neighbors=5))
+    shape = (3, N) if isinstance(likelihood, Categorical) else (N,)
+    samples = {"kernel.lengthscale": LENGTHSCALES, "omega": torch.rand(2, *shape, dtype=F64)}
+    for result in (lambda gp: gp(X_NEW, samples=samples), lambda gp: gp.loo(samples=samples)):
+        torch.testing.assert_close(*map(result, built), rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(torch, "randn_like", lambda value: torch.full_like(value, 0.5))
+    torch.testing.assert_close(*(gp.sample(X_NEW, 5, samples=samples, seed=0) for gp in built))
 
 
 def test_draws_together_of_several_classes():
     y = torch.arange(N) % 3
-    built = [
-        m(X, y, Matern32(2, lengthscale=vector_prior()), Categorical(3), num_neighbors=5) for m in (VNNGP, OneByOne)
-    ]
+    methods = VNNGP, one_by_one(VNNGP)
+    built = [m(X, y, Matern32(2, lengthscale=vector_prior()), Categorical(3), num_neighbors=5) for m in methods]
     samples = {"kernel.lengthscale": LENGTHSCALES, "u": torch.randn(2, 3, N, dtype=F64)}
     together, apart = (gp.predict(X_NEW, samples=samples).log_prob(torch.arange(P) % 3) for gp in built)
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,105 @@
+"""Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers."""
+
+import argparse
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rows import append, commit, read  # beside this file
+
+FIELDS = ("part", "data", "method", "setting", "value", "nll", "rmse", "error", "seconds", "threads", "torch", "commit")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Measurements of several methods along one setting.
+
+    Args:
+        caption: of the table.
+        measurements: yields (key, measure), where `key` has the data, the method and its setting, and `measure()`
+            returns scores by name of a column.
+        columns: of the table.
+        value: heading of the column "value".
+        score: the column that the picture shows; its label is `label`, that of the setting `axis`.
+    """
+
+    caption: str
+    measurements: Callable[[], Iterator[tuple[dict, Callable[[], dict]]]]
+    columns: tuple[str, ...]
+    score: str
+    label: str
+    axis: str
+    value: str = "value"
+
+
+def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
+    """Run the sweeps that the command line asks for, and write the table and the picture of all rows in the file."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="*", default=list(sweeps), choices=list(sweeps))
+    parser.add_argument("--csv", type=Path, default=Path(f"benchmarks/results/{name}.csv"))
+    parser.add_argument("--out", type=Path, default=Path(f"benchmarks/results/{name}.md"))
+    parser.add_argument("--figure", type=Path, default=None, help="picture of these parts")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    done = {(row["part"], row["data"], row["method"], row["setting"]) for row in read(args.csv)}
+    for part in args.parts:
+        for key, measure in sweeps[part].measurements():
+            if (part, key["data"], key["method"], str(key["setting"])) in done:
+                continue
+            row = {"part": part} | key | measure()
+            row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
+            append(args.csv, FIELDS, row)
+            print({name: row[name] for name in FIELDS if name in row}, flush=True)
+    rows = read(args.csv)
+    args.out.write_text(table(f"python benchmarks/accuracy/{name}.py", sweeps, rows), encoding="utf-8")
+    if args.figure is not None:
+        draw(sweeps, [row for row in rows if row["part"] in args.parts], args.figure)
+
+
+def table(command: str, sweeps: dict[str, Sweep], rows: list[dict]) -> str:
+    """A table per sweep that has rows: a line per data set, method and setting."""
+    commits = ", ".join(sorted({row["commit"] for row in rows}))
+    lines = [
+        f"`{command}`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} thread(s), other jobs on the "
+        "machine; processor seconds.",
+        "",
+    ]
+    for part, sweep in sweeps.items():
+        here = [row for row in rows if row["part"] == part]
+        if not here:
+            continue
+        head = ["data", "method", sweep.axis, *(sweep.value if name == "value" else name for name in sweep.columns)]
+        lines += [f"{sweep.caption}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        for row in here:
+            cells = [_cell(name, row[name]) for name in sweep.columns]
+            lines.append(f"| {row['data']} | {row['method']} | {row['setting']} | {' | '.join(cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(column: str, text: str) -> str:
+    return "" if text == "" else f"{float(text):.{0 if column == 'seconds' else 3}f}"
+
+
+def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
+    """One panel per part and data set; a method with one setting is a dashed line."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    pairs = list(dict.fromkeys((row["part"], row["data"]) for row in rows))
+    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained", squeeze=False)
+    for axis, (part, data) in zip(axes[0], pairs, strict=True):
+        here, sweep = [row for row in rows if (row["part"], row["data"]) == (part, data)], sweeps[part]
+        for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
+            points = sorted((float(row["setting"]), float(row[sweep.score])) for row in here if row["method"] == method)
+            if len(points) == 1:
+                axis.axhline(points[0][1], color=f"C{i}", linestyle="--", label=method)
+            else:
+                axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
+        axis.set(xscale="log", xlabel=sweep.axis, ylabel=sweep.label, title=data)
+        axis.legend(fontsize=7)
+    figure.savefig(path)
