@@ -22,6 +22,7 @@ from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
+from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
@@ -141,7 +142,7 @@ class LMC(PredictiveMethod):
             self.mixing = mixing
         num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
-        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.mean
+        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self._evidence_parameters, self.mean
         at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
         self.finish()
@@ -243,6 +244,13 @@ class LMC(PredictiveMethod):
         """
         self._place_medians()
         self.local.solve(max_steps, tolerance)
+        with torch.enable_grad():
+            self._place_medians()
+            self.local.correct()
+
+    def _evidence_parameters(self) -> list[nn.Parameter]:
+        """What the evidence of the sites depends on, the guides of hyperparameters included."""
+        return list(self.parameters())
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function."""
@@ -269,10 +277,8 @@ class LMC(PredictiveMethod):
 
     def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(P (K T)^3)."""
-        loc, cov = self._latent_moments(x_new, plan, draw)
-        loading = self._loading_at(x_new)
-        mean = self._mean_at(x_new) + torch.einsum("...ptl,...lp->...tp", loading, loc)
-        return mean, torch.einsum("...ptl,...plk,...ptk->...tp", loading, cov, loading)
+        loc, variance = outputs_of(self.loading(x_new), *self._latent_moments(x_new, plan, draw))
+        return self._mean_at(x_new) + loc, variance
 
     @pyro_entry
     def latent_functions(
@@ -308,8 +314,8 @@ class LMC(PredictiveMethod):
             ValueError, TypeError: for malformed arguments.
         """
         loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
-        loading = self.loading(x_new).expand(len(x_new), -1, -1)
-        mean = self._mean_at(x_new) + torch.einsum("ptl,lp->tp", loading, loc)
+        loading = self.loading(x_new)
+        mean = self._mean_at(x_new) + outputs_of(loading, loc, cov)[0]
         total = loading @ cov @ loading.mT
         own = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
         return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(own * max(self.jitter, 1e-6)))
@@ -324,11 +330,8 @@ class LMC(PredictiveMethod):
         def densities(draw: Draw | None) -> Tensor:
             if sampled or not bool(self.local.solved):
                 self.local.solve()
-            loc, cov = self.local.given_sites(self.x[rows], near)
-            loading = self.loading(self.x[rows]).expand(len(rows), -1, -1)
-            f = self._mean_at(self.x[rows], rows) + torch.einsum("ptl,lp->tp", loading, loc)
-            variance = torch.einsum("ptl,plk,ptk->tp", loading, cov, loading)
-            return self.likelihood_at(rows).marginal(f, variance).log_prob(y)
+            loc, variance = outputs_of(self.loading(self.x[rows]), *self.local.given_sites(self.x[rows], near))
+            return self.likelihood_at(rows).marginal(self._mean_at(self.x[rows], rows) + loc, variance).log_prob(y)
 
         return densities
 

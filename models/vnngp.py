@@ -194,7 +194,7 @@ class VNNGP(PredictiveMethod):
                 self._mean_at,
                 self.latent_shape,
                 self.jitter,
-                self._prior_parameters,
+                self._evidence_parameters,
                 self.mean,
                 self._likelihood_by_row(),
             )
@@ -413,10 +413,9 @@ class VNNGP(PredictiveMethod):
 
         return ShardedFactor(cast(ShardedGraph, self.graph), conditional)
 
-    def _prior_parameters(self) -> list[nn.Parameter]:
-        """What the prior of latent values depends on, the guides of its hyperparameters included."""
-        kernel = self.kernel.parameters() if isinstance(self.kernel, nn.Module) else ()
-        return [*kernel, *self.hyper_guide.parameters()]
+    def _evidence_parameters(self) -> list[nn.Parameter]:
+        """What the evidence of the sites depends on, the guides of hyperparameters included."""
+        return list(self.parameters())
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""

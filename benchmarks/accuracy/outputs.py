@@ -108,9 +108,8 @@ def coregionalized_loo(x, y, likelihoods):
 
 def lmc(num_latents=None, shared=False):
     def build(x, y, likelihoods):
-        count = min(3, y.shape[1]) if num_latents is None else num_latents
-        kernels = Matern52(x.shape[1]) if shared else count
-        gp = LMC(x, y, kernels, likelihoods, num_latents=count)
+        kernels = Matern52(x.shape[1]) if shared else num_latents
+        gp = LMC(x, y, kernels, likelihoods)
         fit(gp, progress=False)
         return lambda x_new: gp.predict(x_new).parts
 
@@ -121,6 +120,7 @@ METHODS = {
     "a process per output": independent,
     "CoregionalizedLOO": coregionalized_loo,
     "LMC": lmc(),
+    "LMC, three functions": lmc(3),
     "LMC, one kernel": lmc(shared=True),
 }
 

@@ -82,6 +82,21 @@ def _block(
     return weights, torch.diag_embed(torch.cat(own, 1)) - half.mT @ half
 
 
+def outputs_of(
+    loading: Float[Tensor, "*S #P T L"], loc: Float[Tensor, "*S L P"], cov: Float[Tensor, "*S P L L"]
+) -> tuple[Float[Tensor, "*S T P"], Float[Tensor, "*S T P"]]:
+    """Means and variances of the outputs A u at points.
+
+    Args:
+        loading: A, or one for all points.
+        loc: means of the latent functions.
+        cov: their covariances at each point.
+    """
+    loading = loading.expand(*loading.shape[:-3], loc.shape[-1], -1, -1)
+    variance = torch.einsum("...ptl,...plk,...ptk->...tp", loading, cov, loading)
+    return torch.einsum("...ptl,...lp->...tp", loading, loc), variance
+
+
 def gathered(
     rows: Float[Tensor, "N R L"], noise: Float[Tensor, "N R"], near: Int[Tensor, "B K"]
 ) -> tuple[Float[Tensor, "B K R L"], Float[Tensor, "B K R"]]:

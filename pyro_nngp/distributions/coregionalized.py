@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional
+from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.linalg import VecchiaFactor
@@ -149,11 +149,8 @@ class CoregionalizedPosterior(TorchDistribution):
             expectation = f"of shapes (T, U), (T, U) and {tuple(prior.event_shape)}"
             fail("CoregionalizedPosterior", "target, precision, loc", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc = prior, target, precision, loc
-        self.loading, self.covariance, self.offset = (
-            loading.expand(loc.shape[1], *loading.shape[1:]),
-            covariance,
-            offset,
-        )
+        self.loading, self.covariance = loading.expand(loc.shape[1], *loading.shape[1:]), covariance
+        self.offset = offset
         super().__init__(torch.Size(), loc.shape, validate_args=validate_args)
 
     @property
@@ -168,8 +165,7 @@ class CoregionalizedPosterior(TorchDistribution):
 
     def outputs(self) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
         """Means and variances of the outputs A u at the rows."""
-        loc = torch.einsum("utl,lu->tu", self.loading, self.loc)
-        return loc, torch.einsum("utl,ulk,utk->tu", self.loading, self.covariance, self.loading)
+        return outputs_of(self.loading, self.loc, self.covariance)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S L U"]:
         """Draws, see the class. Cost: of joint draws, a solution by conjugate gradients for each."""

@@ -20,7 +20,7 @@ mean-field q cannot do.
 
 The evidence is that of the sites under Vecchia's approximation of the *observations*; with K = N-1 it is exact. With
 smaller K, it approximates the same exact Gaussian process, but is not exactly the normalizer of the sparse prior times
-the sites; where noise is large it is too low. `offset` adds what it lacks
+the sites; where noise is large or inputs are many it is too low. `offset` adds what it lacks
 (:mod:`pyro_nngp.variational.evidence_excess`).
 
 Cost: O(B K^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a

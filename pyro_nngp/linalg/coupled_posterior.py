@@ -40,6 +40,10 @@ class CoupledPosterior:
         precision: tau >= 0, (T, N).
         dense_up_to: number of values up to which P is factorized.
         max_iterations: largest number of iterations in whitened coordinates; a warning reports if they did not suffice.
+
+    Attributes:
+        gram: A' diag(tau) A at each point, (N, L, L).
+        is_dense: whether P is factorized.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class CoupledPosterior:
         self.factors, self.precision = list(factors), precision.double()
         self.loading = loading.double().expand(n, *loading.shape[1:])
         self.gram = torch.einsum("ntl,tn,ntk->nlk", self.loading, self.precision, self.loading)
-        self._is_dense = len(self.factors) * n <= dense_up_to
+        self.is_dense = len(self.factors) * n <= dense_up_to
         self._most = max_iterations
         self._tril: Tensor | None = None
 
@@ -76,44 +80,24 @@ class CoupledPosterior:
             reduction: stop also when the residual has fallen to this part of its start.
         """
         right, start = self.transposed(self.precision * target.double()), start.double()
-        if self._is_dense:
-            return self._solve_dense(right), easy
-
-        def norm(residual: Tensor) -> Tensor:
-            return self.color_transposed(residual.reshape(start.shape)).norm()[None]
-
-        size = torch.clamp(_RELATIVE * norm(right), min=start.numel() ** 0.5)
-        if reduction:
-            tolerance = max(tolerance, reduction * float(norm(right - self.product(start)) / size))
-        if easy:
-            tril = self._blocks()
-            inner, left = conjugate_gradients(
-                lambda v: _half(tril, self.product(_half(tril, v.reshape(start.shape), True))).reshape(1, -1),
-                _half(tril, right).reshape(1, -1),
-                _times(tril, start).reshape(1, -1),
-                None,
-                tolerance,
-                _PLAIN,
-                norm=lambda r: norm(_times_lower(tril, r.reshape(start.shape))),
-                size=size,
-                every=_LOOK,
-                halving=True,
-            )
-            start = _half(tril, inner.reshape(start.shape), True)
-            if left <= tolerance:
-                return start, True
-        z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
-        return self.color(z), False
+        return self._solve(right, start, easy, tolerance, reduction)
 
     def draw(self, mean: Float[Tensor, "L N"], tolerance: float = 1e-6) -> Float[Tensor, "L N"]:
         """One draw, with this mean."""
         noise = torch.randn_like(self.precision), torch.randn_like(mean.double())
-        if self._is_dense:
-            tril = self._factor()
+        if self.is_dense:
+            tril = self.factor()
             half = torch.linalg.solve_triangular(tril.mT, noise[1].reshape(-1, 1), upper=True)
             return mean + half.reshape(mean.shape).to(mean)
         right = self.color_transposed(self.transposed(self.precision.sqrt() * noise[0])) + noise[1]
         return mean + self.color(self._solve_white(right, None, tolerance, None)).to(mean)
+
+    def central_draw(
+        self, of_data: Float[Tensor, "T N"], of_prior: Float[Tensor, "L N"], tolerance: float
+    ) -> Float[Tensor, "L N"]:
+        """A draw less the mean, from given standard normal numbers: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
+        right = self.transposed(self.precision.sqrt() * of_data) + self._each("whiten_transposed", of_prior)
+        return self._solve(right, torch.zeros_like(right), True, tolerance, 0.0)[0]
 
     def at(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "T N"]:
         """The sums A u that are observed."""
@@ -147,6 +131,39 @@ class CoupledPosterior:
         found = [getattr(factor, operation)(row) for factor, row in zip(self.factors, values, strict=True)]
         return torch.stack(found)
 
+    def _solve(
+        self, right: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+    ) -> tuple[Tensor, bool]:
+        """Solve P u = right; results as of :meth:`mean`."""
+        if self.is_dense:
+            return self._solve_dense(right), easy
+
+        def norm(residual: Tensor) -> Tensor:
+            return self.color_transposed(residual.reshape(start.shape)).norm()[None]
+
+        size = torch.clamp(_RELATIVE * norm(right), min=start.numel() ** 0.5)
+        if reduction:
+            tolerance = max(tolerance, reduction * float(norm(right - self.product(start)) / size))
+        if easy:
+            tril = self._blocks()
+            inner, left = conjugate_gradients(
+                lambda v: _half(tril, self.product(_half(tril, v.reshape(start.shape), True))).reshape(1, -1),
+                _half(tril, right).reshape(1, -1),
+                _times(tril, start).reshape(1, -1),
+                None,
+                tolerance,
+                _PLAIN,
+                norm=lambda r: norm(_times_lower(tril, r.reshape(start.shape))),
+                size=size,
+                every=_LOOK,
+                halving=True,
+            )
+            start = _half(tril, inner.reshape(start.shape), True)
+            if left <= tolerance:
+                return start, True
+        z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
+        return self.color(z), False
+
     def _solve_white(self, right: Tensor, start: Tensor | None, tolerance: float, size: Tensor | None) -> Tensor:
         var = torch.stack([factor.var for factor in self.factors])
         diagonal = (1 + var * self.gram.diagonal(dim1=-2, dim2=-1).mT).reshape(1, -1)
@@ -167,7 +184,8 @@ class CoupledPosterior:
         own = torch.stack([factor.diagonal() for factor in self.factors], -1)
         return torch.linalg.cholesky(self.gram + torch.diag_embed(own))
 
-    def _factor(self) -> Float[Tensor, "LN LN"]:
+    def factor(self) -> Float[Tensor, "LN LN"]:
+        """Cholesky factor of P, latent function by latent function."""
         if self._tril is None:
             dense = torch.block_diag(*[factor.dense() for factor in self.factors])
             count, n = len(self.factors), len(self.gram)
@@ -178,7 +196,7 @@ class CoupledPosterior:
         return self._tril
 
     def _solve_dense(self, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right.reshape(-1, 1), self._factor()).reshape(right.shape)
+        return torch.cholesky_solve(right.reshape(-1, 1), self.factor()).reshape(right.shape)
 
 
 def _half(tril: Tensor, values: Tensor, transposed: bool = False) -> Tensor:

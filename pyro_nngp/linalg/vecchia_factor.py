@@ -122,6 +122,11 @@ class VecchiaFactor:
         """The inverse of G at u."""
         return self.residual(u) / self.var.sqrt()
 
+    def whiten_transposed(self, z: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """The transpose of the inverse of G at z, in double precision; of one set of weights."""
+        weights = self._root * z.double()[..., None]
+        return torch.zeros_like(z, dtype=weights.dtype).index_add_(-1, self._columns.flatten(), weights.flatten(-2))
+
     def residual(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """(I - A) u: each value minus its expectation given its neighbors."""
         return u - (self.w * u[..., self.neighbors.clamp(min=0)]).sum(-1)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional
+from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs, whitened_sites
 from pyro_nngp.hyperparameters import pyro_entry
@@ -36,6 +36,7 @@ from pyro_nngp.linalg import solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
 from pyro_nngp.variational.latent_prior import LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.sites import GaussianSites
@@ -56,6 +57,8 @@ class CoregionalizedSites(GaussianSites):
         loading: maps points (n, D) to the loadings (n, T, L), or (1, T, L) where they are the same at all.
         num_latents: L.
         jitter: relative nugget of the prior.
+        parameters: a function that returns what the evidence of the sites depends on, as of
+            :class:`~pyro_nngp.variational.sites.GaussianSites`.
         level: the mean function as a module.
         likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
@@ -79,12 +82,11 @@ class CoregionalizedSites(GaussianSites):
         loading: Callable[[Tensor], Tensor],
         num_latents: int,
         jitter: float,
+        parameters: Callable[[], Sequence[Tensor]] = list,
         level: Any = None,
         likelihood_at: Callable[..., Any] | None = None,
     ) -> None:
-        super().__init__(
-            y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, _no_parameters, level, likelihood_at
-        )
+        super().__init__(y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, parameters, level, likelihood_at)
         self._loading = loading
         self._latent: CoregionalizedPrior | None = None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
@@ -115,16 +117,19 @@ class CoregionalizedSites(GaussianSites):
     @pyro_entry
     def distribution(self, prior: NNGPs) -> CoregionalizedPosterior:
         """q(u) at the rows of a prior's batch."""
-        rows = prior.batch.rows
         if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
             warnings.warn(
                 "CoregionalizedSites: q(u) is the prior, since solve() has not been called. Call it before training "
                 "and every few steps, as fit() does.",
                 stacklevel=2,
             )
-        target, precision = self.observations(None if prior.is_whole else rows)
-        loading = self._loading(self._prior[1].x[rows])
-        return CoregionalizedPosterior(prior, loading, target, precision, self.loc[:, rows], self.covariance[rows])
+        return self._posterior(prior, self.excess())
+
+    def _posterior(self, prior: NNGPs, offset: Tensor | None = None) -> CoregionalizedPosterior:
+        rows = prior.batch.rows
+        sites = self.observations(None if prior.is_whole else rows)
+        loading, moments = self._loading(self._prior[1].x[rows]), (self.loc[:, rows], self.covariance[rows])
+        return CoregionalizedPosterior(prior, loading, *sites, *moments, offset=offset)
 
     @pyro_entry
     def latent_prior(self) -> "CoregionalizedPrior":
@@ -147,8 +152,16 @@ class CoregionalizedSites(GaussianSites):
         self.covariance.copy_(found)
         self._latent = None
 
+    @pyro_entry
     def correct(self) -> None:
-        """Nothing to do."""
+        """Update the difference of the two evidences."""
+        kernels, graph, _, jitter, _ = self._prior
+
+        def posterior_at(rows: Tensor | None) -> CoregionalizedPosterior:
+            batch = graph.batch(rows)
+            return self._posterior(NNGPs([NNGP(k, graph, batch, jitter=jitter) for k in kernels], len(self.loc)))
+
+        self.excess.update(lambda parameters: coregionalized_excess(parameters, posterior_at), self.loc.numel())
 
     def _nearest_points(self) -> Int[Tensor, "N k"]:
         """The points that covariances at the points depend on, kept until the neighbors change."""
@@ -250,7 +263,7 @@ class CoregionalizedSites(GaussianSites):
             setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
         self.loc = pad(self.loc, (0, loc.shape[-1]))
         self.covariance = torch.cat([self.covariance, self.covariance[:1].expand(loc.shape[-1], -1, -1)])
-        self._forget()
+        self.follow(graph)
 
     def _rows(self) -> tuple[Float[Tensor, "N T L"], Float[Tensor, "N T"]]:
         """Loadings and targets of the sites in units of their standard deviations; zeros where an output is missing."""
@@ -285,9 +298,9 @@ class CoregionalizedPrior(LatentPrior):
         nearest: Int[Tensor, "N k"],
     ) -> None:
         self._kernels, self._graph, self._jitter, self._nearest = kernels, graph, jitter, nearest
-        priors = [NNGP(kernel, graph, jitter=jitter, validate_args=False) for kernel in kernels]
-        factors = [prior.factor.prepared() for prior in priors]
-        self._factors = factors * loading.shape[-1] if len(factors) == 1 else factors
+        whole = graph.batch()
+        priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
+        self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
         self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
         self._none = self._posterior(torch.zeros_like(seen, dtype=torch.float64))
 
@@ -314,7 +327,7 @@ class CoregionalizedPrior(LatentPrior):
 
     def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
         cov = self.posterior_covariance(precision * self._seen)
-        return torch.einsum("ntl,nlk,ntk->tn", self._loading, cov, self._loading)
+        return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]
 
     def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
         """Covariances of the latent functions at each point."""
@@ -348,8 +361,3 @@ class CoregionalizedPrior(LatentPrior):
 
     def _posterior(self, precision: Tensor) -> CoupledPosterior:
         return CoupledPosterior(self._factors, self._loading, precision)
-
-
-def _no_parameters() -> tuple[Tensor, ...]:
-    """No parameters that the evidence is corrected for."""
-    return ()

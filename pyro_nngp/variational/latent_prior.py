@@ -34,6 +34,7 @@ class LatentPrior:
     def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
         self._parts = kernel, graph, jitter, nearest
         self._factor = NNGP(kernel, graph, jitter=jitter).factor.prepared()
+        self._pooled: tuple[PooledObservations, Tensor, list[Tensor]] | None = None
 
     @property
     def variance(self) -> Float[Tensor, " N"]:
@@ -59,10 +60,14 @@ class LatentPrior:
         return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """Variances of f given sites of these precisions."""
+        """Variances of f given sites of these precisions; the first call finds the places where they are pooled."""
         (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
-        near = nearest(kernel, noise)
-        return PooledObservations(kernel, graph, noise, near.shape[1], jitter).variance(kernel, graph.x, near, noise)
+        if self._pooled is None:
+            near = nearest(kernel, noise)
+            pooled = PooledObservations(kernel, graph, noise, near.shape[1], jitter)
+            self._pooled = pooled, near, pooled.plan(graph.x, near.shape[1])
+        pooled, near, plan = self._pooled
+        return pooled.at_noise(kernel, noise).variance(kernel, graph.x, near, noise, plan)
 
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool

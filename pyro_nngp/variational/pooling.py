@@ -18,6 +18,8 @@ less both are within 2 %.
 Cost: O(N log N) to pool, once; O(P K^3) for each pooling factor that is in use.
 """
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,10 +37,11 @@ _WORSE = 1.05  # a level whose average variance exceeds the least one by this fa
 
 @dataclass(frozen=True)
 class Cells:
-    """Pooled observations: a table of their places, and for each its precision and the variance of the move."""
+    """Pooled observations: a table of their places, the noise variance of each, and the cell of each observation."""
 
     table: NeighborTable
     noise: Float[Tensor, "*L M"]
+    members: Int[Tensor, " N"]
 
 
 class PooledObservations:
@@ -73,13 +76,19 @@ class PooledObservations:
         centers = table.num_points // _FACTOR
         while centers > num_neighbors:
             self._levels.append(_cells(kernel, table, noise, order[:centers]))
-            now = self._given(kernel, probes, self._levels[-1], num_neighbors).mean()
+            near = _nearest(self._levels[-1], probes, num_neighbors)
+            now = self._given(kernel, probes, self._levels[-1], near).mean()
             if now > _WORSE * least:
                 break
             least, centers = torch.minimum(least, now), centers // _FACTOR
 
     def variance(
-        self, kernel: Any, x_new: Float[Tensor, "P D"], nearest: Int[Tensor, "P K"], noise: Float[Tensor, "*L N"]
+        self,
+        kernel: Any,
+        x_new: Float[Tensor, "P D"],
+        nearest: Int[Tensor, "P K"],
+        noise: Float[Tensor, "*L N"],
+        plan: Sequence[Int[Tensor, "P k"]] | None = None,
     ) -> Float[Tensor, "*L P"]:
         """Posterior variances of f at new points.
 
@@ -88,14 +97,30 @@ class PooledObservations:
             x_new: new points.
             nearest: rows of their nearest points.
             noise: variances of the observations.
+            plan: from :meth:`plan`; None finds it.
         """
+        plan = self.plan(x_new, nearest.shape[1]) if plan is None else plan
         _, var = graph_conditional(kernel, x_new, self._table.x, nearest, noise, self._jitter)
-        for cells in self._levels:
-            var = torch.minimum(var, self._given(kernel, x_new, cells, nearest.shape[1]))
+        for cells, near in zip(self._levels, plan, strict=True):
+            var = torch.minimum(var, self._given(kernel, x_new, cells, near))
         return var
 
-    def _given(self, kernel: Any, x_new: Tensor, cells: Cells, num_neighbors: int) -> Tensor:
-        near = cells.table.query(x_new, min(num_neighbors, cells.table.num_points))
+    def plan(self, x_new: Float[Tensor, "P D"], num_neighbors: int) -> list[Int[Tensor, "P k"]]:
+        """The nearest cells of new points, at each level: they depend on neither the kernel nor the noise."""
+        return [_nearest(cells, x_new, num_neighbors) for cells in self._levels]
+
+    def at_noise(self, kernel: Any, noise: Float[Tensor, "*L N"]) -> "PooledObservations":
+        """The same cells at the same places, for other noise variances: no search.
+
+        Args:
+            kernel: covariance function.
+            noise: variances of the observations.
+        """
+        found = copy.copy(self)
+        found._levels = [_pooled(kernel, self._table, noise, cells.table, cells.members) for cells in self._levels]
+        return found
+
+    def _given(self, kernel: Any, x_new: Tensor, cells: Cells, near: Tensor) -> Tensor:
         return graph_conditional(kernel, x_new, cells.table.x, near, cells.noise, self._jitter)[1]
 
 
@@ -103,16 +128,26 @@ def _cells(kernel: Any, table: NeighborTable, noise: Tensor, centers: Int[Tensor
     """Pool all observations by the nearest of the given centers."""
     cell = _table(table, table.x[centers]).query(table.x, 1)[:, 0]
     used, cell = cell.unique(return_inverse=True)  # of coinciding centers, only the first gets observations
-    shape, precision = (*noise.shape[:-1], len(used)), 1 / noise
-    weight = precision.reshape(-1, table.num_points).mean(0)  # weights of the places, common to all latent functions
+    weight = (1 / noise).reshape(-1, table.num_points).mean(0)  # of the places, common to all latent functions
+    place = _sums((weight[:, None] * table.x).mT, cell, len(used)) / _sums(weight, cell, len(used))
+    return _pooled(kernel, table, noise, _table(table, place.mT), cell)
 
-    def pooled(values: Tensor, size: tuple[int, ...]) -> Tensor:
-        return values.new_zeros(size).index_add_(-1, cell, values)
 
-    place = (pooled((weight[:, None] * table.x).mT, (table.x.shape[1], len(used))) / pooled(weight, shape[-1:])).mT
-    here, there = table.x[:, None], place[cell][:, None]
+def _pooled(kernel: Any, table: NeighborTable, noise: Tensor, places: NeighborTable, cell: Int[Tensor, " N"]) -> Cells:
+    """Cells at given places."""
+    precision, here, there = 1 / noise, table.x[:, None], places.x[cell][:, None]
     moved = (kernel(here, here) + kernel(there, there) - 2 * kernel(here, there))[:, 0, 0].clamp(min=0)
-    return Cells(_table(table, place), (1 + pooled(precision * moved, shape)) / pooled(precision, shape))
+    count = places.num_points
+    return Cells(places, (1 + _sums(precision * moved, cell, count)) / _sums(precision, cell, count), cell)
+
+
+def _sums(values: Float[Tensor, "*L N"], cell: Int[Tensor, " N"], count: int) -> Float[Tensor, "*L M"]:
+    """Sums over the members of each of the cells."""
+    return values.new_zeros(*values.shape[:-1], count).index_add_(-1, cell, values)
+
+
+def _nearest(cells: Cells, x_new: Tensor, num_neighbors: int) -> Int[Tensor, "P k"]:
+    return cells.table.query(x_new, min(num_neighbors, cells.table.num_points))
 
 
 def _table(like: NeighborTable, points: Tensor) -> NearestOthers:

@@ -13,9 +13,9 @@ Means are those of the sparse prior times the sites, by conjugate gradients
 (:mod:`pyro_nngp.variational.natural_gradient`). Variances are those given the pseudo-observations nearest to a point,
 64 or more, pooled where they are noisy (:mod:`pyro_nngp.variational.pooling`); for the fixed point of the sites K of
 them, if 64 do not lower the variances by a tenth. Divergence and draws are those of
-:class:`~pyro_nngp.distributions.SitePosterior`. A minibatch evaluates the evidence of the sites as observations; for a
-likelihood that is not Gaussian, :mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of
-latent values has in addition.
+:class:`~pyro_nngp.distributions.SitePosterior`. A minibatch evaluates the evidence of the sites as observations;
+:mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of latent values has in addition,
+once :meth:`GaussianSites.correct` has found it.
 
 To solve, natural-gradient steps for the means alternate with the variances at those sites.
 
@@ -42,7 +42,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
-from pyro_nngp.variational.evidence_excess import EvidenceExcess
+from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.latent_prior import LatentPrior, alone
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, warn_unsettled
 from pyro_nngp.variational.pooling import PooledObservations
@@ -72,8 +72,8 @@ class GaussianSites(GPModule):
             second argument, at these.
         latent_shape: () or (L,).
         jitter: relative nugget of the prior.
-        parameters: a function that returns what the kernel depends on: its parameters and those of the guides of its
-            priors.
+        parameters: a function that returns what the evidence of the sites depends on: the parameters of kernel,
+            likelihood and mean function and those of the guides of their priors.
         level: the mean function as a module. If it is a :class:`~pyro_nngp.means.ConstantMean` that is learned,
             :meth:`solve` also finds its level, by generalized least squares on the sites. Coefficients of a
             :class:`~pyro_nngp.means.LinearMean` with normal priors get their joint posterior.
@@ -107,7 +107,7 @@ class GaussianSites(GPModule):
         mean: Callable[..., Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
-        parameters: Callable[[], Sequence[Tensor]] = tuple,
+        parameters: Callable[[], Sequence[Tensor]] = list,
         level: Any = None,
         likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
@@ -127,7 +127,8 @@ class GaussianSites(GPModule):
         columns = 1 + len(level.center) if isinstance(level, LinearMean) and level.is_normal else 0
         self.register_buffer("gain", graph.x.new_zeros(*latent_shape, columns, graph.num_points))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
-        self.excess = EvidenceExcess(kernel, graph, jitter, parameters)
+        self._depends_on = parameters
+        self.excess = EvidenceExcess(self._unsolved_parameters, graph.x)
         self.register_load_state_dict_post_hook(_forget_after_loading)
 
     @property
@@ -181,7 +182,7 @@ class GaussianSites(GPModule):
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
-        offset = None if self.is_exact else self.excess() / (self.loc.numel() // self._prior[1].num_points)
+        offset = self.excess() / (self.loc.numel() // self._prior[1].num_points)
         return SitePosterior(prior, *parts, offset=offset)
 
     def _bound(self, rows: Tensor | slice) -> Likelihood:
@@ -195,10 +196,17 @@ class GaussianSites(GPModule):
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: the level of a constant mean function, if that is learned."""
+        return [value for value in self._levels() if value.requires_grad]
+
+    def _levels(self) -> list[nn.Parameter]:
+        """The level of a constant mean function."""
         (level,) = self._level
-        if not (isinstance(level, ConstantMean) and level.is_free):
-            return []
-        return [value for value in level.solved_parameters() if value.requires_grad]
+        return level.solved_parameters() if isinstance(level, ConstantMean) and level.is_free else []
+
+    def _unsolved_parameters(self) -> list[Tensor]:
+        """What the evidence of the sites depends on, without the level, where its gradient is zero at a solution."""
+        levels = set(map(id, self._levels()))
+        return [value for value in self._depends_on() if id(value) not in levels]
 
     @pyro_entry
     @torch.no_grad()
@@ -305,9 +313,13 @@ class GaussianSites(GPModule):
 
     @pyro_entry
     def correct(self) -> None:
-        """Update the difference of the two evidences; nothing to do for a Gaussian likelihood."""
-        if not self.is_exact:
-            self.excess.update(self.target, self.precision, self.loc)
+        """Update the difference of the two evidences."""
+        kernel, graph, _, jitter, _ = self._prior
+
+        def find(parameters: Sequence[Tensor]) -> Excess:
+            return site_excess(parameters, kernel, graph, jitter, *self.observations(), self.loc)
+
+        self.excess.update(find, self.loc.numel())
 
     def _nearest(self, kernel: Any, noise: Tensor) -> Int[Tensor, "N k"]:
         """The observations that variances at the points depend on, kept until the neighbors change."""
@@ -388,7 +400,7 @@ class GaussianSites(GPModule):
             loc: means of f at the new points given the others.
             variance: their variances.
         """
-        _, graph, mean_at, _, _ = self._prior
+        graph, mean_at = self._prior[1:3]
         rows = slice(graph.num_points - loc.shape[-1], None)
         mean = mean_at(graph.x[rows], rows)
         target, precision = torch.zeros_like(loc), torch.full_like(loc, _NO_PRECISION)
@@ -403,10 +415,11 @@ class GaussianSites(GPModule):
         for name, value in (("target", target), ("precision", precision), ("loc", loc), ("variance", variance)):
             setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
         self.gain = torch.nn.functional.pad(self.gain, (0, loc.shape[-1]))
-        self._forget()
+        self.follow(graph)
 
     def follow(self, graph: NeighborGraph) -> None:
         """Drop everything that was computed from the neighbors before the graph was refreshed."""
+        self.excess.due.fill_(True)
         self._forget()
 
     def _forget(self) -> None:

@@ -9,12 +9,12 @@ from pyro import poutine
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, bind
-from pyro_nngp.likelihoods import Bernoulli, Categorical
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import latent_evidence
 from pyro_nngp.variational.evidence_excess import excess_gradient
-from pyro_nngp.variational.latent_evidence import conditional_gradient, latent_log_evidence
+from pyro_nngp.variational.latent_evidence import evidence_gradient, latent_log_evidence
 
 F64 = torch.float64
 N, K = 120, 5
@@ -56,9 +56,41 @@ def test_value_and_gradient_are_the_dense_ones():
     graph, target, precision = sites()
     prior, mean, value, (w, var) = solution(graph, target, precision)
     torch.testing.assert_close(latent_log_evidence(prior, target, mean, precision), value, rtol=1e-9, atol=0)
-    got = conditional_gradient(prior, mean, precision)
+    got = evidence_gradient(prior, target, mean, precision)
     torch.testing.assert_close(got.w, w, rtol=1e-7, atol=1e-8)
     torch.testing.assert_close(got.var, var, rtol=1e-7, atol=1e-8)
+
+
+def test_gradient_in_the_sites_is_that_of_differences():
+    graph, target, precision = sites()
+    prior, mean, _, _ = solution(graph, target, precision)
+    got = evidence_gradient(prior, target, mean, precision)
+
+    def value(target, precision):
+        return dense_log_evidence(prior.w, prior.var, graph, target, precision)[0]
+
+    for row in (0, 17, N - 1):
+        step = torch.zeros(N, dtype=F64)
+        step[row] = 1e-4
+        by_target = value(target + step, precision) - value(target - step, precision)
+        by_precision = value(target, precision + step) - value(target, precision - step)
+        assert got.target[row].item() == pytest.approx(by_target.item() / 2e-4, rel=1e-5, abs=1e-7)
+        assert got.precision[row].item() == pytest.approx(by_precision.item() / 2e-4, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("noise", [0.01, 5.0])
+def test_draws_give_the_gradient_in_the_noise(monkeypatch, noise):
+    graph, target, precision = sites(noise=noise)
+    prior, mean, _, _ = solution(graph, target, precision)
+    exact = (precision * evidence_gradient(prior, target, mean, precision).precision).sum()
+    monkeypatch.setattr(latent_evidence, "DENSE_UP_TO", 0)
+    monkeypatch.setattr(latent_evidence, "TOLERANCE", 1e-3)
+    found = torch.stack(
+        [(precision * evidence_gradient(prior, target, mean, precision, i).precision).sum() for i in range(8)]
+    )
+    # 32 draws of N numbers without control variates had an error of sqrt(N / 2 / 32) where noise is small
+    assert found.std() < 0.6 * (N / 64) ** 0.5
+    assert abs(found.mean() - exact) < 6 * found.std() / 8**0.5
 
 
 def test_draws_give_the_gradient_of_hyperparameters_within_a_fraction_of_its_standard_error(monkeypatch):
@@ -71,7 +103,7 @@ def test_draws_give_the_gradient_of_hyperparameters_within_a_fraction_of_its_sta
     exact = float((var * prior.var).sum())
     assert slope == pytest.approx(float(prior.var.sum()))
     found = torch.tensor(
-        [float((conditional_gradient(prior, mean, precision, i).var * prior.var).sum()) for i in range(8)]
+        [float((evidence_gradient(prior, target, mean, precision, i).var * prior.var).sum()) for i in range(8)]
     )
     # the draws share most of their randomness with draws of the prior: without these the error were sqrt(N / 2 / 32)
     assert found.std() < 0.5 * (N / 64) ** 0.5
@@ -93,7 +125,8 @@ def test_excess_is_the_difference_of_two_gradients():
         return dense_log_evidence(*NNGP(cov, graph).conditionals, graph, target, precision)[0]
 
     want = [torch.autograd.grad(f(), parameters) for f in (latent, observed)]
-    gradients = [conditional_gradient(prior, mean, precision)]
+    gradients = [evidence_gradient(prior, target, mean, precision)]
+    target.requires_grad_()  # the gradients of sites go to parameters of the sites alone
     found, value = excess_gradient(parameters, bind(cov), graph, 1e-6, target[None], precision[None], gradients)
     for got, one, other in zip(found, *want, strict=True):
         torch.testing.assert_close(got, one - other, rtol=1e-6, atol=1e-7)
@@ -148,6 +181,7 @@ def test_losses_of_one_run_compare_beyond_the_dense_size(monkeypatch):
             found.append(IntegratedELBO().loss(gp.model, gp.guide))
         exact.append([value - found[0] for value in found[1:]])
         gp.local.excess.slope.zero_()
+        gp.local.excess.due.fill_(True)
     assert exact[1] == pytest.approx(exact[0], abs=0.05)
     assert abs(exact[0][1]) > 0.1
 
@@ -187,3 +221,45 @@ def test_one_call_converges_at_a_large_variance():
     gp.solve()
     moved = (gp.local.loc - before).abs() / gp.local.variance.sqrt()
     assert moved.max() < 0.3  # after 20 steps 2.7
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.1, 2.0])
+def test_gaussian_noise_has_the_evidence_of_the_sparse_prior_and_its_gradients(noise):
+    x, _ = labels(N)
+    y = torch.sin(5 * x.sum(-1)) + noise**0.5 * torch.randn(N, generator=torch.Generator().manual_seed(1), dtype=F64)
+    line = torch.nn.Linear(2, 1, dtype=F64)
+    weights = torch.linspace(0.5, 2.0, N, dtype=F64)
+    gp = VNNGP(x, y, kernel(), Gaussian(variance=noise), num_neighbors=K, mean=line, weights=weights)
+    gp.solve()
+
+    def evidence():
+        precision = weights / gp.likelihood.variance
+        found = dense_log_evidence(*NNGP(gp.kernel, gp.graph).conditionals, gp.graph, y - line(x)[:, 0], precision)[0]
+        powers = (1 - weights) * (2 * math.pi * gp.likelihood.variance).log() - weights.log()  # density to the weight
+        return found + powers.sum() / 2
+
+    loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide)
+    torch.testing.assert_close(loss, -evidence(), rtol=1e-7, atol=1e-7)
+    parameters = [*gp.kernel.parameters(), *gp.likelihood.parameters(), *line.parameters()]
+    want = torch.autograd.grad(evidence(), parameters)
+    for one, other in zip(torch.autograd.grad(loss, parameters), want, strict=True):
+        torch.testing.assert_close(one, -other, rtol=1e-5, atol=1e-5)
+    rounds = [IntegratedELBO().loss(gp.model, gp.guide, idx) for idx in torch.arange(N).split(30)]
+    assert sum(rounds) / len(rounds) == pytest.approx(loss.item(), rel=1e-9)
+
+
+def test_evidence_of_gaussian_noise_is_kept_while_parameters_stay(monkeypatch):
+    monkeypatch.setattr("pyro_nngp.variational.evidence_excess.DENSE_UP_TO", 0)
+    x, y = labels(N)
+    gp = VNNGP(x, y, kernel(), Gaussian(variance=0.5), num_neighbors=K)
+    gp.solve()
+    excess, slopes = gp.local.excess, []
+    for change, refresh in ((1.05, False), (1.3, False), (1.0, False), (1.0, True)):
+        gp.kernel.variance = gp.kernel.variance.item() * change
+        if refresh:
+            gp.refresh_neighbors()
+            excess.slope.zero_()
+        before = excess.slope.clone()
+        gp.solve()
+        slopes.append(not torch.equal(before, excess.slope))
+    assert slopes == [False, True, False, True]

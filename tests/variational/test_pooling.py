@@ -11,9 +11,10 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
-from pyro_nngp.kernels import Matern32
+from pyro_nngp.kernels import Matern32, bind
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP, Vecchia
+from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import GaussianSites
 from pyro_nngp.variational.pooling import PooledObservations
 
@@ -195,3 +196,18 @@ def test_site_posteriors_of_other_shapes_and_rows_are_errors():
         SitePosterior(prior, zero, one, zero[:3], one)
     with pytest.raises(ValueError, match=r"expected q and p on the same rows"):
         kl_divergence(SitePosterior(prior, zero, one, zero, one), part)
+
+
+@torch.no_grad()
+def test_cells_serve_other_noise():
+    x, _, _, x_new, _, kernel = field(600, 5, LIKELIHOODS["gaussian"]())
+    graph = NeighborGraph(x, 10)
+    noise = 5 + torch.rand(600, generator=torch.Generator().manual_seed(0), dtype=F64)
+    near = graph.query(x_new, 10)
+    first = PooledObservations(bind(kernel), graph, noise, 10)
+    again = first.at_noise(bind(kernel), 1.1 * noise)  # weights of the places are the same up to a factor
+    new = PooledObservations(bind(kernel), graph, 1.1 * noise, 10)
+    want = new.variance(bind(kernel), x_new, near, 1.1 * noise)
+    found = again.variance(bind(kernel), x_new, near, 1.1 * noise, first.plan(x_new, 10))
+    torch.testing.assert_close(found, want, rtol=1e-9, atol=0)
+    assert (found > first.variance(bind(kernel), x_new, near, noise)).all()

@@ -1,0 +1,115 @@
+"""The evidence of sites of several outputs under the priors of latent values, against dense computations in float64."""
+
+import pytest
+import torch
+
+from pyro_nngp.inference import IntegratedELBO
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.models import LMC
+from pyro_nngp.variational import coregionalized_evidence
+from pyro_nngp.variational.coregionalized_evidence import coregionalized_gradient
+
+F64 = torch.float64
+N, K, DRAWS = 50, 4, 8
+
+
+def problem(noise):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(N, 2, generator=generator, dtype=F64)
+    f = torch.stack([torch.sin(5 * x.sum(-1)), torch.cos(4 * x[:, 0]), x[:, 1]], -1)
+    y = f + noise**0.5 * torch.randn(N, 3, generator=generator, dtype=F64)
+    y[:10, 0], y[20:30, 2] = torch.nan, torch.nan
+    return x, y, torch.randn(3, 2, generator=generator, dtype=F64)
+
+
+def method(noise, shared=False, varying=False):
+    x, y, mixing = problem(noise)
+    kernels = [Matern32(2, variance=1.0, lengthscale=scale).double() for scale in (0.3, 0.6)]
+    loading = torch.nn.Linear(2, 6, dtype=F64)
+    by_place = torch.nn.Sequential(loading, torch.nn.Unflatten(-1, (3, 2)))
+    return LMC(
+        x,
+        y,
+        kernels[0] if shared else kernels,
+        [Gaussian(variance=noise * factor) for factor in (1.0, 0.5, 2.0)],
+        num_latents=2 if shared else None,
+        num_neighbors=K,
+        mixing=by_place if varying else mixing,
+    )
+
+
+def dense_log_evidence(gp):
+    """Density of all targets under the conditionals of the latent functions, written out."""
+    x, y, covs = gp.x, gp.y, []
+    for prior in gp._prior(None).each:
+        w, var = prior.conditionals
+        near = gp.graph.neighbors
+        weights = torch.zeros(N, N, dtype=F64).scatter_add(-1, near.clamp(min=0), w * (near >= 0))
+        root = (torch.eye(N, dtype=F64) - weights) / var.sqrt()[:, None]
+        covs.append(torch.linalg.inv(root.mT @ root))
+    a = gp.loading(x).expand(N, -1, -1)
+    cov = sum(torch.einsum("it,js,ij->tisj", a[..., i], a[..., i], part) for i, part in enumerate(covs))
+    noise = torch.cat([part.variance.expand(N) for part in gp.likelihood.bind().outputs])
+    cov, target, mean = cov.reshape(3 * N, 3 * N) + noise.diag(), y.mT.flatten(), gp.mean(x).mT.flatten()
+    seen = ~target.isnan()
+    cov = cov[seen][:, seen]
+    return torch.distributions.MultivariateNormal(mean[seen], (cov + cov.mT) / 2).log_prob(target[seen])
+
+
+@pytest.mark.parametrize("noise", [0.01, 1.0])
+@pytest.mark.parametrize("settings", [{}, {"shared": True}, {"varying": True}])
+def test_loss_and_gradients_are_those_of_the_sparse_priors(noise, settings):
+    gp = method(noise, **settings)
+    gp.solve()
+    solved = set(map(id, gp.solved_parameters()))
+    parameters = [value for value in gp.parameters() if value.requires_grad and id(value) not in solved]
+    loss, evidence = IntegratedELBO().differentiable_loss(gp.model, gp.guide), dense_log_evidence(gp)
+    assert loss.item() == pytest.approx(-evidence.item(), rel=1e-6)
+    pairs = zip(torch.autograd.grad(loss, parameters), torch.autograd.grad(evidence, parameters), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, -other, rtol=1e-5, atol=1e-5)
+    rounds = [IntegratedELBO().loss(gp.model, gp.guide, idx) for idx in torch.arange(N).split(25)]
+    assert sum(rounds) / len(rounds) == pytest.approx(loss.item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [0.01, pytest.param(1.0, marks=pytest.mark.slow)])
+def test_draws_give_the_gradient_within_its_error(monkeypatch, noise):
+    monkeypatch.setattr(coregionalized_evidence, "TOLERANCE", 1e-3)
+    monkeypatch.setattr(coregionalized_evidence, "number_of_draws", lambda size: DRAWS)
+    gp = method(noise)
+    gp.solve()
+    target, precision = (part.detach() for part in gp.local.observations())
+    parts = gp._prior(None).factors(), gp.loading(gp.x).detach(), precision
+    exact = coregionalized_gradient(CoupledPosterior(*parts), target, gp.local.loc)
+    drawn = CoupledPosterior(*parts, dense_up_to=0)
+    found = [coregionalized_gradient(drawn, target, gp.local.loc, seed) for seed in range(8)]
+
+    def check(values, want, most):
+        values = torch.stack(values)
+        assert values.std() < most
+        assert abs(values.mean() - want) < 6 * values.std() / 8**0.5
+
+    for i, factor in enumerate(drawn.factors):  # of the logarithm of a variance: without control N / 2 for one draw
+        check([(g.var[i] * factor.var).sum() for g in found], (exact.var[i] * factor.var).sum(), (N / DRAWS / 2) ** 0.5)
+    for p in range(3):
+        own = [(g.precision[p] * precision[p]).sum() for g in found]
+        check(own, (exact.precision[p] * precision[p]).sum(), (N / DRAWS / 2) ** 0.5)
+        for i in range(2):
+            size = exact.loading[:, p, i].norm()
+            check([g.loading[:, p, i].sum() for g in found], exact.loading[:, p, i].sum(), size + N**0.5)
+
+
+def test_counts_are_trained_on_the_evidence_of_latent_values():
+    x, _, mixing = problem(0.1)
+    f = torch.sin(5 * x.sum(-1))
+    y = torch.poisson(f.exp(), generator=torch.Generator().manual_seed(0))
+    pair = torch.stack([y, f], -1)
+    gp = LMC(x, pair, 2, [Poisson(), Gaussian(variance=0.1)], num_neighbors=K, mixing=mixing[:2])
+    gp.solve()
+    excess = gp.local.excess
+    assert excess.value.abs() > 1e-3
+    (of_loading,) = torch.autograd.grad(excess(), gp.mixing_unconstrained)
+    assert of_loading.isfinite().all()
+    assert of_loading.any()
