@@ -255,9 +255,8 @@ def _with_sizes(
     for number, (step, twin) in enumerate(zip(steps, twins, strict=True)):
         mine, theirs = ((*one.args, *one.kwargs.values()) for one in (step, twin))
         pairs = iter([same(*pair) for pair in zip(_leaves(mine), _leaves(theirs), strict=True)])
-        args, kwargs = map_aggregate(step.args, lambda _, pairs=pairs: next(pairs)), {}
-        for name, value in step.kwargs.items():
-            kwargs[name] = map_aggregate(value, lambda _, pairs=pairs: next(pairs))
+        args = _filled(step.args, pairs)
+        kwargs = {name: _filled(value, pairs) for name, value in step.kwargs.items()}
         found.append(step._replace(args=args, kwargs=kwargs))
         learn(number, (step.result, twin.result))
     return found
@@ -372,6 +371,10 @@ def _leaves(tree: Any) -> list[Any]:
     found: list[Any] = []
     map_aggregate(tree, found.append)
     return found
+
+
+def _filled(tree: Any, leaves: Iterator[Any]) -> Any:
+    return map_aggregate(tree, lambda _: next(leaves))
 
 
 def _tensors(tree: Any) -> list[Tensor]:

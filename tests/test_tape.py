@@ -135,3 +135,42 @@ def test_random_draws_that_change_nothing_are_left_out():
     torch.set_rng_state(state)
     assert torch.equal(tape(torch.zeros(3))[0], torch.zeros(3))
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@operation
+def positive(x):
+    return x[x > 0]
+
+
+def scattered(x):
+    """A function of as many values as are positive."""
+    kept = positive(x)
+    total = kept.new_zeros(len(kept)).index_add(0, torch.arange(2), kept[:2])
+    return (total.expand(3, len(kept)).exp().sum() / 2, kept.exp())
+
+
+def test_sizes_that_differ_between_two_runs_are_read_off():
+    generator = torch.Generator().manual_seed(0)
+    one, other, new = (torch.randn(20, generator=generator) + shift for shift in (0.0, 1.0, -0.5))
+    assert len({len(positive(x)) for x in (one, other, new)}) == 3
+    tape = Tape("test", scattered, one, others=(other,))
+    assert ".shape[0]" in tape.source
+    for found, expected in zip(tape(new), scattered(new), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: (positive(x).sum() / len(positive(x)) ** 2,), "has other numbers in another run"),
+        (lambda x: (x * torch.ones(3) * len(positive(x)),), "has other numbers in another run"),
+        (
+            lambda x: (x * torch.full((3,), float(len(positive(x)))),),
+            "has other constants or operations in another run",
+        ),
+        (lambda x: (x.exp() if len(positive(x)) > 1 else x.sin(),), "has other operations in another run"),
+    ],
+)
+def test_two_runs_that_differ_in_more_than_sizes_are_refused(function, message):
+    with pytest.raises(ValueError, match=f"got one that {message}"):
+        Tape("test", function, torch.tensor([1.0, -1.0, -1.0]), others=(torch.ones(3),))

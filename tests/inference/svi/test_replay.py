@@ -14,7 +14,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(300, 2, generator=GENERATOR)
 Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(300, generator=GENERATOR)
 STEPS = 60
-QUICK = ("mean-field", "sites", "Vecchia")
+QUICK = ("mean-field", "Vecchia")
 SOLVE_EVERY = {"sites": 30, "counts": 30}
 DRAWING = {"labels", "SVGP", "SWSGP"}  # draws that count: of omega, of u, of rows of inducing points
 METHODS = {
@@ -68,6 +68,7 @@ def test_replays_are_the_steps_of_the_program(monkeypatch, name):
     assert (replayed[2] < usual[2]) == (name not in DRAWING)
 
 
+@pytest.mark.slow
 def test_losses_with_draws_are_those_of_the_program(monkeypatch):
     replayed, usual = (run(monkeypatch, "mean-field", replays, elbo=Trace_ELBO()) for replays in (True, False))
     assert_same(replayed, usual)
