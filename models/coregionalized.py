@@ -25,12 +25,13 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import PartlyObservedNormal
-from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked, unset_hyperparameters
+from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked
 from pyro_nngp.kernels import (
     Covariance,
     Matern52,
     bind,
     check_covariance,
+    check_kernels,
     column_scale,
 )
 from pyro_nngp.likelihoods import Gaussian, Likelihood
@@ -38,7 +39,8 @@ from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors, rows_of
-from pyro_nngp.models.base.starts import Start, start_from_data
+from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
+from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
 
 _COPIES = 6  # copies of the neighbors' covariance in memory while its Cholesky factor is computed
@@ -110,9 +112,7 @@ class CoregionalizedLOO(PredictiveMethod):
             if not 1 <= kernels <= len(x):
                 fail(where, "kernels", f"in 1..{len(x)}", kernels, "It is the number of latent functions.")
             kernels = [Matern52(x.shape[1]) for _ in range(kernels)]
-        if not isinstance(kernels, Sequence) or not kernels or not all(isinstance(k, nn.Module) for k in kernels):
-            cure = "Give one per latent function."
-            fail(where, "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
+        check_kernels(where, kernels)
         t, q = y.shape[1], len(kernels)
         is_set = likelihood is not None
         likelihood = Gaussian(torch.ones(t, 1)) if likelihood is None else likelihood
@@ -155,19 +155,14 @@ class CoregionalizedLOO(PredictiveMethod):
             y = y - self._mean_rows(self.x).double()
         level, spread = y.median(0).values, column_scale(y)
         outputs = ((y - level) / spread).clamp(-8, 8)
-        values, axes = torch.linalg.eigh(outputs.mT @ outputs / len(y))
-        values, axes = values.flip(0).clamp(min=1e-12), axes.flip(-1)
-        axes = axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)  # makes the sign of each axis unique
+        values, axes = principal_axes(outputs)
+        values = values.clamp(min=1e-12)
         count, rest = len(self.kernel), values.clone()
         columns, noise = [], values.new_zeros(len(axes))
         for q, kernel in enumerate(self.kernel):
             which = q % len(axes)
             component = outputs @ axes[:, which] / values[which].sqrt()
-            likelihood, is_open = Gaussian(), unset_hyperparameters(kernel)
-            start_from_data(kernel, likelihood.to(self.x), self.x, component, None, self.jitter)
-            for part, name in is_open if q >= len(axes) else ():
-                if name == "lengthscale":
-                    setattr(part, name, getattr(part, name).detach() / 4.0 ** (q // len(axes)))
+            likelihood = start_from_component(kernel, self.x, component, self.jitter, q // len(axes))
             columns.append(axes[:, which] * values[which].sqrt() / (1 + q // len(axes)))
             noise += axes[:, which].square() * values[which] * likelihood.variance.detach().double()
             rest[which] = 0.0

@@ -29,7 +29,7 @@ from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGP
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked, unset_hyperparameters
 from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Kernel, Matern52, bind, check_covariance
+from pyro_nngp.kernels import Kernel, Matern52, bind, check_covariance, check_kernels
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import start_outputs
@@ -413,10 +413,9 @@ def _kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) ->
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
         check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
         kernels = [Matern52(x.shape[1]) for _ in range(count)]
-    kernels = list(kernels) if isinstance(kernels, Sequence | nn.ModuleList) else []
-    if not kernels or not all(isinstance(kernel, nn.Module) for kernel in kernels):
-        cure = "Give one per latent function."
-        fail("LMC", "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
+    kernels = list(kernels) if isinstance(kernels, nn.ModuleList) else kernels
+    check_kernels("LMC", kernels)
+    kernels = list(kernels)
     if num_latents not in (None, len(kernels)):
         cure = "It is for one kernel that all latent functions share."
         fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)

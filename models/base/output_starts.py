@@ -113,9 +113,8 @@ def start_outputs(
         return OutputStart(found, x.new_zeros(count, num_latents))
     values, outputs, size = torch.stack(smooth, -1), torch.stack(filled, -1), torch.stack(variances)
     unit = values.square().mean(0).sqrt().clamp(min=torch.finfo(x.dtype).tiny)
-    strengths, axes = torch.linalg.eigh((values / unit).mT @ (values / unit) / len(values))
-    strengths, axes = strengths.flip(0).clamp(min=1e-3), axes.flip(-1)
-    axes = axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)  # makes the sign of each axis unique
+    strengths, axes = principal_axes(values / unit)
+    strengths = strengths.clamp(min=1e-3)
     loadings = []
     for number in range(num_latents):
         which, again = number % count, number // count
@@ -123,14 +122,37 @@ def start_outputs(
         if number >= len(kernels):
             continue
         component = (outputs / unit).clamp(-8, 8) @ axes[:, which] / strengths[which].sqrt()
-        kernel, is_open = kernels[number], unset_hyperparameters(kernels[number])
-        start_from_data(kernel, Gaussian().to(x), x, component.to(x), None, jitter)
-        for part, name in is_open if again else ():
-            if name == "lengthscale":
-                setattr(part, name, getattr(part, name).detach() / 4.0**again)
+        start_from_component(kernels[number], x, component.to(x), jitter, again)
     loading = torch.stack(loadings, -1)
     loading = loading * (size / loading.square().sum(-1).clamp(min=1e-12)).sqrt()[:, None]
     return OutputStart(found, loading.to(x))
+
+
+def principal_axes(values: Float[Tensor, "N T"]) -> tuple[Float[Tensor, " T"], Float[Tensor, "T T"]]:
+    """Mean squares along the principal axes, largest first, and the axes as columns, whose signs are unique."""
+    strengths, axes = torch.linalg.eigh(values.mT @ values / len(values))
+    axes = axes.flip(-1)
+    return strengths.flip(0), axes * axes.sum(0).sign().where(axes.sum(0) != 0, 1.0)
+
+
+def start_from_component(
+    kernel: Any, x: Float[Tensor, "N D"], component: Tensor, jitter: float, again: int
+) -> Gaussian:
+    """Set the unset hyperparameters of a kernel from values of its latent function; returns their noise.
+
+    Args:
+        kernel: in place.
+        x: inputs.
+        component: the values.
+        jitter: relative nugget.
+        again: how many kernels have started from this component before: each is four times as short as the last.
+    """
+    noise, is_open = Gaussian().to(x), unset_hyperparameters(kernel)
+    start_from_data(kernel, noise, x, component, None, jitter)
+    for part, name in is_open if again else ():
+        if name == "lengthscale":
+            setattr(part, name, getattr(part, name).detach() / 4.0**again)
+    return noise
 
 
 def _columns(kernel: Any, input_dim: int) -> Sequence[int]:

@@ -22,6 +22,7 @@ from pyro_nngp.kernels.base import (
     bind,
     bind_double,
     check_covariance,
+    check_kernels,
 )
 from pyro_nngp.kernels.elementary import ArcCosine, Constant, Cosine, Linear, VerticalScaling
 from pyro_nngp.kernels.gibbs import Gibbs
@@ -70,6 +71,7 @@ __all__ = [
     "bind",
     "bind_double",
     "check_covariance",
+    "check_kernels",
     "column_scale",
     "neighbor_lengthscale",
     "neighbor_metric",
