@@ -130,7 +130,7 @@ def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: T
     total = total + (gradient.precision[:, rows] * q.precision[:, targets]).sum()
     total = total + (gradient.loading[rows] * q.loading[targets]).sum()
     shared = len(q.prior.priors) == 1
-    w_bars, var_bars = (([sum(bars)] if shared else bars) for bars in (gradient.w, gradient.var))
+    w_bars, var_bars = ([torch.stack(bars).sum(0)] if shared else bars for bars in (gradient.w, gradient.var))
     x, near = graph.x.double(), graph.neighbors[rows]
     for prior, w_bar, var_bar in zip(q.prior.priors, w_bars, var_bars, strict=True):
         kernel = bind_double(prior.kernel, graph.x.dtype)

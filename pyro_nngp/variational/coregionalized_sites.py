@@ -127,9 +127,9 @@ class CoregionalizedSites(GaussianSites):
 
     def _posterior(self, prior: NNGPs, offset: Tensor | None = None) -> CoregionalizedPosterior:
         rows = prior.batch.rows
-        sites = self.observations(None if prior.is_whole else rows)
-        loading, moments = self._loading(self._prior[1].x[rows]), (self.loc[:, rows], self.covariance[rows])
-        return CoregionalizedPosterior(prior, loading, *sites, *moments, offset=offset)
+        target, precision = self.observations(None if prior.is_whole else rows)
+        loading, loc, cov = self._loading(self._prior[1].x[rows]), self.loc[:, rows], self.covariance[rows]
+        return CoregionalizedPosterior(prior, loading, target, precision, loc, cov, offset=offset)
 
     @pyro_entry
     def latent_prior(self) -> "CoregionalizedPrior":

@@ -317,7 +317,8 @@ class GaussianSites(GPModule):
         kernel, graph, _, jitter, _ = self._prior
 
         def find(parameters: Sequence[Tensor]) -> Excess:
-            return site_excess(parameters, kernel, graph, jitter, *self.observations(), self.loc)
+            target, precision = self.observations()
+            return site_excess(parameters, kernel, graph, jitter, target, precision, self.loc)
 
         self.excess.update(find, self.loc.numel())
 
