@@ -112,8 +112,8 @@ class CoregionalizedLOO(PredictiveMethod):
             if not 1 <= kernels <= len(x):
                 fail(where, "kernels", f"in 1..{len(x)}", kernels, "It is the number of latent functions.")
             kernels = [Matern52(x.shape[1]) for _ in range(kernels)]
-        check_kernels(where, kernels)
-        t, q = y.shape[1], len(kernels)
+        functions = check_kernels(where, kernels)
+        t, q = y.shape[1], len(functions)
         is_set = likelihood is not None
         likelihood = Gaussian(torch.ones(t, 1)) if likelihood is None else likelihood
         if not isinstance(likelihood, Gaussian):
@@ -124,10 +124,10 @@ class CoregionalizedLOO(PredictiveMethod):
             check_same_kind(where, x=x, mixing=mixing)
         if isinstance(mixing, Tensor) and (mixing.shape != (t, q) or not bool(mixing.isfinite().all())):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
-        for each in kernels:
+        for each in functions:
             release(each)
-        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), likelihood, mean, jitter, metric, offset=offset)
-        for each in kernels:
+        super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)
+        for each in functions:
             check_covariance(where, each, x)
         self._noise_is_set = is_set
         self.begin()

@@ -144,6 +144,7 @@ class LMC(PredictiveMethod):
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         settings = self._mean_at, self.loading, self.num_functions, self.jitter, self._evidence_parameters, self.mean
         at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
+        self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
         self.finish()
 
@@ -413,9 +414,7 @@ def _kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) ->
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
         check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
         kernels = [Matern52(x.shape[1]) for _ in range(count)]
-    kernels = list(kernels) if isinstance(kernels, nn.ModuleList) else kernels
-    check_kernels("LMC", kernels)
-    kernels = list(kernels)
+    kernels = check_kernels("LMC", list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
     if num_latents not in (None, len(kernels)):
         cure = "It is for one kernel that all latent functions share."
         fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)

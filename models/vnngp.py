@@ -314,7 +314,7 @@ class VNNGP(PredictiveMethod):
         pattern = torch.where(q.pattern < 0, -1, every[q.pattern.clamp(min=0).long()])
         parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
         loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
-        new.local = GivenGaussian(
+        new.local = cast(Any, GivenGaussian)(
             SparseCholeskyNormal(
                 loc.movedim(0, -1), scale.movedim(0, -1), weights.movedim(0, -2), pattern, numbers.to(self.x.device)
             )
@@ -394,7 +394,7 @@ class VNNGP(PredictiveMethod):
                 self.local.correct()
             return
         if self.shard is None:
-            factor = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
+            factor: Any = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
             own, every = slice(None), None
         else:
             factor = self._sharded_factor()

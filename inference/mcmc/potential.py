@@ -297,7 +297,7 @@ def _join(where: str, model: Any) -> tuple[World | None, float]:
 
     All continue with the random state of the first process.
     """
-    owner = getattr(model, "__self__", None)
+    owner: Any = getattr(model, "__self__", None)
     shard = getattr(owner, "shard", None)
     if shard is None or shard.world.size == 1:
         if shard is None and World().size > 1:

@@ -380,11 +380,12 @@ def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = N
         kernel.check_columns(x)
 
 
-def check_kernels(where: str, kernels: Any) -> None:
-    """Raise ``TypeError`` unless ``kernels`` is a sequence of modules."""
+def check_kernels(where: str, kernels: Any) -> list[nn.Module]:
+    """The kernels of a sequence; raises ``TypeError`` unless it is one of modules."""
     if not isinstance(kernels, Sequence) or not kernels or not all(isinstance(each, nn.Module) for each in kernels):
         cure = "Give one per latent function."
         fail(where, "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)
+    return list(kernels)
 
 
 def check_kernel(where: str, arg: str, kernel: Kernel) -> None:

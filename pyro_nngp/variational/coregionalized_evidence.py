@@ -120,7 +120,8 @@ def coregionalized_excess(
         value += float(observed.detach())
     if not posterior.is_dense:
         return Excess(found, None)
-    return Excess(found, float(coregionalized_log_evidence(posterior, whole.target, whole.loc)) - value)
+    with torch.no_grad():
+        return Excess(found, float(coregionalized_log_evidence(posterior, whole.target, whole.loc)) - value)
 
 
 def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: Tensor) -> Tensor:

@@ -101,7 +101,7 @@ def test_bound_improves_on_the_mean_field_of_the_same_graph():
     full, few, mean_field = (
         NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1),
         NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=8),
-        MeanField(x, y, kernel(), Gaussian(0.1), num_neighbors=8),
+        MeanField(x, y, kernel(), Gaussian(0.1), num_neighbors=8, posterior="mean-field"),
     )
     for gp in (full, few, mean_field):
         gp.solve()

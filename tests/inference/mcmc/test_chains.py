@@ -116,7 +116,7 @@ def test_chains_of_a_nearest_neighbor_process_run_side_by_side(white):
 @pytest.mark.parametrize("own", [False, True])
 def test_chains_on_minibatches_of_a_nearest_neighbor_process_run_side_by_side(own):
     x, prior = torch.rand(30, 2, dtype=F64), dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
-    kernel = Matern52(2, lengthscale=PyroSample(prior))
+    kernel = Matern52(2, torch.tensor(1.0, dtype=F64), PyroSample(prior))
     graph, gp = NeighborGraph(x, 6), Vecchia(x, Y, kernel, Gaussian(0.1), num_neighbors=6)
 
     def process(idx):
