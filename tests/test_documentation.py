@@ -170,12 +170,20 @@ CHECKS = {
 SKIPPED = {"docs/diagnostics.md"}  # its blocks are alternatives; three of them run below
 SLOW = {  # pages of more than a second, which run on their own before a release and in .ci/run
     "docs/howto/checkpoints.md",
+    "docs/howto/cluster.md",
     "docs/howto/gpu.md",
+    "docs/howto/kernels.md",
+    "docs/howto/likelihoods.md",
     "docs/howto/missing_and_offsets.md",
     "docs/howto/mixed_models.md",
+    "docs/howto/neighbors.md",
+    "docs/howto/new_data.md",
+    "docs/howto/priors.md",
     "docs/howto/scikit_learn.md",
     "docs/howto/several_outputs.md",
     "docs/howto/space_time.md",
+    "docs/methods.md",
+    "docs/sgmcmc.md",
 }
 RUN = [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in pages() if page not in SKIPPED]
 

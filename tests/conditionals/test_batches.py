@@ -91,7 +91,7 @@ def test_sizes(kernel, b, k):
         case.check(kernel)
 
 
-@pytest.mark.parametrize("kernel", [RBF, RationalQuadratic])
+@pytest.mark.parametrize("kernel", [pytest.param(RBF, marks=pytest.mark.slow), RationalQuadratic])
 def test_gradients_to_second_order(kernel):
     case = Case((2,), (2,), b=3, k=2, n=5)
     case.points[1] = -case.points[0]  # apart: finite differences of coinciding points are rough

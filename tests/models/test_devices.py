@@ -52,7 +52,7 @@ def test_the_pretended_device_refuses_to_meet_the_cpu(there):
 
 
 # Every operation on the pretended device costs: the variants that differ in parts tested elsewhere are slow tests.
-VARIANTS = ("NPVI-conditional", "NPVI-sites", "VNNGP-inducing")
+VARIANTS = ("NPVI", "NPVI-NN", "NPVI-conditional", "NPVI-sites", "VNNGP-inducing", "VNNGP-sparse", "SWSGP", "MLLk")
 CASES = [pytest.param(name, marks=[pytest.mark.slow] if name in VARIANTS else []) for name in METHODS]
 
 

@@ -337,7 +337,7 @@ class Deep(nn.Module):
         return self.kernel(self.network(a), self.network(b))
 
 
-@pytest.mark.parametrize("num_neighbors", [None, 10])
+@pytest.mark.parametrize("num_neighbors", [pytest.param(None, marks=pytest.mark.slow), 10])
 def test_joint_draws_with_a_deep_kernel_in_single_precision(num_neighbors):
     x, y = data(300, torch.float32)
     deep = Deep()

@@ -240,7 +240,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
 
 
 @pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
-@pytest.mark.parametrize("mean_field", [True, False])
+@pytest.mark.parametrize("mean_field", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("likelihood", "make"),
     [

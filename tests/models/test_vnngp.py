@@ -84,7 +84,7 @@ def test_elbo_agrees_with_the_dense_one_at_few_neighbors():
 @pytest.mark.parametrize(
     "settings", [{}, {"posterior": "sites"}, {"guide_neighbors": 3}, {"inducing": 16, "learn_inducing": True}]
 )
-@pytest.mark.parametrize("batch_size", [4, 12])
+@pytest.mark.parametrize("batch_size", [pytest.param(4, marks=pytest.mark.slow), 12])
 def test_disjoint_batches_average_exactly(settings, batch_size):
     x, y = data()
     gp = trained(x, y, num_neighbors=7, **settings)
@@ -230,7 +230,7 @@ def test_refresh_uses_the_learned_lengthscales():
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-@pytest.mark.parametrize("posterior", ["sites", "mean-field"])
+@pytest.mark.parametrize("posterior", ["sites", pytest.param("mean-field", marks=pytest.mark.slow)])
 def test_other_likelihoods_train_and_predict(likelihood, make, posterior):
     x, f = data()
     gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=6, posterior=posterior)

@@ -600,7 +600,7 @@ def test_errors_of_mcmc_runs():
         to_arviz(mcmc)
 
 
-@pytest.mark.parametrize("method", [Vecchia, LOO])
+@pytest.mark.parametrize("method", [Vecchia, pytest.param(LOO, marks=pytest.mark.slow)])
 def test_a_method_without_sites_has_joint_draws_of_f(method):
     """With K = N - 1 they are nearly those of the exact process, and az.loo has a posterior to look at."""
     generator = torch.Generator().manual_seed(0)

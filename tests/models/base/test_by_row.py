@@ -250,7 +250,7 @@ def test_priors_and_offsets_go_together():
     assert len(fit(gp, 2, progress=False).losses) == 2
 
 
-@pytest.mark.parametrize("counts", [Binomial, BetaBinomial])
+@pytest.mark.parametrize("counts", [Binomial, pytest.param(BetaBinomial, marks=pytest.mark.slow)])
 def test_zero_inflated_successes_have_the_trials_of_each_row(counts):
     n = torch.full((60,), 4)
     y = torch.bernoulli(torch.full((60,), 0.7, dtype=F64)) * dist.Binomial(4, logits=Y).sample()
