@@ -32,7 +32,7 @@ class BinomialSplit(NamedTuple):
 
     rows: Int[Tensor, " n"]
     """Rows of the counts that have something left to split."""
-    y: Float[Tensor, " n"] | Int[Tensor, " n"]
+    successes: Float[Tensor, " n"] | Int[Tensor, " n"]
     """Counts of this kind there."""
     trials: Float[Tensor, " n"] | Int[Tensor, " n"]
     """Counts of this kind and of all later ones."""
@@ -44,7 +44,7 @@ def binomial_splits(counts: Float[Tensor, "N C"] | Int[Tensor, "N C"]) -> list[B
     ::
 
         splits = binomial_splits(counts)
-        gps = [VNNGP(x[s.rows], s.y, likelihood=Binomial(), trials=s.trials) for s in splits]
+        gps = [VNNGP(x[s.rows], s.successes, likelihood=Binomial(), trials=s.trials) for s in splits]
         logits = [Bernoulli().marginal(*gp(x_new)).logits for gp in gps]  # of the expected probabilities of the splits
         shares = log_shares(torch.stack(logits)).exp()  # (C, P)
 
