@@ -14,7 +14,6 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias, cast
 
 import pyro
@@ -28,7 +27,6 @@ from pyro_nngp._rows import values_at
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributed import Route, ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
 from pyro_nngp.inducing import inducing_points
@@ -38,17 +36,16 @@ from pyro_nngp.models.base import (
     Densities,
     Draw,
     Plates,
-    PredictiveMethod,
+    ShardedLatents,
     draws_given_observations,
     first_neighbors,
     rows_of,
     warn_untrained,
 )
-from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph, distinct_rows
+from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
 from pyro_nngp.variational import (
     AmortizedGaussian,
     GaussianSites,
-    GivenGaussian,
     InducingLeaveOneOut,
     LatentLeaveOneOut,
     LocalGaussian,
@@ -62,7 +59,7 @@ _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
 
-class VNNGP(PredictiveMethod):
+class VNNGP(ShardedLatents):
     r"""Variational nearest-neighbor Gaussian process.
 
     Generative model, for an ordering of M inducing points z and K nearest neighbors:
@@ -117,9 +114,6 @@ class VNNGP(PredictiveMethod):
 
     graph_type: type[NeighborGraph] = NeighborGraph
     draws_together = vectorizes = can_distribute = True
-    row_buffers = frozenset({"data_neighbors", "local.y", "local.response", "local.rank", "local.context"})
-    local: LocalGaussian | AmortizedGaussian | GaussianSites
-    data_neighbors: Any
 
     @from_tables
     def __init__(
@@ -233,7 +227,7 @@ class VNNGP(PredictiveMethod):
         batch = self._batch(idx, inducing_idx)
         prior = self._prior(batch)
         shape = torch.broadcast_shapes(prior.batch_shape, self.latent_shape)
-        with poutine.scale(scale=batch.scale), self._of_all():
+        with poutine.scale(scale=batch.scale), self.of_all():
             u = pyro.sample(self.site("u"), prior.expand(shape).to_event(len(self.latent_shape)))
         plates = self.plates(idx)
         return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
@@ -253,73 +247,9 @@ class VNNGP(PredictiveMethod):
             q = self._encoded(self.local, batch)
         else:
             q = self.local.distribution(batch.rows, batch.targets)
-        with poutine.scale(scale=batch.scale), self._of_all():
+        with poutine.scale(scale=batch.scale), self.of_all():
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
         return self._f_given(self.plates(idx), u, batch, idx, q)
-
-    def _of_all(self) -> AbstractContextManager:
-        """On several processes, a context for inducing values that all of them have."""
-        return nullcontext() if self.at_data else self.shared_sites()
-
-    def distribute(self, data: ShardedData, choose: bool) -> None:
-        if self.has_row_tables and not (isinstance(self.local, LocalGaussian) and self.local.pattern is None):
-            cure = 'Give posterior="mean-field", an encoder, or inducing points; or take LOO or Vecchia.'
-            expectation, actual = "'mean-field' with ShardedData", "'sites'"
-            actual = actual if isinstance(self.local, GaussianSites) else "'factor'"
-            fail(type(self).__name__, "posterior", expectation, actual, cure, NotImplementedError)
-        super().distribute(data, choose)
-
-    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
-        if self.has_row_tables:
-            return super().sharded_table(data, num_neighbors)
-        symmetric, encoder = isinstance(self.graph, SymmetricGraph), cast(AmortizedGaussian, self.local).encoder
-        settings = {"symmetric": symmetric, "num_context": encoder.num_context}
-        return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
-
-    def take_rows(self, first: bool = False) -> None:
-        super().take_rows(first)
-        if not self.at_data:
-            self.find_rows()
-        elif isinstance(self.local, LocalGaussian):
-            tables = self.local.parameters()
-            for table in tables:
-                own = table.detach()[:1].expand(self.num_data, -1) if first else table.detach()[: self.num_data]
-                table.data = self.complete(own.clone())
-        elif first:
-            local = cast(AmortizedGaussian, self.local)
-            self.local = self._amortized(local.encoder, local.num_columns)
-        else:
-            cast(AmortizedGaussian, self.local).take(cast(Tensor, self.y))
-            self.local.follow(self.graph)
-
-    def find_rows(self) -> None:
-        if self.at_data:
-            super().find_rows()
-        else:
-            self.data_neighbors = self.graph.query(self.x, self.data_neighbors.shape[1])
-
-    @pyro_entry
-    @torch.no_grad()
-    def at_numbers(self, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> "VNNGP":
-        new = super().at_numbers(numbers, ordered, metric)
-        if self.has_row_tables:
-            return new
-        data = cast(ShardedData, self.shard)
-        route = Route(data.world, data.owners(numbers))
-        arrived = route.forward(numbers) - data.first
-        asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
-        self._place_medians()
-        q, of_halo = self.local.distribution(asked.to(self.x.device)), cast(ShardedNeighborhoods, self.graph).halo
-        every = of_halo.complete(torch.arange(data.num_own) + data.first).to(self.x.device)
-        pattern = torch.where(q.pattern < 0, -1, every[q.pattern.clamp(min=0).long()])
-        parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
-        loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
-        new.local = cast(Any, GivenGaussian)(
-            SparseCholeskyNormal(
-                loc.movedim(0, -1), scale.movedim(0, -1), weights.movedim(0, -2), pattern, numbers.to(self.x.device)
-            )
-        )
-        return new
 
     def _encoded(self, local: AmortizedGaussian, batch: Batch) -> SparseCholeskyNormal:
         """q(u) of the encoder, which reads one set of hyperparameters after the other."""
@@ -397,7 +327,7 @@ class VNNGP(PredictiveMethod):
             factor: Any = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
             own, every = slice(None), None
         else:
-            factor = self._sharded_factor()
+            factor = self.sharded_factor()
             own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
         likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
         y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
@@ -406,12 +336,6 @@ class VNNGP(PredictiveMethod):
             parts = (self.complete(part.movedim(-1, 0)).movedim(0, -1) for part in (found.loc, found.scale))
             found = SparseCholeskyNormal(*parts)
         self.local.assign(found)
-
-    def _sharded_factor(self) -> ShardedFactor:
-        def conditional(rows: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-            return graph_conditional(self.kernel, self.x[rows], self.x, near, jitter=self.jitter)
-
-        return ShardedFactor(cast(ShardedGraph, self.graph), conditional)
 
     def _evidence_parameters(self) -> list[nn.Parameter]:
         """What the evidence of the sites depends on, the guides of hyperparameters included."""

@@ -7,6 +7,7 @@ from pyro_nngp.models.base.method import GPMethod
 from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
+from pyro_nngp.models.base.sharded_latents import ShardedLatents
 from pyro_nngp.models.base.sites import Plates, latents_first, rows_of
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Plates",
     "PredictiveMethod",
     "ResponseMethod",
+    "ShardedLatents",
     "draws_given_observations",
     "first_neighbors",
     "latents_first",

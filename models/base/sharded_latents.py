@@ -1,0 +1,111 @@
+"""Variational methods with latent values on several processes: q(u) at own rows and the halo, or at inducing points.
+
+q(u) of inducing points is the same on all processes; a table of q(u) at the data has own rows and those of the halo; an
+encoder computes q(u) of the rows that it is asked for.
+
+Symbols: n own rows, S rows of a copy.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar, cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyro_nngp._checks import fail
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import Route, ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods, ShardedTable
+from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.models.base.predictive import PredictiveMethod
+from pyro_nngp.neighbors import SymmetricGraph
+from pyro_nngp.variational import AmortizedGaussian, GaussianSites, GivenGaussian, LocalGaussian
+
+Method = TypeVar("Method", bound="ShardedLatents")
+
+
+class ShardedLatents(PredictiveMethod):
+    """A method with q(u) at the data or at inducing points, whose rows may be on several processes.
+
+    Attributes:
+        at_data: whether u are the latent values at the data.
+        local: q(u).
+    """
+
+    row_buffers = frozenset({"data_neighbors", "local.y", "local.response", "local.rank", "local.context"})
+    local: LocalGaussian | AmortizedGaussian | GaussianSites
+    data_neighbors: Any
+    at_data: Any
+    _amortized: Callable[..., AmortizedGaussian]
+
+    def of_all(self) -> AbstractContextManager:
+        """On several processes, a context for inducing values that all of them have."""
+        return nullcontext() if self.at_data else self.shared_sites()
+
+    def distribute(self, data: ShardedData, choose: bool) -> None:
+        if self.has_row_tables and not (isinstance(self.local, LocalGaussian) and self.local.pattern is None):
+            cure = 'Give posterior="mean-field", an encoder, or inducing points; or take LOO or Vecchia.'
+            expectation, actual = "'mean-field' with ShardedData", "'sites'"
+            actual = actual if isinstance(self.local, GaussianSites) else "'factor'"
+            fail(type(self).__name__, "posterior", expectation, actual, cure, NotImplementedError)
+        super().distribute(data, choose)
+
+    def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
+        if self.has_row_tables:
+            return super().sharded_table(data, num_neighbors)
+        symmetric, encoder = isinstance(self.graph, SymmetricGraph), cast(AmortizedGaussian, self.local).encoder
+        settings = {"symmetric": symmetric, "num_context": encoder.num_context}
+        return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
+
+    def take_rows(self, first: bool = False) -> None:
+        super().take_rows(first)
+        if not self.at_data:
+            self.find_rows()
+        elif isinstance(self.local, LocalGaussian):
+            tables = self.local.parameters()
+            for table in tables:
+                own = table.detach()[:1].expand(self.num_data, -1) if first else table.detach()[: self.num_data]
+                table.data = self.complete(own.clone())
+        elif first:
+            local = cast(AmortizedGaussian, self.local)
+            self.local = self._amortized(local.encoder, local.num_columns)
+        else:
+            cast(AmortizedGaussian, self.local).take(cast(Tensor, self.y))
+            self.local.follow(self.graph)
+
+    def find_rows(self) -> None:
+        if self.at_data:
+            super().find_rows()
+        else:
+            self.data_neighbors = self.graph.query(self.x, self.data_neighbors.shape[1])
+
+    @pyro_entry
+    @torch.no_grad()
+    def at_numbers(self: Method, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> Method:
+        new = super().at_numbers(numbers, ordered, metric)
+        if self.has_row_tables:
+            return new
+        data = cast(ShardedData, self.shard)
+        route = Route(data.world, data.owners(numbers))
+        arrived = route.forward(numbers) - data.first
+        asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
+        self._place_medians()
+        q, of_halo = self.local.distribution(asked.to(self.x.device)), cast(ShardedNeighborhoods, self.graph).halo
+        every = of_halo.complete(torch.arange(data.num_own) + data.first).to(self.x.device)
+        pattern = torch.where(q.pattern < 0, -1, every[q.pattern.clamp(min=0).long()])
+        parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
+        loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
+        rows = numbers.to(self.x.device)
+        q = SparseCholeskyNormal(loc.movedim(0, -1), scale.movedim(0, -1), weights.movedim(0, -2), pattern, rows)
+        new.local = cast(LocalGaussian, GivenGaussian(q))  # a table of these rows
+        return new
+
+    def sharded_factor(self) -> ShardedFactor:
+        """(I - A, V) of the prior at the rows of all processes."""
+
+        def conditional(rows: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
+            return graph_conditional(self.kernel, self.x[rows], self.x, near, jitter=self.jitter)
+
+        return ShardedFactor(cast(ShardedGraph, self.graph), conditional)
