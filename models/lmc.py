@@ -142,7 +142,7 @@ class LMC(PredictiveMethod):
             self.mixing = mixing
         num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
-        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self._evidence_parameters, self.mean
+        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.parameters, self.mean
         at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
         self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
@@ -248,10 +248,6 @@ class LMC(PredictiveMethod):
         with torch.enable_grad():
             self._place_medians()
             self.local.correct()
-
-    def _evidence_parameters(self) -> list[nn.Parameter]:
-        """What the evidence of the sites depends on, the guides of hyperparameters included."""
-        return list(self.parameters())
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function."""

@@ -188,7 +188,7 @@ class VNNGP(ShardedLatents):
                 self._mean_at,
                 self.latent_shape,
                 self.jitter,
-                self._evidence_parameters,
+                self.parameters,
                 self.mean,
                 self._likelihood_by_row(),
             )
@@ -336,10 +336,6 @@ class VNNGP(ShardedLatents):
             parts = (self.complete(part.movedim(-1, 0)).movedim(0, -1) for part in (found.loc, found.scale))
             found = SparseCholeskyNormal(*parts)
         self.local.assign(found)
-
-    def _evidence_parameters(self) -> list[nn.Parameter]:
-        """What the evidence of the sites depends on, the guides of hyperparameters included."""
-        return list(self.parameters())
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""

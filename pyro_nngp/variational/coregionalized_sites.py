@@ -16,7 +16,7 @@ functions, U rows of a batch and its neighbors, P new points.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -82,7 +82,7 @@ class CoregionalizedSites(GaussianSites):
         loading: Callable[[Tensor], Tensor],
         num_latents: int,
         jitter: float,
-        parameters: Callable[[], Sequence[Tensor]] = list,
+        parameters: Callable[[], Iterable[Tensor]] = list,
         level: Any = None,
         likelihood_at: Callable[..., Any] | None = None,
     ) -> None:

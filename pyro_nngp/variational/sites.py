@@ -25,7 +25,7 @@ functions.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ class GaussianSites(GPModule):
         mean: Callable[..., Tensor],
         latent_shape: tuple[int, ...] = (),
         jitter: float = DEFAULT_JITTER,
-        parameters: Callable[[], Sequence[Tensor]] = list,
+        parameters: Callable[[], Iterable[Tensor]] = list,
         level: Any = None,
         likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
