@@ -38,7 +38,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
@@ -229,7 +229,7 @@ class CoregionalizedLOO(PredictiveMethod):
         return densities
 
     def _predictive_at(
-        self, x_new: Tensor, plan: Tensor, draw: Draw | None, added: Tensor, trials: Tensor | None
+        self, x_new: Tensor, plan: Tensor, draw: Draw | None, added: Tensor, by_row: ByRow
     ) -> Distribution:
         loc, tril = self._given_neighbors(x_new, plan, noisy=True)
         return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=tril)

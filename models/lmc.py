@@ -75,7 +75,7 @@ class LMC(PredictiveMethod):
         ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
-        offset, weights, trials: of each row, (N,), or of each output, (N, T); see
+        offset, weights, trials, limits: of each row, (N,), or of each output, (N, T); see
             :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering.
 
@@ -106,6 +106,7 @@ class LMC(PredictiveMethod):
         offset: Float[Tensor, "N *T"] | Table | None = None,
         weights: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
         trials: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
+        limits: Float[Tensor, "N *T"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() != 2:
@@ -113,7 +114,7 @@ class LMC(PredictiveMethod):
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         kernels, count = _kernels(x, y.shape[1], kernels, num_latents)
         parts = PerOutput(*_likelihoods(likelihood, y.shape[1]))
-        by_row = {"offset": offset, "weights": weights, "trials": trials}
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), parts, mean, jitter, metric, **by_row)
         self.num_functions = count
         for each in kernels:
@@ -143,7 +144,7 @@ class LMC(PredictiveMethod):
         num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.parameters, self.mean
-        at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
+        at_rows = self.likelihood_at if self.differs_by_row else None
         self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
         self.finish()
