@@ -61,12 +61,15 @@ class LMC(PredictiveMethod):
     Args:
         x: sites (N, D): the union of the sites of all outputs, see :func:`pyro_nngp.data.union_of_sites`.
         y: targets (N, T). NaN are missing values in any pattern, such as outputs at other sites.
-        kernels: one for each latent function; or L for kernels of Matern52 with one lengthscale per column; or one
-            kernel, which all latent functions share; None is T for T outputs. Unset hyperparameters start from the data
-            (:mod:`pyro_nngp.models.base.output_starts`).
+        kernels: one kernel, which all latent functions share; or one for each of them; or L for L kernels of Matern52
+            with one lengthscale per column. None is one Matern52 for all: with a kernel for each function there is
+            little in the data that tells the functions apart, and predictions are worse more often than better
+            (``benchmarks/results/several_outputs.md``). If `mixing` is a function, None is one for each. Unset
+            hyperparameters start from the data (:mod:`pyro_nngp.models.base.output_starts`).
         likelihood: one for each output, such as ``[Poisson(), Gaussian()]``, or one, of which each output gets a copy;
             None is Gaussian.
-        num_latents: L where all share one kernel; None is T.
+        num_latents: L where all share one kernel; None is T. Fewer than T tie outputs to each other: then no output
+            can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer.
         mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
@@ -112,18 +115,18 @@ class LMC(PredictiveMethod):
         if not isinstance(y, Tensor) or y.dim() != 2:
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
-        kernels, count = output_kernels(x, y.shape[1], kernels, num_latents)
+        varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
+        kernels, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
         parts = PerOutput(*output_likelihoods(likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), parts, mean, jitter, metric, **by_row)
-        self.num_functions = count
+        self.num_functions, self.varies = count, varies
         for each in kernels:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
         shape = y.shape[1], self.num_functions
-        self.varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
         if self.varies:
             self.mixing: Any = mixing
             check_loading(cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))

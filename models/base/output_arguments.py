@@ -12,10 +12,22 @@ from pyro_nngp.kernels import Matern52, check_kernels
 from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 
 
-def output_kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) -> tuple[list[nn.Module], int]:
-    """Kernels, one for each latent function or one for all, and the number of functions."""
+def output_kernels(
+    x: Any, num_outputs: int, kernels: Any, num_latents: int | None, by_function: bool
+) -> tuple[list[nn.Module], int]:
+    """Kernels, one for each latent function or one for all, and the number of functions.
+
+    Args:
+        x: inputs (N, D).
+        num_outputs: T.
+        kernels: as :class:`~pyro_nngp.models.LMC` takes them.
+        num_latents: L where all share one kernel.
+        by_function: whether None is a kernel for each latent function, rather than one for all.
+    """
     if num_latents is not None:
         check_int("LMC", "num_latents", num_latents, 1, "It is the number of latent functions.")
+    if kernels is None and not by_function:
+        kernels = Matern52(x.shape[1])
     if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
         release(kernels)
         return [kernels], num_outputs if num_latents is None else num_latents
