@@ -125,7 +125,7 @@ def of_another(part):
 
 
 def bound_of_another():
-    gp = VNNGP(X, labels(), Matern32(1), PolyaGammaBound(Bernoulli()), num_neighbors=3)
+    gp = VNNGP(X, labels(), Matern32(1, 1.0, 0.5), PolyaGammaBound(Bernoulli()), num_neighbors=3)
     fit(gp, 1, progress=False)
     return gp.likelihood
 

@@ -24,7 +24,7 @@ SETTINGS = {"batch_size": 8, "progress": False}
 
 
 def gp():
-    return SVGP(X, torch.sin(5 * X[:, 0]), Matern52(1), Gaussian(0.1), inducing=4)
+    return SVGP(X, torch.sin(5 * X[:, 0]), Matern52(1, 1.0, 0.5), Gaussian(0.1), inducing=4)
 
 
 def test_a_state_comes_back(tmp_path):

@@ -27,7 +27,7 @@ SETTINGS = {"batch_size": 10, "progress": False}
 
 
 def vnngp(x=X, y=Y, kernel=Matern52, likelihood=lambda: Gaussian(0.1), num_neighbors=4, **options):
-    return VNNGP(x, y, kernel(2), likelihood(), num_neighbors=num_neighbors, **options)
+    return VNNGP(x, y, kernel(2, variance=1.0), likelihood(), num_neighbors=num_neighbors, **options)
 
 
 def prior(scale):
@@ -42,13 +42,13 @@ METHODS = {
     "vnngp": vnngp,
     "bernoulli": lambda: vnngp(y=LABELS, likelihood=Bernoulli),
     "mean-field": lambda: vnngp(posterior="mean-field"),
-    "sum": lambda: VNNGP(X, Y, Matern52(2) + Matern52(2), Gaussian(0.1), num_neighbors=4),
+    "sum": lambda: VNNGP(X, Y, Matern52(2, 1.0, 0.5) + Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=4),
     "prior": lambda: vnngp(kernel=prior(1.0)),
-    "vecchia": lambda: Vecchia(X, Y, Matern52(2), Gaussian(0.1), num_neighbors=4),
-    "loo": lambda: LOO(X, LABELS, Matern52(2), Bernoulli(), num_neighbors=4),
-    "npvi": lambda: NPVI(X, Y, Matern52(2), Gaussian(0.1), num_neighbors=4),
-    "swsgp": lambda: SWSGP(X, Y, Matern52(2), Gaussian(0.1), inducing=8, num_neighbors=3),
-    "svgp": lambda: SVGP(X, LABELS, Matern52(2), Bernoulli(), inducing=8),
+    "vecchia": lambda: Vecchia(X, Y, Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=4),
+    "loo": lambda: LOO(X, LABELS, Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=4),
+    "npvi": lambda: NPVI(X, Y, Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=4),
+    "swsgp": lambda: SWSGP(X, Y, Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=8, num_neighbors=3),
+    "svgp": lambda: SVGP(X, LABELS, Matern52(2, 1.0, 0.5), Bernoulli(), inducing=8),
     "net": lambda: vnngp(mean=nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))),
 }
 

@@ -77,13 +77,13 @@ LABELS = {
 def test_auxiliary_variables_elsewhere(kind, there):
     likelihood, coded = LABELS[kind]
     x, y = data()
-    agrees(LOO(x, coded(y), Matern52(2, lengthscale=0.5), copy.deepcopy(likelihood), num_neighbors=8), there)
+    agrees(LOO(x, coded(y), Matern52(2, 1.0, 0.5), copy.deepcopy(likelihood), num_neighbors=8), there)
 
 
 @pytest.mark.slow
 def test_natural_gradients_elsewhere(there):
     x, y = data()
-    gp = VNNGP(x, (3 * y).round().clamp(min=0), Matern32(2, lengthscale=0.5), Poisson(), num_neighbors=8)
+    gp = VNNGP(x, (3 * y).round().clamp(min=0), Matern32(2, 1.0, 0.5), Poisson(), num_neighbors=8)
     agrees(gp, there, solve_every=1)
 
 
@@ -96,7 +96,7 @@ def test_correlated_outputs_elsewhere(there):
 @pytest.mark.slow
 def test_sampled_posteriors_elsewhere(there):
     x, y = data()
-    gp = BSGP(x, y, Matern52(2, lengthscale=0.5), Gaussian(0.05), inducing=10).to(there)
+    gp = BSGP(x, y, Matern52(2, 1.0, 0.5), Gaussian(0.05), inducing=10).to(there)
     mcmc = MCMC(SGHMC(gp.model, num_steps=1), 2, 1, disable_progbar=True)
     mcmc.run(Minibatch(len(x), 20))
     samples = mcmc.get_samples()

@@ -60,7 +60,7 @@ class Line(PyroModule):
 def gp(dtype=torch.float32):
     torch.manual_seed(1)
     x = torch.rand(N, 2, dtype=dtype)
-    return VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+    return VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
 
 
 SETTINGS = {"batch_size": 16, "lr": 0.02, "progress": False}
@@ -277,7 +277,7 @@ def test_a_killed_process_resumes(tmp_path):
         from pyro_nngp.models import BSGP, VNNGP
         torch.manual_seed(1)
         x = torch.rand(60, 2)
-        gp = VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+        gp = VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
         kill = int(sys.argv[2])
         def callback(step, loss):
             if step == kill:
@@ -464,7 +464,7 @@ def test_progress_bar_shows_the_loss(capsys):
 
 def test_an_autoguide_trains_on_minibatches():
     x = torch.rand(40, 2)
-    sparse = BSGP(x, x.sum(-1), Matern52(2), Gaussian(0.1), inducing=5)
+    sparse = BSGP(x, x.sum(-1), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=5)
     pair = (sparse.model, AutoNormal(sparse.model))
     result = fit(pair, 3, batch_size=10, num_data=40, elbo=Trace_ELBO(), progress=False)
     assert result.losses.isfinite().all()
@@ -584,7 +584,7 @@ def test_a_function_that_closes_over_a_net_is_an_error_that_names_the_cure():
     x, y = gp().x, gp().y
 
     def built(mean):
-        return VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=6, mean=mean)
+        return VNNGP(x, y, Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=6, mean=mean)
 
     with pytest.raises(ValueError, match=r"got others of shapes \[\(1,\), \(1, 2\)\], .*Pass the network itself"):
         fit(built(lambda x: net(x)), 2, **SETTINGS)

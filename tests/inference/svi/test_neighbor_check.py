@@ -19,7 +19,7 @@ def data(n, dtype=torch.float64):
 
 
 def vecchia(n=200, **settings):
-    return Vecchia(*data(n), Matern52(2, lengthscale=torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
+    return Vecchia(*data(n), Matern52(2, 1.0, torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
 
 
 def rough(kernel):
@@ -44,7 +44,7 @@ def test_neighbors_that_are_too_few_are_found_out():
 
 def at_lengthscale(method, lengthscale, **options):
     x, y = data(60)
-    return method(x, y, Matern52(2, lengthscale=lengthscale), Gaussian(0.1), **options)
+    return method(x, y, Matern52(2, 1.0, lengthscale), Gaussian(0.1), **options)
 
 
 @pytest.mark.parametrize(

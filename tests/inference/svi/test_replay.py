@@ -21,7 +21,7 @@ METHODS = {
     "mean-field": lambda mean: VNNGP(X, Y, num_neighbors=8, posterior="mean-field", mean=mean),
     "factor": lambda mean: VNNGP(X, Y, num_neighbors=8, guide_neighbors=3, mean=mean),
     "sites": lambda mean: VNNGP(X, Y, num_neighbors=8, mean=mean),
-    "counts": lambda mean: VNNGP(X, Y.exp().round(), RBF(2), Poisson(), num_neighbors=8, mean=mean),
+    "counts": lambda mean: VNNGP(X, Y.exp().round(), RBF(2, 1.0, 0.5), Poisson(), num_neighbors=8, mean=mean),
     "LOO": lambda mean: LOO(X, Y, num_neighbors=8, mean=mean),
     "labels": lambda mean: LOO(X, (Y > 0).float(), None, Bernoulli(), num_neighbors=8, mean=mean),
     "Vecchia": lambda mean: Vecchia(X, Y, Matern52(2), Gaussian(), num_neighbors=8, mean=mean),

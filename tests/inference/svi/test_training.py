@@ -23,7 +23,7 @@ def data(n, dtype=torch.float64):
 
 
 def vecchia(n=200, **settings):
-    return Vecchia(*data(n), Matern52(2, lengthscale=torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
+    return Vecchia(*data(n), Matern52(2, 1.0, torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
 
 
 def values(module):
@@ -124,7 +124,7 @@ class Line(PyroModule):
 
 def vnngp():
     x, y = data(120)
-    return VNNGP(x, y, Matern52(2, lengthscale=torch.full((2,), 0.5)), Gaussian(0.05), num_neighbors=5)
+    return VNNGP(x, y, Matern52(2, 1.0, torch.full((2,), 0.5)), Gaussian(0.05), num_neighbors=5)
 
 
 def test_a_run_of_adam_without_a_number_of_steps_resumes_with_the_same_bits(tmp_path):
@@ -154,7 +154,7 @@ def test_the_optimizer_suits_the_loss():
     assert chosen(vecchia(), 5) == "adam"
     assert chosen(vecchia(), lr=0.1) == "adam"
     assert chosen(vecchia(), 5, optimizer="lbfgs") == "lbfgs"
-    labels = LOO(x, (y > 0).double(), Matern52(2), Bernoulli(), num_neighbors=5)
+    labels = LOO(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
     assert chosen(labels) == "lbfgs"  # between solutions for what each datum has
     assert chosen(labels, solve_every=0) == "adam"
     assert chosen(VNNGP(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "adam"
