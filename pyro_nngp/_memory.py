@@ -7,15 +7,20 @@ of factorizing them.
 import contextlib
 import math
 import mmap
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 _LARGE = 2**23
 _KEPT = 2**24
+_REUSED = 2**28
 _LIMIT: ContextVar[int | None] = ContextVar("block_limit", default=None)
+_unused: deque[mmap.mmap] = deque()  # changed in single operations: garbage may be collected anywhere
 
 
 @contextlib.contextmanager
@@ -42,10 +47,45 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(_block(size), dtype=dtype).view(shape)
+
+
+def reused(size: int) -> Tensor:
+    """`size` bytes on the CPU for what every step needs again: later calls get them once no tensor has them.
+
+    The process keeps up to 256 MB.
+    """
+    if not _LARGE <= size <= _REUSED or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return empty((size,), torch.uint8)
+    block = _found(size) or _block(size)
+    array = np.frombuffer(block, np.uint8, size)
+    weakref.finalize(array, _give_back, block).atexit = False
+    return torch.from_numpy(array)  # holds the array as long as a tensor has its memory
+
+
+def _block(size: int) -> mmap.mmap:
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # the system is built without large pages
         block.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(block, dtype=dtype).view(shape)
+    return block
+
+
+def _found(size: int) -> mmap.mmap | None:
+    """An unused block of up to twice the size."""
+    with contextlib.suppress(IndexError):  # another thread took the last one
+        for _ in range(len(_unused)):
+            block = _unused.popleft()
+            if size <= len(block) <= 2 * size:
+                return block
+            _unused.append(block)
+    return None
+
+
+def _give_back(block: mmap.mmap) -> None:
+    _unused.append(block)
+    with contextlib.suppress(IndexError):
+        while sum(map(len, tuple(_unused))) > _REUSED:
+            _unused.popleft()
 
 
 def keep_freed() -> None:

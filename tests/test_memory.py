@@ -46,6 +46,28 @@ def test_large_pages_are_asked_for_only_where_they_pay(monkeypatch):
     assert asked == [mmap.MADV_HUGEPAGE]
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="a system without large pages")
+def test_memory_is_reused_once_no_tensor_has_it():
+    first = memory.reused(2**23 + 5)
+    at, part = first.data_ptr(), first[5:]
+    del first
+    second = memory.reused(2**23 + 5)
+    part.fill_(1)
+    second.fill_(2)
+    assert (part == 1).all()
+    del part
+    assert memory.reused(2**23).data_ptr() == at  # a block of about the size
+    large = memory.reused(2**24 + 2)
+    assert large.data_ptr() != at
+    del large, second
+    most, more = memory.reused(2**28), memory.reused(2**28 + 1)  # beyond 256 MB nothing is kept
+    assert (most.data_ptr(), len(more)) != (at, 2**28)
+    most_at = most.data_ptr()
+    del most, more
+    assert memory.reused(2**28).data_ptr() == most_at
+    assert not memory.reused(2**23).any()  # what was kept has made way: fresh memory is zero
+
+
 FAULTS = """
 import resource, torch
 from pyro_nngp import _memory as memory

@@ -1,14 +1,17 @@
 """What a second thread brings: search, conditional, step, solve and prediction on one thread and on several, in turns.
 
-Wall and processor milliseconds, the least of the rounds, and the ratio of wall times: 2 would be ideal for two threads.
-Processor times that grow with the threads are spinning or contention for caches. On a machine with other work the wall
-times of several threads say little; run it on an idle one.
+Each work runs on one thread and on several in alternation, for `--seconds` and three rounds at least. Wall times are
+the least of the rounds, which other jobs disturb least; processor times are medians and grow with the threads by
+spinning and by contention for caches. The last columns are ratios of wall times, 1 thread to n (2 would be ideal for 2
+threads): of the least, and the median over the rounds. Where the two differ, or the load exceeds the threads in use,
+the machine had other work and the row decides nothing; run it on an idle one.
 
-Usage: python benchmarks/speed/threads.py [--threads 1 2] [--rounds 7] [--out benchmarks/results/threads.md]
+Usage: python benchmarks/speed/threads.py [--threads 1 2] [--seconds 20] [--out benchmarks/results/threads.md]
 """
 
 import argparse
 import os
+import statistics
 import time
 from pathlib import Path
 
@@ -78,32 +81,38 @@ WORK = {
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=20, help="of each work, all thread counts together")
+    parser.add_argument("--works", nargs="+", default=list(WORK), help="rows that contain one of these words")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     names = [f"{n} thread{'s' * (n > 1)}: wall, processor [ms]" for n in args.threads]
-    load = f"{os.cpu_count()} cores, load at the start {os.getloadavg()[0]:.1f}"
     lines = [
-        f"{load}; least of {args.rounds} alternating rounds; torch {torch.__version__}.",
+        f"{os.cpu_count()} cores; {args.seconds:g} s of alternating rounds each; torch {torch.__version__}.",
         "",
-        f"| work | {' | '.join(names)} | wall: 1 / n |",
-        "|---" * (len(args.threads) + 2) + "|",
+        f"| work | {' | '.join(names)} | least: 1 / n | median: 1 / n | rounds, load |",
+        "|---" * (len(args.threads) + 4) + "|",
     ]
     print("\n".join(lines), flush=True)
     for name, prepare in WORK.items():
+        if not any(word in name for word in args.works):
+            continue
         torch.set_num_threads(1)
-        work, wall, processor = prepare(), {}, {}
+        work = prepare()
         work()
-        for _ in range(args.rounds):
+        wall, processor, begin = {n: [] for n in args.threads}, {n: [] for n in args.threads}, time.perf_counter()
+        while len(wall[args.threads[-1]]) < 3 or time.perf_counter() - begin < args.seconds:
             for count in args.threads:
                 torch.set_num_threads(count)
                 start = time.perf_counter(), time.process_time()
                 work()
-                wall.setdefault(count, []).append(time.perf_counter() - start[0])
-                processor.setdefault(count, []).append(time.process_time() - start[1])
-        cells = [f"{1e3 * min(wall[n]):.1f}, {1e3 * min(processor[n]):.1f}" for n in args.threads]
-        ratios = ", ".join(f"{min(wall[args.threads[0]]) / min(wall[n]):.2f}" for n in args.threads[1:])
-        lines.append(f"| {name} | {' | '.join(cells)} | {ratios} |")
+                wall[count].append(time.perf_counter() - start[0])
+                processor[count].append(time.process_time() - start[1])
+        one = args.threads[0]
+        cells = [f"{1e3 * min(wall[n]):.1f}, {1e3 * statistics.median(processor[n]):.1f}" for n in args.threads]
+        cells.append(", ".join(f"{min(wall[one]) / min(wall[n]):.2f}" for n in args.threads[1:]))
+        paired = [[a / b for a, b in zip(wall[one], wall[n], strict=True)] for n in args.threads[1:]]
+        cells.append(", ".join(f"{statistics.median(ratios):.2f}" for ratios in paired))
+        lines.append(f"| {name} | {' | '.join(cells)} | {len(wall[one])}, {os.getloadavg()[0]:.1f} |")
         print(lines[-1], flush=True)
     if args.out:
         args.out.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from pathlib import Path
 from pyro_nngp._checks import fail
 from pyro_nngp.native.structures import AdamStep, Arguments, PolyaGammaDraws, Queries, Triangle
 
-FILE = "libnative.so.8"  # the number rises when the interface changes
+FILE = "libnative.so.9"  # the number rises when the interface changes
 _INTEGER, _POINTER = ctypes.c_int64, ctypes.c_void_p
 FUNCTIONS = {
     "nn_levels": (),

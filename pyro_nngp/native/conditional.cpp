@@ -48,7 +48,7 @@ struct Arguments {
     const void *noise;           // (S, B, K) or (B, K), or null
     uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
-    void *w, *v;                 // (S, B, K), (S, B): forward pass; null in the backward pass
+    void *w, *v;                 // (S, B, K), (S, B): written by the forward pass, read by the backward pass
     void *tangent_w, *tangent_v; // (S, B, P, K), (S, B, P + 1), or both null, P = D + of_shape: derivatives of w and v
                                  // by log scale, shape and, the last of v, log variance; without noise. Written
                                  // forward, read backward
@@ -66,40 +66,40 @@ enum Kernel { RBF, MATERN12, MATERN32, MATERN52, TABLE };
 template <class T> struct Real;
 template <> struct Real<float> {
     using Int = int32_t;
-    static constexpr float lowest = -87.33f, magic = 0x1.8p23f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
-    static constexpr int degree = 7, bits = 23, bias = 127, cell_bits = 5, coefficients = 4;
+    static constexpr float highest = 87.33f, magic = 0x1.8p23f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+    static constexpr float exponential[] = {0x1.6a2434p-10f, 0x1.1239e2p-7f, 0x1.5558f2p-5f, 0x1.555492p-3f, 0x1.fffffcp-2f, 1, 1};
+    static constexpr int bits = 23, bias = 127, cell_bits = 5, coefficients = 4;
 };
 template <> struct Real<double> {
     using Int = int64_t;
-    static constexpr double lowest = -708.39, magic = 0x1.8p52, ln2_high = 0x1.62e42fee0p-1, ln2_low = 0x1.a39ef35793c76p-33;
-    static constexpr int degree = 13, bits = 52, bias = 1023, cell_bits = 4, coefficients = 8;
+    static constexpr double highest = 708.39, magic = 0x1.8p52, ln2_high = 0x1.62e42fee0p-1, ln2_low = 0x1.a39ef35793c76p-33;
+    static constexpr double exponential[] = {0x1.ad7f6f0799ee2p-26, 0x1.28ad72cc30daap-22, 0x1.71df2552390c2p-19,
+        0x1.a0199a0c677acp-16, 0x1.a01a012a57b51p-13, 0x1.6c16c1842a11dp-10, 0x1.1111111127be5p-7, 0x1.555555555087cp-5,
+        0x1.55555555554fap-3, 0x1.000000000000ap-1, 1, 1};
+    static constexpr int bits = 52, bias = 1023, cell_bits = 4, coefficients = 8;
 };
 
-// exp(x) for x <= 0: x = n ln 2 + r, |r| <= ln 2 / 2, Taylor polynomial in r (relative error below 1e-8 and 1e-17
-// before rounding); 0 where the result would be subnormal. NaN stays NaN.
-template <class T, class V> INLINE V exp_negative(const V x) {
+// exp(-s) for 0 <= s < highest: -s = n ln 2 + r, |r| <= ln 2 / 2, and the polynomial in r of least relative error, 3e-9
+// and 4e-18 before rounding, that begins with 1 + r. NaN stays NaN.
+template <class T, class V> INLINE V exp_of_minus(const V s) {
     using C = Real<T>;
     typedef typename C::Int Int __attribute__((vector_size(sizeof(V))));
-    const V clamped = x < C::lowest ? V{} + C::lowest : x;
-    const V shifted = clamped * T(1.442695040888963407) + C::magic;
+    const V shifted = C::magic - s * T(1.442695040888963407);
     const V n = shifted - C::magic;
-    const V r = (clamped - n * C::ln2_high) - n * C::ln2_low;
-    T factorial = 1;
-    for (int i = 2; i <= C::degree; ++i) factorial *= T(i);
-    T coefficient = 1 / factorial;
-    V p = V{} + coefficient;
+    const V r = (-s - n * C::ln2_high) - n * C::ln2_low;
+    V p = V{} + C::exponential[0];
 #pragma GCC unroll 16
-    for (int i = C::degree; i > 0; --i) {
-        coefficient *= T(i);
-        p = p * r + coefficient;
-    }
+    for (size_t i = 1; i < sizeof(C::exponential) / sizeof(T); ++i) p = p * r + C::exponential[i];
     Int exponent;
     std::memcpy(&exponent, &shifted, sizeof(V)); // the low bits of `shifted` are n
     exponent = (exponent + C::bias) << C::bits;
     V power;
     std::memcpy(&power, &exponent, sizeof(V));
-    return x < C::lowest ? V{} : p * power;
+    return p * power;
 }
+
+// The value where exp(-s) is a normal number, and 0 beyond. NaN stays NaN.
+template <class T, class V> INLINE V where_normal(const V s, const V value) { return s >= Real<T>::highest ? V{} : value; }
 
 template <class T, class V> INLINE V square_root(const V x) {
     V s;
@@ -227,44 +227,46 @@ template <class T> struct Function {
     T variance;
     const T *table;
 
-    // k(q) and, if asked for, its slope dk/dq and derivative by the shape, for COUNT squared distances, q in and k out.
-    template <int COUNT, bool SLOPE, bool SHAPE, class V> INLINE void evaluate(V *q, V *slope, V *shape) const {
+    // Of COUNT squared distances q, what is asked for of k(q), its slope dk/dq and its derivative by the shape. k and q
+    // share their memory.
+    template <int COUNT, bool VALUE, bool SLOPE, bool SHAPE, class V>
+    INLINE void evaluate(V *q, V *slope, V *shape) const {
         switch (kernel) {
         case RBF:
             for (int e = 0; e < COUNT; ++e) {
-                q[e] = variance * exp_negative<T>(-q[e]);
-                if (SLOPE) slope[e] = -q[e];
+                const V k = where_normal<T>(q[e], variance * exp_of_minus<T>(q[e]));
+                if (SLOPE) slope[e] = -k;
+                if (VALUE) q[e] = k;
             }
             break;
         case MATERN12:
             for (int e = 0; e < COUNT; ++e) {
-                const V s = square_root<T>(q[e]), k = variance * exp_negative<T>(-s);
+                const V s = square_root<T>(q[e]), k = where_normal<T>(s, variance * exp_of_minus<T>(s));
                 if (SLOPE) slope[e] = q[e] <= T(1e-24) ? V{} : T(-0.5) * k / s;
-                q[e] = k;
+                if (VALUE) q[e] = k;
             }
             break;
         case MATERN32:
             for (int e = 0; e < COUNT; ++e) {
-                q[e] = finite<T>(q[e]);
-                const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s);
-                if (SLOPE) slope[e] = T(-0.5) * f;
-                q[e] = f + s * f;
+                const V s = square_root<T>(q[e]), f = exp_of_minus<T>(s);
+                if (SLOPE) slope[e] = where_normal<T>(s, T(-0.5) * variance * f);
+                if (VALUE) q[e] = where_normal<T>(s, variance * (f + s * f));
             }
             break;
         case MATERN52:
             for (int e = 0; e < COUNT; ++e) {
-                q[e] = finite<T>(q[e]);
-                const V s = square_root<T>(q[e]), f = variance * exp_negative<T>(-s), g = f + s * f;
-                if (SLOPE) slope[e] = T(-1.0 / 6) * g;
-                q[e] = g + q[e] * T(1.0 / 3) * f;
+                const V s = square_root<T>(q[e]), f = exp_of_minus<T>(s), g = f + s * f;
+                if (SLOPE) slope[e] = where_normal<T>(s, T(-1.0 / 6) * variance * g);
+                if (VALUE) q[e] = where_normal<T>(s, variance * (g + q[e] * T(1.0 / 3) * f));
             }
             break;
         default:
             for (int e = 0; e < COUNT; ++e) {
                 V change = {}, by_shape = {};
-                q[e] = variance * correlation<T, SLOPE, SHAPE>(table, q[e], &change, &by_shape);
+                const V k = variance * correlation<T, SLOPE, SHAPE>(table, q[e], &change, &by_shape);
                 if (SLOPE) slope[e] = variance * change;
                 if (SHAPE) shape[e] = variance * by_shape;
+                if (VALUE) q[e] = k;
             }
         }
     }
@@ -299,7 +301,7 @@ template <class T, int BYTES, int R> struct Block {
         const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
         const int64_t sloped = a.tangent_w && !a.grad_w ? offset(rows) + rows : 0;
         const size_t count =
-            rows * D * (1 + sharing + (inputs ? 1 : 0)) + 6 * rows + own + P + 1 + sloped * (1 + a.of_shape);
+            rows * D * (1 + sharing) + (inputs ? (rows + 1) * D : 0) + 6 * rows + own + P + 1 + sloped * (1 + a.of_shape);
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
@@ -307,7 +309,7 @@ template <class T, int BYTES, int R> struct Block {
         z = take(rows * D), mask = take(rows), diagonal = take(rows), place(take(own));
         near = sharing ? take(rows * D) : z, real = take(rows);
         solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(P + 1);
-        grad_z = inputs ? take(rows * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
+        grad_z = inputs ? take((rows + 1) * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
         shapes = sloped && a.of_shape ? take(sloped) : nullptr;
     }
     INLINE void place(V *factor) { tril = factor, inverse = factor + offset(rows); }
@@ -318,15 +320,22 @@ template <class T, int BYTES, int R> struct Block {
 
     // Coordinates relative to the target, and which neighbors there are.
     INLINE void gather() {
-        const T *x = as<T>(arg.x), *points = as<T>(arg.points);
-        for (int l = 0; l < W; ++l) {
-            const int64_t b = point(l);
-            for (int64_t k = 0; k < rows; ++k) {
-                int64_t row = k < K ? arg.neighbors[b * K + k] : -1;
+        const T *x = as<T>(arg.x), *points = arg.num_points ? as<T>(arg.points) : x;
+        int64_t target[W], start[W];
+        for (int l = 0; l < W; ++l) target[l] = point(l) * K;
+        for (int64_t k = 0; k < rows; ++k) {
+            V there = {};
+            for (int l = 0; l < W; ++l) {
+                int64_t row = k < K ? arg.neighbors[target[l] + k] : -1;
                 if (row >= arg.num_points) status = NO_SUCH_POINT, row = -1;
-                const T *source = row < 0 ? x + b * D : points + row * D;
-                real[k][l] = row >= 0;
-                for (int64_t d = 0; d < D; ++d) near[k * D + d][l] = source[d] - x[b * D + d];
+                there[l] = row >= 0;
+                start[l] = row < 0 ? 0 : row * D;
+            }
+            real[k] = there;
+            for (int64_t d = 0; d < D; ++d) {
+                V value, own;
+                for (int l = 0; l < W; ++l) value[l] = points[start[l] + d], own[l] = x[point(l) * D + d];
+                near[k * D + d] = (there != 0 ? value : own) - own;
             }
         }
     }
@@ -341,12 +350,13 @@ template <class T, int BYTES, int R> struct Block {
         if (arg.factors) place(static_cast<V *>(arg.factors) + block * factor_size(rows));
         const T *noise = as<T>(arg.noise), own = variance * (1 + T(arg.jitter));
         if (noise && arg.noise_of_sets) noise += set * arg.num_targets * K;
-        for (int64_t k = 0; k < rows; ++k) {
-            mask[k] = real[k];
-            for (int64_t d = 0; d < D; ++d) z[k * D + d] = near[k * D + d] / scale[d];
+        for (int64_t k = 0; k < rows; ++k) mask[k] = real[k];
+        for (int64_t d = 0; d < D; ++d) {
+            const T rate = 1 / scale[d];
+            for (int64_t k = 0; k < rows; ++k) z[k * D + d] = near[k * D + d] * rate;
         }
         for (int l = 0; arg.grad_w && l < W; ++l)
-            if (arg.failed[set * arg.num_targets + point(l)])
+            if (l >= live || arg.failed[base + l])
                 for (int64_t k = 0; k < rows; ++k) mask[k][l] = 0;
         for (int64_t k = 0; k < rows; ++k) diagonal[k] = mask[k] != 0 ? V{} + own : V{} + T(1);
         for (int l = 0; noise && l < W; ++l)
@@ -415,14 +425,14 @@ template <class T, int BYTES, int R> struct Block {
                     distances(i, j, q);
                     if (SLOPES) {
                         V slope[R * R], shape[R * R];
-                        function.template evaluate<R * R, true, SHAPES>(q, slope, shape);
+                        function.template evaluate<R * R, true, true, SHAPES>(q, slope, shape);
                         for (int a = 0; a < R; ++a)
                             for (int b = 0; b < R && j + b < i + a; ++b) {
                                 slopes[offset(i + a) + j + b] = slope[a * R + b];
                                 if (SHAPES) shapes[offset(i + a) + j + b] = shape[a * R + b];
                             }
                     } else {
-                        function.template evaluate<R * R, false, false>(q, q, q);
+                        function.template evaluate<R * R, true, false, false>(q, q, q);
                     }
                     if (start) exchange<false>(i, j, tile);
 #pragma GCC unroll 8
@@ -551,7 +561,7 @@ template <class T, int BYTES, int R> struct Block {
         for (int64_t k = 0; k < rows; ++k) {
             V q = {}, slope = {}, shape = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, SLOPES, SHAPES>(&q, &slope, &shape);
+            function.template evaluate<1, true, SLOPES, SHAPES>(&q, &slope, &shape);
             if (SLOPES) slopes[offset(rows) + k] = slope;
             if (SHAPES) shapes[offset(rows) + k] = shape;
             solved[0][k] = q * mask[k];
@@ -664,38 +674,43 @@ template <class T, int BYTES, int R> struct Block {
         }
     }
 
-    INLINE void backward() {
-        const T *grad_w = as<T>(arg.grad_w), *grad_v = as<T>(arg.grad_v);
-        V bar = {};
-        cross<false, false>();
-        for (int64_t k = 0; k < rows; ++k) solved[1][k] = V{};
-        for (int l = 0; l < live; ++l) {
-            const int64_t b = base + l;
-            if (arg.failed[b]) continue;
-            bar[l] = grad_v[b];
-            for (int64_t k = 0; k < K; ++k)
-                if (mask[k][l] != 0) solved[1][k][l] = grad_w[b * K + k];
+    // out[k] <- the k-th number of each point's row of K, where there is a neighbor; else 0.
+    INLINE void read(const T *from, V *out) const {
+        for (int64_t k = 0; k < rows; ++k) {
+            V value = {};
+            for (int l = 0; k < K && l < W; ++l) value[l] = from[(base + (l < live ? l : live - 1)) * K + k];
+            out[k] = mask[k] != 0 ? value : V{};
         }
-        solve_lower<2>();
-        bar = explained() >= floor() ? bar : V{};
-        solve_upper<2>();
-        const V *w = solved[0], *a = solved[1];
-        for (int64_t k = 0; k < rows; ++k) left[k] = bar * w[k] - a[k];
-        T *noise = static_cast<T *>(arg.grad_noise);
-        if (noise)
-            for (int l = 0; l < live; ++l)
-                for (int64_t k = 0; k < K; ++k) noise[(base + l) * K + k] = left[k][l] * w[k][l];
+    }
+
+    // With w and v of the forward pass.
+    INLINE void backward() {
+        const T *grad_v = as<T>(arg.grad_v), *v = as<T>(arg.v);
+        V *const a = solved[0], *const w = solved[1];
+        read(as<T>(arg.w), w);
+        read(as<T>(arg.grad_w), a);
+        V bar = {}, kept = {}; // gradients of v, and v, where it is not at its floor
+        for (int l = 0; l < live; ++l)
+            if (!arg.failed[base + l] && v[base + l] > floor()) bar[l] = grad_v[base + l], kept[l] = v[base + l];
+        solve_lower<1>();
+        solve_upper<1>();
+        V of_variance = bar * kept; // of its log: less what the same change of the noise would give
+        for (int64_t k = 0; k < rows; ++k) {
+            const V of_noise = (bar * w[k] - a[k]) * w[k];
+            left[k] = T(2) * bar * w[k] - a[k];
+            of_variance -= of_noise * (diagonal[k] - variance * (1 + T(arg.jitter))) * mask[k];
+            if (arg.grad_noise && k < K)
+                for (int l = 0; l < live; ++l) static_cast<T *>(arg.grad_noise)[(base + l) * K + k] = of_noise[l];
+        }
         if (!arg.sums && !arg.grad_z) return;
-        for (int64_t d = 0; d <= P; ++d) total[d] = V{};
-        total[P] = bar; // of log variance, over the variance so far
-        for (int64_t k = 0; k < rows; ++k) total[P] += left[k] * w[k] * mask[k];
-        total[P] *= variance * (1 + T(arg.jitter));
+        for (int64_t d = 0; d < P; ++d) total[d] = V{};
+        total[P] = of_variance;
         if (arg.of_shape)
-            pull<true, true>(bar);
+            pull<true, true>();
         else if (arg.grad_z)
-            pull<true, false>(bar);
+            pull<true, false>();
         else
-            pull<false, false>(bar);
+            pull<false, false>();
         if (arg.sums)
             for (int64_t d = 0; d <= P; ++d) {
                 double sum = 0;
@@ -706,28 +721,26 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
-    template <bool INPUTS, bool SHAPES> INLINE void pull(const V bar) {
-        const V *w = solved[0], *a_ = solved[1];
+    template <bool INPUTS, bool SHAPES> INLINE void pull() {
+        const V *of_w = solved[0], *w = solved[1];
         const bool store = INPUTS && (!SHAPES || arg.grad_z);
         if (store)
-            for (int64_t e = 0; e < rows * D; ++e) grad_z[e] = V{};
+            for (int64_t e = 0; e < (rows + 1) * D; ++e) grad_z[e] = V{};
         for (int64_t i = 0; i < rows; i += R)
             for (int64_t j = 0; j <= i; j += R) {
                 V q[R * R], slope[R * R], shape[R * R], weight[R][R];
                 distances(i, j, q);
-                function.template evaluate<R * R, true, SHAPES>(q, slope, shape);
-                V sum = {}, of_shape = {};
+                function.template evaluate<R * R, false, true, SHAPES>(q, slope, shape);
+                V of_shape = {};
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 8
                     for (int b = 0; b < R; ++b) {
-                        V grad = (left[i + a] + bar * w[i + a]) * w[j + b] - w[i + a] * a_[j + b];
-                        if (i + a <= j + b) grad = V{};
-                        sum += grad * q[a * R + b];
-                        if (SHAPES) of_shape += grad * shape[a * R + b];
-                        weight[a][b] = grad * slope[a * R + b];
+                        const V grad = left[i + a] * w[j + b] - w[i + a] * of_w[j + b];
+                        const bool below = a > b || i != j;
+                        if (SHAPES && below) of_shape += grad * shape[a * R + b];
+                        weight[a][b] = below ? grad * slope[a * R + b] : V{};
                     }
-                total[P] += sum;
                 if (SHAPES) total[D] += of_shape;
                 for (int64_t d = 0; d < D; ++d) {
                     V right[R], column[R] = {};
@@ -752,24 +765,17 @@ template <class T, int BYTES, int R> struct Block {
                     total[d] += squares;
                 }
             }
-        // What is left of grad_z now belongs to pairs of neighbors; the target's share comes from the cross terms alone.
-        T *grad_x = static_cast<T *>(arg.grad_x);
-        if (store)
-            for (int l = 0; l < live; ++l)
-                for (int64_t d = 0; d < D; ++d) grad_x[(base + l) * D + d] = 0;
         for (int64_t k = 0; k < rows; ++k) {
             V q = {}, slope = {}, shape = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, true, SHAPES>(&q, &slope, &shape);
-            const V grad = -(left[k] + bar * w[k]);
-            total[P] += grad * q;
-            if (SHAPES) total[D] += grad * shape;
+            function.template evaluate<1, false, true, SHAPES>(&q, &slope, &shape);
+            if (SHAPES) total[D] -= left[k] * shape;
             for (int64_t d = 0; d < D; ++d) {
-                const V force = grad * slope * z[k * D + d];
-                total[d] += force * z[k * D + d];
+                const V force = left[k] * slope * z[k * D + d];
+                total[d] -= force * z[k * D + d];
                 if (store) {
-                    grad_z[k * D + d] += force;
-                    for (int l = 0; l < live; ++l) grad_x[(base + l) * D + d] -= 2 * force[l] / scale[d];
+                    grad_z[k * D + d] -= force;
+                    grad_z[rows * D + d] += force; // the share of the target: the forces between neighbors cancel
                 }
             }
         }
@@ -777,11 +783,16 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     INLINE void store_inputs() {
-        T *out = static_cast<T *>(arg.grad_z);
-        for (int l = 0; l < live; ++l)
-            for (int64_t k = 0; k < K; ++k)
-                for (int64_t d = 0; d < D; ++d)
-                    out[((base + l) * K + k) * D + d] = 2 * grad_z[k * D + d][l] / scale[d];
+        T *of_x = static_cast<T *>(arg.grad_x), *of_z = static_cast<T *>(arg.grad_z);
+        for (int64_t d = 0; d < D; ++d) {
+            const T rate = 2 / scale[d];
+            for (int64_t k = 0; k <= rows; ++k) grad_z[k * D + d] *= rate;
+        }
+        for (int l = 0; l < live; ++l) {
+            T *const row = of_z + (base + l) * K * D;
+            for (int64_t e = 0; e < K * D; ++e) row[e] = grad_z[e][l];
+            for (int64_t d = 0; d < D; ++d) of_x[(base + l) * D + d] = grad_z[rows * D + d][l];
+        }
     }
 
     // A unit of work is a block for all sets, or for one set where there are too few blocks for the threads.

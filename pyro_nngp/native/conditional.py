@@ -3,7 +3,7 @@
 Cost: O(S B K^3) time; per thread, memory for K^2 / 2 values of one block of points (16 in float32 and 8 in float64 with
 AVX-512). Where only gradients by a few scales and the variance are wanted, the forward pass keeps the derivatives by
 them, B (K + 1) (P + 1) values, and the backward pass is a sum of products. For other gradients it keeps B K^2 / 2
-values of Cholesky factors where K is large; beyond 256 MB, and for small K, the backward pass factorizes again.
+values of Cholesky factors, in memory that later calls get again; beyond 256 MB the backward pass factorizes again.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ MAX_NEIGHBORS = 1024
 
 _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3, MATERN: 4}
 _NO_MEMORY, _NO_SUCH_POINT = 1, 2
-FACTORS_FROM, KEPT_BYTES = 96, 2**28  # recomputing smaller ones is quicker than allocating memory for them
+KEPT_BYTES = 2**28
 TANGENTS_UP_TO = 8  # columns; the derivatives by more of them take longer than a backward pass that factorizes again
 _WORK_PER_THREAD = 2**24  # multiplications: about 0.1 ms, enough to be worth starting a thread
 
@@ -112,12 +112,12 @@ def forward(
         tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
         kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
         _run(problem, level, of_shape, failed=failed, w=w, v=var, **kept)
-        return w, var, failed, (failed, *tangents)
+        return w, var, failed, (failed, w, var, *tangents)
     size = _factors_size(problem, best_level(level))
-    keeps = recording and k >= FACTORS_FROM and size <= KEPT_BYTES
-    factors = memory.empty((size,), torch.uint8) if keeps else None
+    keeps = recording and size <= KEPT_BYTES
+    factors = memory.reused(size) if keeps else None
     _run(problem, level, False, failed=failed, factors=factors, w=w, v=var)
-    return w, var, failed, (failed,) if factors is None else (failed, factors)
+    return w, var, failed, (failed, w, var) if factors is None else (failed, w, var, factors)
 
 
 @operation
@@ -145,14 +145,17 @@ def backward(
     sums = torch.empty(*sets, -(-b // width), d + shape + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
-    serve = len(kept) == 3 and kernel and not noise and not inputs and kept[1].shape[-2] == d + shape
-    tangents = kept[1:] if serve else (None, None)
+    (failed, w, var), more = kept[:3], kept[3:]
+    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == d + shape
+    tangents = more if serve else (None, None)
     _run(
         problem,
         level,
         shape,
-        failed=kept[0],
-        factors=kept[1] if len(kept) == 2 else None,
+        failed=failed,
+        factors=more[0] if len(more) == 1 else None,
+        w=w,
+        v=var,
         tangent_w=tangents[0],
         tangent_v=tangents[1],
         grad_w=grad_w,

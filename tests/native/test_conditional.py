@@ -48,9 +48,9 @@ def test_torch_operations_give_the_same(kernel, switched_off):
 @pytest.mark.parametrize("k", [1, 5, 12, 50, 117])  # no, one and several panels of columns, padded tiles
 def test_every_instruction_set_and_size(level, k):
     case = Case(Matern32, b=19, k=k, n=150, d=2)
-    problem, kept, every = case.problem(), (torch.zeros(19, dtype=torch.bool),), dict.fromkeys(FLAGS, True)
+    problem, every = case.problem(), dict.fromkeys(FLAGS, True)
     want = case.run(kernel=general)
-    w, v, failed, _ = compiled.forward(problem, level=level)
+    w, v, failed, kept = compiled.forward(problem, level=level)
     found = compiled.backward(problem, kept, case.grad_w, case.grad_v, **every, level=level)
     grad_points = torch.zeros_like(case.points)
     grad_points.index_add_(0, case.neighbors.clamp(min=0).flatten(), found.z.flatten(0, 1))
@@ -68,14 +68,14 @@ def test_derivatives_that_are_kept_give_the_gradient(level, kernel, d, k):
     case = Case(kernel, b=37, k=k, n=60, d=d)
     problem = case.problem()._replace(noise=None)
     grads, flags = (case.grad_w, case.grad_v), {"kernel": True, "noise": False, "inputs": False, "level": level}
-    w, v, _, (failed,) = compiled.forward(problem, level=level)
+    w, v, failed, without = compiled.forward(problem, level=level)
     failed[7] = True
-    want = compiled.backward(problem, (failed,), *grads, **flags)
+    want = compiled.backward(problem, without, *grads, **flags)
     w2, v2, failed2, kept = compiled.forward(problem, recording=True, level=level, inputs=False)
     assert not failed2.any()
     assert torch.equal(w2, w)
     assert torch.equal(v2, v)
-    kept[1][7], kept[2][7] = 0, 0
+    kept[3][7], kept[4][7] = 0, 0
     found = compiled.backward(problem, kept, *grads, **flags)
     torch.testing.assert_close(found, want, rtol=1e-9, atol=1e-10)
     assert compiled.backward(problem, kept, *grads, **flags | {"kernel": False}).log_lengthscale is None
@@ -85,7 +85,7 @@ def test_derivatives_that_are_kept_give_the_gradient(level, kernel, d, k):
     kept[0][7] = True
     torch.testing.assert_close(
         compiled.backward(problem, kept, *grads, **every, level=level),
-        compiled.backward(problem, (failed,), *grads, **every, level=level),
+        compiled.backward(problem, without, *grads, **every, level=level),
     )
 
 
@@ -97,10 +97,11 @@ def test_derivatives_are_kept_where_they_serve(monkeypatch):
     def kept(problem, recording=True, inputs=False):
         return len(compiled.forward(problem, recording, inputs=inputs)[3])
 
-    assert kept(noiseless) == 3
-    assert kept(problem) == kept(many) == kept(noiseless, False) == kept(noiseless, inputs=True) == 1
+    assert kept(noiseless) == 5
+    assert kept(problem) == kept(many) == kept(noiseless, inputs=True) == 4
+    assert kept(noiseless, False) == kept(problem, False) == 3
     monkeypatch.setattr(compiled, "KEPT_BYTES", 21 * 8 * 4 * 8 - 1)
-    assert kept(noiseless) == 1
+    assert kept(noiseless) == 3
 
 
 @needs_library
@@ -128,7 +129,7 @@ def test_points_that_fail_have_no_derivatives():
     _, _, failed, kept = compiled.forward(problem, recording=True, inputs=False)
     assert failed[5]
     assert not failed[6:].all()
-    for derivatives in kept[1:]:
+    for derivatives in kept[3:]:
         assert not derivatives[failed].any()
         assert derivatives[~failed].any()
 
@@ -139,24 +140,23 @@ def test_points_that_fail_have_no_derivatives():
 def test_factors_that_are_kept_change_no_bit(level, dtype, k, monkeypatch):
     case = Case(Matern32, b=37, k=k, n=60)
     problem, every = case.problem(dtype), dict.fromkeys(FLAGS, True)
-    w, v, _, (failed,) = compiled.forward(problem, recording=True, level=level)
+    w, v, _, without = compiled.forward(problem, recording=False, level=level)
     grads = case.grad_w.to(dtype), case.grad_v.to(dtype)
-    want = compiled.backward(problem, (failed,), *grads, **every, level=level)
-    monkeypatch.setattr(compiled, "FACTORS_FROM", 1)
-    assert len(compiled.forward(problem, recording=False, level=level)[3]) == 1
+    want = compiled.backward(problem, without, *grads, **every, level=level)
+    assert len(without) == 3
     w2, v2, _, kept = compiled.forward(problem, recording=True, level=level)
     assert torch.equal(w2, w)
     assert torch.equal(v2, v)
-    factors = kept[1].clone()
+    factors = kept[3].clone()
     for _ in range(2):  # the backward pass may be repeated
         found = compiled.backward(problem, kept, *grads, **every, level=level)
         assert all(torch.equal(a, b) for a, b in zip(found[:5], want[:5], strict=True))
-        assert torch.equal(kept[1], factors)
+        assert torch.equal(kept[3], factors)
     nothing = torch.zeros_like(factors)  # it does read them
-    found = compiled.backward(problem, (failed, nothing), *grads, **every, level=level)
+    found = compiled.backward(problem, (*without, nothing), *grads, **every, level=level)
     assert not torch.equal(found.log_variance, want.log_variance)
     monkeypatch.setattr(compiled, "KEPT_BYTES", len(factors) - 1)
-    assert len(compiled.forward(problem, recording=True, level=level)[3]) == 1
+    assert len(compiled.forward(problem, recording=True, level=level)[3]) == 3
 
 
 @needs_library
@@ -240,9 +240,9 @@ def test_second_derivatives(way, monkeypatch):
 
 
 @needs_library
-@pytest.mark.parametrize("factors_from", [1, 1000])
-def test_indefinite_members_take_the_way_that_adds_jitter(factors_from, monkeypatch):
-    monkeypatch.setattr(compiled, "FACTORS_FROM", factors_from)
+@pytest.mark.parametrize("kept_bytes", [0, 2**28])
+def test_indefinite_members_take_the_way_that_adds_jitter(kept_bytes, monkeypatch):
+    monkeypatch.setattr(compiled, "KEPT_BYTES", kept_bytes)
     case = Case(RBF, b=20, k=6)
     case.neighbors[5, :3] = 7  # one point three times, with less than no noise
     case.noise[7] = -3e-5
