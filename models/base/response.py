@@ -252,9 +252,10 @@ class ResponseMethod(PredictiveMethod):
 
         return densities
 
-    def loo_entries(self, num_neighbors: int | None) -> int:
-        """The number of neighbors."""
-        return self.graph.num_neighbors if num_neighbors is None else num_neighbors
+    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
+        """Those of the weights."""
+        size = self.num_data if rows is None else len(rows)
+        return size * (self.graph.num_neighbors if num_neighbors is None else num_neighbors)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
