@@ -96,7 +96,8 @@ class Multinomial(Likelihood):
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "*S C B"], var: Float[Tensor, "*S C B"]) -> Distribution:
-        return _SoftmaxCounts(*torch.broadcast_tensors(loc, var), self.total_count)
+        loc, var = torch.broadcast_tensors(loc, var)
+        return _SoftmaxCounts(loc, var, self.total_count)
 
 
 class _SoftmaxCounts(Expandable):
