@@ -116,12 +116,12 @@ class LMC(PredictiveMethod):
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
-        kernels, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
+        functions, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
         parts = PerOutput(*output_likelihoods(likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
-        super().__init__(x, y, PyroModule[nn.ModuleList](kernels), parts, mean, jitter, metric, **by_row)
+        super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
         self.num_functions, self.varies = count, varies
-        for each in kernels:
+        for each in functions:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:

@@ -76,9 +76,9 @@ def check_by_row(
         cure = 'Pass limits=, one number per row, with Censored(lower="limits") or upper="limits".'
         fail(where, "limits", expectation, "None" if limits is None else name, cure)
     by_row = {"trials": trials, "limits": limits}
-    each = {key: value.movedim(0, -1) for key, value in by_row.items() if value is not None}
-    if likelihood is not None and each:
-        likelihood.bind().for_rows(**each).check(y.movedim(0, -1))
+    of_rows = {key: value.movedim(0, -1) for key, value in by_row.items() if value is not None}
+    if likelihood is not None and of_rows:
+        likelihood.bind().for_rows(**of_rows).check(y.movedim(0, -1))
     return found
 
 

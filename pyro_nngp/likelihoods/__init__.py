@@ -20,6 +20,7 @@ from pyro_nngp.likelihoods.per_output import PerOutput
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
 from pyro_nngp.likelihoods.positive import GeneralizedPareto, InverseGaussian, Tweedie
 from pyro_nngp.likelihoods.proportions import Beta, BetaBinomial
+from pyro_nngp.likelihoods.softmax_counts import Multinomial
 from pyro_nngp.likelihoods.zeros import Hurdle, ZeroInflated, ZeroTruncated
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Likelihood",
     "LogNormal",
     "Marginal",
+    "Multinomial",
     "NegativeBinomial",
     "Ordinal",
     "PerOutput",

@@ -122,7 +122,8 @@ class Censored(_PartlyObserved):
         self.__dict__["expectation"] = f"to be from {lower} to {upper}"
 
     def possible(self, y: Tensor) -> Tensor:
-        return _finite(*_Ends.of(*self._ends, y), torch.ones_like(y))
+        low, high = self._ends
+        return _finite(*_Ends.of(low, high, y), torch.ones_like(y))
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return _Clamped(self.values(f), *self._ends)
@@ -139,7 +140,8 @@ class Censored(_PartlyObserved):
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
-        ends = _Ends.of(*self._ends, loc)
+        low, high = self._ends
+        ends = _Ends.of(low, high, loc)
         is_seen = ends.inside(y)
         censored = super().expected_log_prob(torch.where(is_seen, _finite(*ends, y), y), loc, var)
         return torch.where(is_seen, self.values.expected_log_prob(y, loc, var), censored)

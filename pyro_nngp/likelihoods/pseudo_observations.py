@@ -21,6 +21,7 @@ from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian
 from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial, OutOfTrials
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
+from pyro_nngp.likelihoods.softmax_counts import Multinomial
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
 _FARTHEST = 6.0  # that an observation may lie from the mode: log densities that are all but linear have no other bound
@@ -66,6 +67,10 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
         level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
         return PseudoObservations(level, y[None], None)
     base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
+    if isinstance(base, Multinomial):  # logarithms of the shares, up to a constant of each row
+        f = (y.double() + 0.5).log()
+        f, noise = f - f.mean(-2, keepdim=True), 1 / (y.double() + 0.5)
+        return PseudoObservations(_weighted_mean(f, noise), f, noise)
     inflated = base.takes_trials and not isinstance(base, OutOfTrials)
     base = cast(Likelihood, getattr(base, "counts", base)) if inflated else base
     if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):

@@ -14,7 +14,10 @@ objective between solutions is
 .. math:: \log Z_\text{obs}(\theta) + [\log Z - \log Z_\text{obs}](\theta_0)
    + (\theta - \theta_0)^\top \nabla [\log Z - \log Z_\text{obs}](\theta_0),
 
-whose stationary points are those of log Z once solutions no longer move.
+whose stationary points are those of log Z once solutions no longer move. Where the difference is large, parameters run
+away along the linear term between two solutions, and training goes back and forth: with a radius r,
+:math:`-\sum_i |g_i| (\theta - \theta_0)_i^2 / 2r` is added, which changes neither value nor gradient at
+:math:`\theta_0`, and so no stationary point.
 
 Cost: that of the gradient of log Z and one pass over the data, O(N K^3), per call of :meth:`EvidenceExcess.update`.
 Symbols: N points, K neighbors, L latent functions, P numbers in the parameters.
@@ -46,6 +49,7 @@ class EvidenceExcess(nn.Module):
     Args:
         parameters: a function that returns what the evidence depends on.
         like: a tensor on the device of the buffers.
+        radius: move of a parameter at which its part of the linear term is largest; None leaves it linear.
 
     Attributes:
         place: the parameters at the last update, (P,).
@@ -62,9 +66,9 @@ class EvidenceExcess(nn.Module):
     value: Tensor
     due: Bool[Tensor, ""]
 
-    def __init__(self, parameters: Callable[[], Sequence[Tensor]], like: Tensor) -> None:
+    def __init__(self, parameters: Callable[[], Sequence[Tensor]], like: Tensor, radius: float | None = None) -> None:
         super().__init__()
-        self._depends_on = parameters
+        self._depends_on, self._radius = parameters, radius
         zero = torch.zeros(sum(param.numel() for param in parameters()), dtype=torch.float64, device=like.device)
         for name, start in (("place", zero), ("slope", zero.clone()), ("value", zero.new_zeros(()))):
             self.register_buffer(name, start)
@@ -74,7 +78,9 @@ class EvidenceExcess(nn.Module):
         """The difference at the present parameters, to first order."""
         parameters = self._depends_on()
         move = _flattened(parameters) - self.place if parameters else self.place
-        return self.value + move @ self.slope
+        if self._radius is None:
+            return self.value + move @ self.slope
+        return self.value + move @ self.slope - move.square() @ self.slope.abs() / (2 * self._radius)
 
     @torch.enable_grad()
     def update(self, find: Callable[[Sequence[Tensor]], "Excess"], num_values: int) -> None:

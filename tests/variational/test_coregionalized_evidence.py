@@ -120,3 +120,16 @@ def test_counts_are_trained_on_the_evidence_of_latent_values():
     (of_loading,) = torch.autograd.grad(excess(), gp.mixing_unconstrained)
     assert of_loading.isfinite().all()
     assert of_loading.any()
+
+
+def test_moves_along_the_difference_are_bounded():
+    gp = method(1.0)
+    gp.solve()
+    excess = gp.local.excess
+    value, slope = excess.value.item(), excess.slope.clone()
+    assert slope.abs().max() > 0.1
+    for far in (0.5, 2.0, 10.0):  # along the slope, and no further than the radius pays
+        excess.place.sub_(far * slope.sign())
+        assert excess().item() <= value + 0.25 * slope.abs().sum().item() + 1e-9
+        excess.place.add_(far * slope.sign())
+    assert excess().item() == pytest.approx(value)
