@@ -114,7 +114,7 @@ class BSGP(SampledMethod):
             draws.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means and of the fixed draws.
 
     Raises:
@@ -150,6 +150,7 @@ class BSGP(SampledMethod):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if likelihood is None:
@@ -158,7 +159,7 @@ class BSGP(SampledMethod):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
         super().__init__(
-            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials
+            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials, limits=limits
         )  # each layer has a kernel
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))

@@ -38,7 +38,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
@@ -241,9 +241,7 @@ class CoregionalizedLOO(PredictiveMethod):
         """Means (P, T) and Cholesky factors (P, T, T) of y."""
         return self._given_neighbors(x_new, plan, noisy=True)
 
-    def predictive_of_moments(
-        self, loc: Tensor, spread: Tensor, added: Tensor, trials: Tensor | None = None
-    ) -> Distribution:
+    def predictive_of_moments(self, loc: Tensor, spread: Tensor, added: Tensor, by_row: ByRow) -> Distribution:
         return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=spread)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:

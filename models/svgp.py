@@ -95,7 +95,7 @@ class SVGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -131,11 +131,11 @@ class SVGP(PredictiveMethod):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
-        )
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveLogLikelihood.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")

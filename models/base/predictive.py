@@ -38,6 +38,7 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.neighbors import distinct_rows
 
 Result = TypeVar("Result")
@@ -104,6 +105,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         samples: Mapping[str, Tensor] | None = None,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
@@ -113,6 +115,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             samples: as in :meth:`forward`; the result is then the mixture over the draws.
             offset: as in :meth:`forward`.
             trials: numbers of trials at the new points, of ``Binomial()``; None is one each.
+            limits: limits of detection at the new points, of ``Censored()``; None predicts values that nothing limits.
 
         Returns:
             The marginal of the likelihood, f integrated out.
@@ -125,9 +128,10 @@ class PredictiveMethod(LeaveOneOutMethod):
             fail(where, "a likelihood", "in the model", None, cure)
         if self.shard is not None and self.predicts_from_rows:
             near = self._near("predict", x_new, num_neighbors)
-            return near[0].predict(x_new, num_neighbors=near[1], samples=samples, offset=offset, trials=trials)
+            by_row = {"offset": offset, "trials": trials, "limits": limits}
+            return near[0].predict(x_new, num_neighbors=near[1], samples=samples, **by_row)
         added = self.new_offset("predict", x_new, offset)
-        each = self.new_trials(x_new, trials)
+        each = self.new_by_row(x_new, trials, limits)
 
         def finish(loc: Tensor, spread: Tensor) -> Distribution:
             return self.predictive_of_moments(loc, spread, added, each)
@@ -265,6 +269,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         seed: int = 0,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
@@ -274,6 +279,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             seed: seed of the order of the new points; the draws use the global random state.
             offset: as in :meth:`forward`.
             trials: as in :meth:`predict`.
+            limits: as in :meth:`predict`.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -284,17 +290,17 @@ class PredictiveMethod(LeaveOneOutMethod):
         self.check_whole("predictions_by_draw")
         self._check_new("predictions_by_draw", x_new)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
-        each = self.new_trials(x_new, trials)
+        each = self.new_by_row(x_new, trials, limits)
         return lambda draw: self._predictions_at(draw, x_new, plan, added, each)
 
     @pyro_entry
     @torch.no_grad()
     def _predictions_at(
-        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, trials: Tensor | None
+        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, by_row: ByRow
     ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new, plan, 1, draw)[0] + added
-        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), trials).sample()
+        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), by_row).sample()
 
     def _at_draws(
         self,
@@ -386,11 +392,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         """What :meth:`predictive_of_moments` takes, of :meth:`moments` by default; computed as these are."""
         return self.moments(x_new, plan, draw)
 
-    def predictive_of_moments(
-        self, loc: Tensor, spread: Tensor, added: Tensor, trials: Tensor | None = None
-    ) -> Distribution:
+    def predictive_of_moments(self, loc: Tensor, spread: Tensor, added: Tensor, by_row: ByRow) -> Distribution:
         """Predictive distribution of y at the present hyperparameters; `added` is the offset."""
-        return self._predictive_of_y(loc + added, spread, trials)
+        return self._predictive_of_y(loc + added, spread, by_row)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """Precompute for :meth:`joint_draws` what does not depend on hyperparameters; `seed` orders new points."""
@@ -419,9 +423,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         """The largest number of joint draws made at once; None is all of them."""
         return None
 
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, trials: Tensor | None = None) -> Distribution:
+    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
         """Predictive distribution of y for moments of f at the present hyperparameters."""
-        return cast(Likelihood, self.likelihood).bind().for_rows(trials=trials).marginal(loc, var)
+        return cast(Likelihood, self.likelihood).bind().for_rows(**by_row).marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""

@@ -245,10 +245,9 @@ class ResponseMethod(PredictiveMethod):
         def densities(draw: Draw | None) -> Tensor:
             observations = self.observations(self.likelihood_at(union), union, draw)
             loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
-            trials = None if self.trials is None else self.trials[rows]
             bound = self.likelihood_at(rows)
             loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
-            found = self._predictive_of_y(loc, var, trials).log_prob(self._values(rows))
+            found = self._predictive_of_y(loc, var, self.by_row(rows)).log_prob(self._values(rows))
             return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
 
         return densities

@@ -17,6 +17,7 @@ from pyro_nngp.hyperparameters.priors import count_draws, map_draws, place_hyper
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.integrated import marginals
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.sites import ByRow
 
 Samples: TypeAlias = Mapping[str, Tensor]
 """Draws of all latent sites by name, as ``MCMC.get_samples()`` returns them."""
@@ -106,17 +107,19 @@ class SampledMethod(LeaveOneOutMethod):
         *,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Distribution:
         """Predictive distribution of y at new points, the mixture over posterior draws; arguments as in the call.
 
-        `trials` are the numbers of trials at the new points, of ``Binomial()``; None is one each.
+        `trials` are the numbers of trials at the new points, of ``Binomial()``; None is one each. `limits` are the
+        limits of detection there, of ``Censored()``; None predicts values that nothing limits.
 
         Batch shape (P,), or (T, P) for T outputs. Its log density is the log-mean-exp over draws. Each draw is
         integrated over f, with its hyperparameters of the likelihood.
         """
-        added, each = self.new_offset("predict", x_new, offset), self.new_trials(x_new, trials)
+        added, each = self.new_offset("predict", x_new, offset), self.new_by_row(x_new, trials, limits)
         found = [
-            marginals(likelihood.for_rows(trials=each), loc + added, var)
+            marginals(likelihood.for_rows(**each), loc + added, var)
             for likelihood, loc, var in self._at_draws("predict", x_new, samples)
         ]
         return Mixture([component for components in found for component in components])
@@ -162,6 +165,7 @@ class SampledMethod(LeaveOneOutMethod):
         *,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Callable[[Draw], tuple[Tensor, Tensor]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
@@ -169,20 +173,21 @@ class SampledMethod(LeaveOneOutMethod):
             x_new: new inputs.
             offset: as in the call.
             trials: as in :meth:`predict`.
+            limits: as in :meth:`predict`.
 
         Raises:
             ValueError, TypeError: as in the call.
         """
         self._check_new("predictions_by_draw", x_new)
-        added, each = self.new_offset("predict", x_new, offset), self.new_trials(x_new, trials)
+        added, each = self.new_offset("predict", x_new, offset), self.new_by_row(x_new, trials, limits)
         return lambda draw: self._predictions_at(draw, x_new, added, each)
 
     @pyro_entry
     @torch.no_grad()
-    def _predictions_at(self, draw: Draw, x_new: Tensor, added: Tensor, trials: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _predictions_at(self, draw: Draw, x_new: Tensor, added: Tensor, by_row: ByRow) -> tuple[Tensor, Tensor]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new) + added
-        return f, self.likelihood.bind().for_rows(trials=trials).marginal(f, torch.zeros_like(f)).sample()
+        return f, self.likelihood.bind().for_rows(**by_row).marginal(f, torch.zeros_like(f)).sample()
 
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, for each posterior draw."""
