@@ -5,7 +5,8 @@ chains whose functions agree. "plain" is SGHMC with its defaults, `init_strategy
 the noise variance stays at its start, of which it warns; "SVI" starts at the median of a mean-field guide after 400
 steps and learns the noise variance during burn-in, `optim={"lr": 0.01}`, as the docstring of BSGP has it; "draws"
 starts each chain at a draw of its own from that guide, whose noise variance stays; "cyclical" does so with the step
-sizes of `Cyclical`, the first half of each cycle without noise, and a draw at the end of each. RBF with log-normal priors, float64, all rows in each update; R-hat is ArviZ's, rank-normalized; f at the test points.
+sizes of `Cyclical`, the first half of each cycle without noise, and a draw at the end of each. RBF with
+log-normal priors, float64, all rows in each update; R-hat is ArviZ's, rank-normalized; f at the test points.
 
 Usage: python benchmarks/accuracy/bsgp_rhat.py [yacht] [--starts plain SVI draws cyclical] [--inducing 30]
            [--burn-in 1000] [--draws 60] [--updates 40]
