@@ -3,11 +3,13 @@
 Inducing points can trade places, and u means nothing without its z, so that entries of z and nu may disagree between
 chains whose functions agree. "plain" is SGHMC with its defaults, `init_strategy=gp.init_strategy` and nothing trained:
 the noise variance stays at its start, of which it warns; "SVI" starts at the median of a mean-field guide after 400
-steps and learns the noise variance during burn-in, `optim={"lr": 0.01}`, as the docstring of BSGP has it. RBF with
+steps and learns the noise variance during burn-in, `optim={"lr": 0.01}`, as the docstring of BSGP has it; "draws"
+starts each chain at a draw of its own from that guide, whose noise variance stays; "cyclical" does so with the step
+sizes of `Cyclical`, the first half of each cycle without noise, and a draw at the end of each. RBF with
 log-normal priors, float64, all rows in each update; R-hat is ArviZ's, rank-normalized; f at the test points.
 
-Usage: python benchmarks/accuracy/bsgp_rhat.py [yacht] [--starts plain SVI] [--inducing 30] [--burn-in 1000]
-           [--draws 60] [--updates 40]
+Usage: python benchmarks/accuracy/bsgp_rhat.py [yacht] [--starts plain SVI draws cyclical] [--inducing 30]
+           [--burn-in 1000] [--draws 60] [--updates 40]
 The data come from `pyro_nngp.data.datasets`, or from the folder that PYRO_NNGP_DATA names.
 """
 
@@ -19,11 +21,11 @@ import numpy as np
 import pyro
 import torch
 from pyro.infer import Trace_ELBO
-from pyro.infer.autoguide import AutoNormal, init_to_value
+from pyro.infer.autoguide import AutoNormal, init_to_generated, init_to_value
 
 from pyro_nngp.data import Standardizer, nll, random_split, rmse, uci
 from pyro_nngp.hyperparameters import lognormal_priors
-from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, fit
+from pyro_nngp.inference import SGHMC, SGMCMC, Cyclical, Minibatch, fit
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import BSGP
@@ -48,11 +50,23 @@ def run(gp, start, options):
     else:
         guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
         fit((gp.model, guide), 400, lr=0.02, elbo=Trace_ELBO(), num_data=gp.num_data, progress=False)
-        median = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
-        kernel = SGHMC(gp.model, num_steps=options.updates, optim={"lr": 0.01}, init_strategy=median)
+        if start == "SVI":
+            median = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
+            kernel = SGHMC(gp.model, num_steps=options.updates, optim={"lr": 0.01}, init_strategy=median)
+        else:
+            own = init_to_generated(generate=lambda: init_to_value(values=drawn(guide)))
+            cycle = Cyclical(0.1, options.updates, 0.5)
+            schedule = {"step_size": cycle, "temperature": cycle.temperature, "adapt": True}
+            steps = schedule if start == "cyclical" else {}
+            kernel = SGHMC(gp.model, num_steps=options.updates, init_strategy=own, **steps)
     mcmc = SGMCMC(kernel, options.draws, options.burn_in, CHAINS, disable_progbar=True)
     mcmc.run(Minibatch(gp.num_data, gp.num_data))
     return mcmc
+
+
+def drawn(guide):
+    with torch.no_grad(), pyro.poutine.block():  # its sites are not those of the chain
+        return guide()
 
 
 def rhat(values):
@@ -87,7 +101,7 @@ def main(options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="?", default="yacht")
-    parser.add_argument("--starts", nargs="+", choices=["plain", "SVI"], default=["plain", "SVI"])
+    parser.add_argument("--starts", nargs="+", choices=["plain", "SVI", "draws", "cyclical"], default=["plain", "SVI"])
     parser.add_argument("--inducing", type=int, default=30)
     parser.add_argument("--burn-in", type=int, default=1_000)
     parser.add_argument("--draws", type=int, default=60)

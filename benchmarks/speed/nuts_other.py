@@ -1,10 +1,12 @@
 """NumPyro's and PyMC's part of nuts.py, run by the interpreter of an environment that has one of them.
 
-Usage: PYTHON nuts_other.py NAME FILE WARMUP DRAWS SHOWN; FILE is written by nuts.py and overwritten by the draws.
+Usage: PYTHON nuts_other.py NAME FILE WARMUP DRAWS SHOWN [CAP]; FILE is written by nuts.py and overwritten by the draws.
+After CAP processor seconds it ends with the status 75.
 """
 
 import os
 import sys
+import threading
 import time
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
@@ -73,6 +75,12 @@ def numpyro(data, warmup, draws, dense):
     return samples, middle - start, end - middle
 
 
+def end_after(cap):
+    while time.process_time() < cap:
+        time.sleep(1.0)
+    os._exit(75)
+
+
 def gradient(model, repeats):
     """Processor milliseconds of the potential and its gradient, least of so many."""
     import jax
@@ -119,7 +127,9 @@ def pymc(data, warmup, draws):
 
 if __name__ == "__main__":
     name, place, *numbers = sys.argv[1:]
-    warmup, draws, shown = map(int, numbers)
+    warmup, draws, shown, *cap = map(int, numbers)
+    if cap:
+        threading.Thread(target=end_after, args=cap, daemon=True).start()
     with np.load(place) as found:
         data = dict(found)
     if name.startswith("PyMC"):

@@ -235,10 +235,13 @@ class ModelPotential:
         _check_site(self._where, site)
         return self._init_strategy(site)
 
-    def _evaluate(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C"]:
+    def _evaluate(
+        self, position: Float[Tensor, "*C d"], batches: tuple[Tensor, ...] | None = None
+    ) -> Float[Tensor, "*C"]:
+        """On given minibatches, the same for all chains, or on new ones."""
         if position.dim() == 1:
-            return self._potential(position, *self._draw_batches())
-        draws = [self._draw_batches() for _ in range(len(position))] if self._minibatches else []
+            return self._potential(position, *(self._draw_batches() if batches is None else batches))
+        draws = [self._draw_batches() if batches is None else batches for _ in position] if self._minibatches else []
         chains = [torch.stack(batches) for batches in zip(*draws, strict=True)]
         if not self._vectorize:
             return torch.stack([self._potential(*each) for each in zip(position, *chains, strict=True)])

@@ -36,7 +36,7 @@ class SGLD(StochasticGradientKernel):
             smallest posterior variance.
         adapt: estimate the preconditioner G during burn-in for a given step size; False, the default then, keeps G = 1.
         **options: those of :class:`~pyro_nngp.inference.mcmc.stochastic_gradient.StochasticGradientKernel`: num_steps,
-            temperature, gradient_noise, optim, init_strategy.
+            temperature, gradient_noise, optim, control_variates, init_strategy.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_callable, check_int, check_number, fail
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
+from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
@@ -55,6 +56,9 @@ class StochasticGradientKernel(AdaptiveStep):
         optim: optimize the model's parameters during burn-in by one step on the potential per update, then freeze them:
             a constructor ``tensors -> torch.optim.Optimizer``, or a dict of arguments of Adam such as {"lr": 0.01}.
             Chains side by side share the parameters; chains of Pyro's ``MCMC`` have their own.
+        control_variates: take off most of the noise of minibatches by gradients on the same rows at an anchor, a
+            position of burn-in (:mod:`pyro_nngp.inference.mcmc.control_variates`): for tiny noise or large N / B, from
+            a start near the mode. The rows must come from one ``Minibatch``.
         init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
 
     Raises:
@@ -71,6 +75,7 @@ class StochasticGradientKernel(AdaptiveStep):
         gradient_noise: float | None = None,
         adapt: bool | None = None,
         optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None = None,
+        control_variates: bool = False,
         init_strategy: Callable = init_to_uniform,
     ) -> None:
         self._where = type(self).__name__
@@ -85,6 +90,12 @@ class StochasticGradientKernel(AdaptiveStep):
         if optim is not None and not isinstance(optim, dict) and not callable(optim):
             cure = 'Pass a constructor, or arguments of Adam such as {"lr": 0.01}.'
             fail(self._where, "optim", "to be callable, or a dict", type(optim).__name__, cure, TypeError)
+        if not isinstance(control_variates, bool):
+            cure = "True takes gradients at an anchor off."
+            fail(self._where, "control_variates", "to be True or False", f"{control_variates!r:.40}", cure, TypeError)
+        if control_variates and optim is not None:
+            cure = "Fit the parameters before the run: gradients at an anchor belong to one value of them."
+            fail(self._where, "optim", "to be None with control variates", f"{optim!r:.40}", cure)
         check_callable(self._where, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
         if step_size is None and adapt is False:
             cure = "Give a step size in the units of the problem, or leave adapt out."
@@ -94,7 +105,7 @@ class StochasticGradientKernel(AdaptiveStep):
         self.num_steps = 1 if num_steps is None and step_size is not None else num_steps
         self.step_size = None if step_size is None else as_schedule(self._where, "step_size", step_size)
         self.temperature = as_schedule(self._where, "temperature", temperature)
-        self._optim = optim
+        self._optim, self.control_variates = optim, control_variates
         self._init_strategy = init_strategy
         self.transforms: dict[str, Any] | None = None
         self._initial_params: dict[str, Tensor] | None = None
@@ -115,6 +126,7 @@ class StochasticGradientKernel(AdaptiveStep):
     def settings(self) -> dict[str, Any]:
         """The arguments that determine the draws, apart from model and start."""
         names = ("step_size", "num_steps", "temperature", "gradient_noise", "adapt", "friction", "diffusion")
+        names += ("control_variates",) if self.control_variates else ()  # as in files of runs without them
         return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"optim": self._optim}
 
     # The interface that pyro.infer.MCMC uses.
@@ -130,7 +142,8 @@ class StochasticGradientKernel(AdaptiveStep):
         self, batch: tuple[int, ...], vectorize: bool, warmup_steps: int, args: tuple, kwargs: dict[str, Any]
     ) -> None:
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
-        self.potential = ModelPotential(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
+        kind = AnchoredPotential if self.control_variates else ModelPotential
+        self.potential = kind(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
         self._optimized = ParameterOptimizer(self._where, self.potential.params, self._optim)
         if self._loaded is None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyro
@@ -316,6 +317,7 @@ def on_data(y):
         (lambda: SGHMC(on_data(Y), num_steps=2), (30, 10), "step_size"),
         (lambda: SGHMC(on_data(Y), 0.01, num_steps=2).refined(), (30, 10), "friction"),
         (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, optim={"lr": 0.1}), (30, 10), "optim"),
+        (lambda: SGHMC(on_data(Y), 0.01, num_steps=2, control_variates=True), (30, 10), "control_variates"),
     ],
 )
 def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows, named, tmp_path):
@@ -327,7 +329,7 @@ def test_checkpoints_of_runs_with_other_data_or_settings_are_refused(other, rows
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", [SGHMC, *(pytest.param(s, marks=pytest.mark.slow) for s in (SGLD, SGNHT))])
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT, partial(SGHMC, control_variates=True)])
 def test_a_run_that_finds_its_step_size_resumes_bit_for_bit(sampler, tmp_path):
     def draws(path, seed, stop=10_000):
         mcmc = chains(sampler(interrupted(stop)), 3, 80, 2, seed=seed, checkpoint=tmp_path / path)
