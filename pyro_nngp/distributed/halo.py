@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.world import Route
 
 
@@ -27,7 +27,7 @@ class Halo:
         numbers: those of the halo, ascending (h,).
     """
 
-    def __init__(self, data: ShardedData, numbers: Int[Tensor, "..."]) -> None:
+    def __init__(self, data: ShardedPoints, numbers: Int[Tensor, "..."]) -> None:
         self._data = data
         self.numbers = numbers[(numbers >= 0) & ~self._is_own(numbers)].unique().long()
         self._route = Route(data.world, data.owners(self.numbers))
@@ -35,6 +35,11 @@ class Halo:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def num_own(self) -> int:
+        """n."""
+        return self._data.num_own
 
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Places of numbers among own rows and halo; -1 stays."""
@@ -49,10 +54,13 @@ class Halo:
 
     def give_back(self, halo: Tensor) -> Tensor:
         """The sum, for each own row (n, ...), of the values (h, ...) that all processes have for it in their halos."""
-        arrived = self._route.forward(halo)
-        return arrived.new_zeros(self._data.num_own, *halo.shape[1:]).index_add_(
-            0, self._wanted.to(arrived.device), arrived
-        )
+        own = halo.new_zeros(self._data.num_own, *halo.shape[1:])
+        self.add_back(own, halo)
+        return own
+
+    def add_back(self, own: Tensor, halo: Tensor) -> None:
+        """Add to values of own rows (n, ...), in place, those (h, ...) that all processes have in their halos."""
+        own.index_add_(0, self._wanted.to(own.device), self._route.forward(halo))
 
     def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         """Own values and those of the halo, (n + h, ...), with gradients that go back to the owners."""
@@ -60,6 +68,39 @@ class Halo:
 
     def _is_own(self, numbers: Tensor) -> Tensor:
         return (numbers >= self._data.first) & (numbers < self._data.first + self._data.num_own)
+
+
+class Near:
+    """Points near some places of this process, whose values are fetched; all processes must build it.
+
+    Args:
+        points: the points.
+        numbers: of the points near each place (Q, k).
+
+    Attributes:
+        places: of these points among own ones and halo (Q, k).
+    """
+
+    def __init__(self, points: ShardedPoints, numbers: Int[Tensor, "Q k"]) -> None:
+        self._halo = Halo(points, numbers)
+        self.places = self._halo.places(numbers)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Q and k."""
+        return self.places.shape
+
+    def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
+        """Values at the places' points from those at own points."""
+        return self._halo.complete(own.movedim(-1, 0)).movedim(0, -1)
+
+    def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
+        """Sums over the places, of all processes, that have an own point for their first one."""
+        own = self._halo.num_own
+        found = values.new_zeros(*values.shape[:-1], own + len(self._halo))
+        found.index_add_(-1, self.places[:, 0], values)
+        given = self._halo.give_back(found[..., own:].movedim(-1, 0)).movedim(0, -1)
+        return found[..., :own] + given
 
 
 class _Fetched(torch.autograd.Function):
