@@ -19,7 +19,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.distributed.table import ShardedGraph
@@ -74,6 +74,15 @@ class ShardedFactor:
         """n."""
         return len(self.var)
 
+    @property
+    def rows(self) -> Int[Tensor, " n"]:
+        """Places of the own rows in the data."""
+        return self._graph.data.rows.to(self.var.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self._world.sum(part)
+
     def gathered(self) -> VecchiaFactor:
         """The factor of all rows, by number, on each process: for small N."""
         halo = self._graph.halo.complete(torch.arange(self.num_own) + self._graph.data.first)
@@ -93,10 +102,6 @@ class ShardedFactor:
     def near(self, u: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n K"]:
         """Values at the neighbors of the own rows, anything where there is none."""
         return self._graph.complete(u)[..., self.neighbors.clamp(min=0)]
-
-    def residual(self, u: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
-        """(I - A) u at the own rows."""
-        return u - (self.w * self.near(u)).sum(-1)
 
     def whiten_transposed(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         """(I - A)' V^-1/2 z at the own rows."""

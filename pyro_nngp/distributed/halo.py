@@ -36,11 +36,6 @@ class Halo:
     def __len__(self) -> int:
         return len(self.numbers)
 
-    @property
-    def num_own(self) -> int:
-        """n."""
-        return self._data.num_own
-
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Places of numbers among own rows and halo; -1 stays."""
         away = (numbers >= 0) & ~self._is_own(numbers)
@@ -75,14 +70,15 @@ class Near:
 
     Args:
         points: the points.
-        numbers: of the points near each place (Q, k).
+        numbers: of the points near each place (Q, k), the nearest first.
 
     Attributes:
-        places: of these points among own ones and halo (Q, k).
+        points: the points.
+        places: of those near each place among own points and halo (Q, k).
     """
 
     def __init__(self, points: ShardedPoints, numbers: Int[Tensor, "Q k"]) -> None:
-        self._halo = Halo(points, numbers)
+        self.points, self._halo = points, Halo(points, numbers)
         self.places = self._halo.places(numbers)
 
     @property
@@ -91,16 +87,21 @@ class Near:
         return self.places.shape
 
     def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
-        """Values at the places' points from those at own points."""
-        return self._halo.complete(own.movedim(-1, 0)).movedim(0, -1)
+        """Values at the points of `places` from those at own points."""
+        return self._halo.complete(own.movedim(-1, 0).contiguous()).movedim(0, -1)
+
+    def at(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L Q"]:
+        """Values at the nearest point of each place."""
+        return self.complete(own)[..., self._first(own)]
 
     def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
-        """Sums over the places, of all processes, that have an own point for their first one."""
-        own = self._halo.num_own
-        found = values.new_zeros(*values.shape[:-1], own + len(self._halo))
-        found.index_add_(-1, self.places[:, 0], values)
-        given = self._halo.give_back(found[..., own:].movedim(-1, 0)).movedim(0, -1)
-        return found[..., :own] + given
+        """Sums over the places, of all processes, whose nearest point is an own one."""
+        own = self.points.num_own
+        found = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
+        return found[..., :own] + self._halo.give_back(found[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)
+
+    def _first(self, like: Tensor) -> Tensor:
+        return self.places[:, 0].long().to(like.device)
 
 
 class _Fetched(torch.autograd.Function):

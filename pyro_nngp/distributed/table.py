@@ -145,9 +145,7 @@ class ShardedGraph(ShardedTable, NeighborGraph):
         symmetric: whether neighbors are the parents of a :class:`~pyro_nngp.neighbors.SymmetricGraph`.
     """
 
-    def __init__(
-        self, data: ShardedData, num_neighbors: int, metric: Any = None, *, symmetric: bool = False
-    ) -> None:
+    def __init__(self, data: ShardedData, num_neighbors: int, metric: Any = None, *, symmetric: bool = False) -> None:
         self._symmetric = symmetric
         self._rounds: list[Round] | None = None
         super().__init__(data, num_neighbors, metric)
