@@ -30,7 +30,8 @@ from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 _RELATIVE = 1e-3  # as in pyro_nngp.variational.posterior_mean
 _LOOK, _MOST = 10, 1000  # iterations between checks of the residual, and in total
-_ROWS_PER_ROUND = 3000  # own rows in whose time a round of exchanges passes, about
+ROWS_PER_ROUND = 3000
+"""Own rows in whose time a round of exchanges passes, about."""
 
 
 class ShardedFactor:
@@ -175,7 +176,7 @@ class ShardedFactor:
     def _preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
         var: Tensor = self.var.cpu()
         triangle: ShardedTriangle | _Alone
-        if len(self) < _ROWS_PER_ROUND * self._world.size * len(self._graph.rounds()):
+        if len(self) < ROWS_PER_ROUND * self._world.size * len(self._graph.rounds()):
             var, triangle = self._alone
         else:
             triangle = self._triangle

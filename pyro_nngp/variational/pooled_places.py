@@ -68,7 +68,7 @@ class WholePlaces:
         order = torch.randperm(self.count, generator=torch.Generator().manual_seed(self._seed))
         return order[:count].to(self.x.device)
 
-    def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:
         """Own ones of some rows."""
         return numbers
 
@@ -117,7 +117,7 @@ class ShardedPlaces:
         """Own rows among the first ones of the ordering."""
         return (self.points.positions < count).nonzero()[:, 0].to(self._lengthscale.device)
 
-    def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+    def rows(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " R"]:
         """Own ones of some rows, given by their places in the data."""
         return torch.isin(cast(ShardedData, self.points).rows, numbers.cpu()).nonzero()[:, 0].to(numbers.device)
 
