@@ -1,8 +1,9 @@
 """Kill a process of a training at random moments; torchrun starts all again, and the end must be the same.
 
-``python benchmarks/speed/killed_processes.py --kills 20``, or ``--method VNNGP``. Each trial runs `LOO` on counts, or
-`VNNGP` with its sites, with two Gloo processes and a checkpoint every five steps, kills one of the two by SIGKILL at a random moment of its run, and compares
-hyperparameters and losses at the end, bit for bit, with those of a run that nobody disturbed.
+``python benchmarks/speed/killed_processes.py --kills 20``, or the same with ``--method VNNGP``. Each trial runs `LOO`
+on counts, or `VNNGP` with its sites, with two Gloo processes and a checkpoint every five steps, kills one of the two by
+SIGKILL at a random moment of its run, and compares hyperparameters and losses at the end, bit for bit, with those of a
+run that nobody disturbed.
 """
 
 import argparse
