@@ -30,7 +30,7 @@ from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 _RELATIVE = 1e-3  # as in pyro_nngp.variational.posterior_mean
 _LOOK, _MOST = 10, 1000  # iterations between checks of the residual, and in total
-ROWS_PER_ROUND = 3000
+ROWS_PER_ROUND = 1000
 """Own rows in whose time a round of exchanges passes, about."""
 
 
