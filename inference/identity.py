@@ -23,7 +23,7 @@ _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "py
 _TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
 _OF_MODULES = {*vars(nn.Module()), "_pyro_context", "_pyro_name", "_store", "sparse_grad"}
 _KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # private attributes of the package's modules that count
-_ROWS = re.compile(r"\.(x|y|offset|weights|trials|neighbors|data_neighbors)$|graph\.(context|rank)$|\blocal\b")
+_ROWS = re.compile(r"\.(x|y|offset|weights|trials|limits|neighbors|data_neighbors)$|graph\.(context|rank)$|\blocal\b")
 _SHOWN = 4  # differences named in a message
 
 

@@ -41,6 +41,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, rows_of
+from pyro_nngp.models.base.leave_one_out import is_ours
 from pyro_nngp.models.base.sampled import Moments, SampledMethod
 from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
@@ -113,7 +114,7 @@ class BSGP(SampledMethod):
             draws.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means and of the fixed draws.
 
     Raises:
@@ -125,7 +126,7 @@ class BSGP(SampledMethod):
 
     likelihood: Likelihood
     noise: Any
-    has_own_kernels = vectorizes = True
+    has_own_kernels = vectorizes = maps_draws = True
     latents = ("nu", "z")
 
     @from_tables
@@ -149,6 +150,7 @@ class BSGP(SampledMethod):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if likelihood is None:
@@ -157,7 +159,7 @@ class BSGP(SampledMethod):
             cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
             fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
         super().__init__(
-            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials
+            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials, limits=limits
         )  # each layer has a kernel
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
@@ -256,6 +258,27 @@ class BSGP(SampledMethod):
             return OBJECTIVES["fitc"](self.likelihood_at(rows), *f).log_prob(y)
 
         return self.scores(rows, moments) if len(self.layers) == 1 else given_values
+
+    @property
+    def takes_draws_mapped(self) -> bool:
+        """Whether several posterior draws go through ``torch.vmap``; kernels, too, must be of this package."""
+        return super().takes_draws_mapped and all(is_ours(layer.kernel) for layer in self.layers)
+
+    def moment_entries(self, x_new: Tensor) -> int:
+        """Those of the weights of a block of points."""
+        m = len(self.layers[0].start)
+        return m * (m + min(self.num_draws * len(x_new), at_once(_BLOCK_BUDGET, m)))
+
+    def joint_entries(self, x_new: Tensor) -> int:
+        """Those of the covariances of inducing and new points."""
+        return (len(self.layers[0].start) + len(x_new)) ** 2
+
+    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int | None:
+        """Those of the weights of all data; data that are not Gaussian take steps from the last solution."""
+        if len(self.layers) == 1 and not isinstance(self.likelihood, Gaussian):
+            return None
+        m = len(self.layers[0].start)
+        return m * (m + self.num_draws * self.num_data)
 
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         super().append_rows(x, y)

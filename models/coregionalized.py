@@ -38,7 +38,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
@@ -86,7 +86,7 @@ class CoregionalizedLOO(PredictiveMethod):
     """
 
     generative = False
-    has_own_kernels = takes_missing = vectorizes = True
+    has_own_kernels = takes_missing = vectorizes = maps_draws = True
 
     @from_tables
     def __init__(
@@ -228,11 +228,21 @@ class CoregionalizedLOO(PredictiveMethod):
 
         return densities
 
-    def _predictive_at(
-        self, x_new: Tensor, plan: Tensor, draw: Draw | None, added: Tensor, trials: Tensor | None
-    ) -> Distribution:
-        loc, tril = self._given_neighbors(x_new, plan, noisy=True)
-        return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=tril)
+    def draw_entries(self, num_new: int, plan: Tensor) -> int:
+        """Those of the neighbors' covariances."""
+        return num_new * self._block_entries(plan.shape[1])
+
+    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
+        """Those of the neighbors' covariances."""
+        size = self.num_data if rows is None else len(rows)
+        return size * self._block_entries(self.graph.num_neighbors if num_neighbors is None else num_neighbors)
+
+    def predictive_moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """Means (P, T) and Cholesky factors (P, T, T) of y."""
+        return self._given_neighbors(x_new, plan, noisy=True)
+
+    def predictive_of_moments(self, loc: Tensor, spread: Tensor, added: Tensor, by_row: ByRow) -> Distribution:
+        return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=spread)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""
@@ -277,13 +287,17 @@ class CoregionalizedLOO(PredictiveMethod):
 
         Rows of `points` beyond the data are noise-free; `noisy`: whether the targets are noisy. -1 means no neighbor.
         """
-        kernels, size = [bind(kernel) for kernel in self.kernel], (near.shape[1] + 1) * len(self.mixing)
+        kernels = [bind(kernel) for kernel in self.kernel]
 
         def block(part: slice) -> tuple[Tensor, Tensor]:
             return self._block_weights(kernels, x[part], points, near[part], noisy)
 
-        weights, tril = in_blocks(block, len(x), _COPIES * size**2)
+        weights, tril = in_blocks(block, len(x), self._block_entries(near.shape[1]))
         return weights, tril
+
+    def _block_entries(self, num_neighbors: int) -> int:
+        """Entries of temporaries per point."""
+        return _COPIES * ((num_neighbors + 1) * cast(Tensor, self.y).shape[1]) ** 2
 
     def _block_weights(
         self, kernels: list[Covariance], x: Tensor, points: Tensor, near: Tensor, noisy: bool

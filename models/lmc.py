@@ -9,7 +9,6 @@ Cost per step: O(B (K T)^3), independent of N. Symbols: N sites, D inputs, T out
 rows of a batch, P new points, S draws.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -21,17 +20,18 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
 from pyro_nngp.distributions.sets import Sets
-from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked, unset_hyperparameters
+from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked, unset_hyperparameters
 from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Kernel, Matern52, bind, check_covariance, check_kernels
-from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
+from pyro_nngp.kernels import Kernel, bind, check_covariance
+from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
 from pyro_nngp.models.base.output_starts import start_outputs
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import Batch, NeighborGraph
@@ -61,12 +61,15 @@ class LMC(PredictiveMethod):
     Args:
         x: sites (N, D): the union of the sites of all outputs, see :func:`pyro_nngp.data.union_of_sites`.
         y: targets (N, T). NaN are missing values in any pattern, such as outputs at other sites.
-        kernels: one for each latent function; or L for kernels of Matern52 with one lengthscale per column; or one
-            kernel, which all latent functions share; None is T for T outputs. Unset hyperparameters start from the data
-            (:mod:`pyro_nngp.models.base.output_starts`).
+        kernels: one kernel, which all latent functions share; or one for each of them; or L for L kernels of Matern52
+            with one lengthscale per column. None is one Matern52 for all: with a kernel for each function there is
+            little in the data that tells the functions apart, and predictions are worse more often than better
+            (``benchmarks/results/several_outputs.md``). If `mixing` is a function, None is one for each. Unset
+            hyperparameters start from the data (:mod:`pyro_nngp.models.base.output_starts`).
         likelihood: one for each output, such as ``[Poisson(), Gaussian()]``, or one, of which each output gets a copy;
             None is Gaussian.
-        num_latents: L where all share one kernel; None is T.
+        num_latents: L where all share one kernel; None is T. Fewer than T tie outputs to each other: then no output
+            can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer.
         mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
@@ -75,7 +78,7 @@ class LMC(PredictiveMethod):
         ordering: ordering of the sites: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
-        offset, weights, trials: of each row, (N,), or of each output, (N, T); see
+        offset, weights, trials, limits: of each row, (N,), or of each output, (N, T); see
             :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering.
 
@@ -106,30 +109,31 @@ class LMC(PredictiveMethod):
         offset: Float[Tensor, "N *T"] | Table | None = None,
         weights: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
         trials: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
+        limits: Float[Tensor, "N *T"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() != 2:
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
-        kernels, count = _kernels(x, y.shape[1], kernels, num_latents)
-        parts = PerOutput(*_likelihoods(likelihood, y.shape[1]))
-        by_row = {"offset": offset, "weights": weights, "trials": trials}
+        varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
+        kernels, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
+        parts = PerOutput(*output_likelihoods(likelihood, y.shape[1]))
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](kernels), parts, mean, jitter, metric, **by_row)
-        self.num_functions = count
+        self.num_functions, self.varies = count, varies
         for each in kernels:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
         shape = y.shape[1], self.num_functions
-        self.varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
         if self.varies:
             self.mixing: Any = mixing
-            _check_loading(cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
+            check_loading(cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
         elif isinstance(mixing, Tensor):
             check_tensor("LMC", "mixing", mixing)
             check_same_kind("LMC", x=x, mixing=mixing)
-            _check_loading(mixing, shape)
+            check_loading(mixing, shape)
         self._needs_loading = mixing is None
         unset = [] if self.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
         self.begin()
@@ -143,7 +147,7 @@ class LMC(PredictiveMethod):
         num_neighbors = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
         settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.parameters, self.mean
-        at_rows = None if self.weights is None and self.trials is None else self.likelihood_at
+        at_rows = self.likelihood_at if self.differs_by_row else None
         self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
         self.finish()
@@ -167,7 +171,7 @@ class LMC(PredictiveMethod):
             batch = placed(mixing.shape[:-2])
             return mixing.reshape(*batch, 1, self.latent_shape[0], self.num_functions)
         found = self.mixing(x)
-        _check_loading(found, (len(x), self.latent_shape[0], self.num_functions))
+        check_loading(found, (len(x), self.latent_shape[0], self.num_functions))
         return found
 
     @pyro_entry
@@ -397,42 +401,3 @@ class LMC(PredictiveMethod):
         """A batch of the graph, with the rows of the data as its `extra`."""
         rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
         return self.graph.batch(idx, extra=rows)
-
-
-def _kernels(x: Any, num_outputs: int, kernels: Any, num_latents: int | None) -> tuple[list[nn.Module], int]:
-    """Kernels, one for each latent function or one for all, and the number of functions."""
-    if num_latents is not None:
-        check_int("LMC", "num_latents", num_latents, 1, "It is the number of latent functions.")
-    if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
-        release(kernels)
-        return [kernels], num_outputs if num_latents is None else num_latents
-    if kernels is None or isinstance(kernels, int):
-        count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
-        check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
-        kernels = [Matern52(x.shape[1]) for _ in range(count)]
-    kernels = check_kernels("LMC", list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
-    if num_latents not in (None, len(kernels)):
-        cure = "It is for one kernel that all latent functions share."
-        fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
-    for each in kernels:
-        release(each)
-    return kernels, len(kernels)
-
-
-def _likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
-    """One likelihood per output."""
-    if isinstance(likelihood, PerOutput):
-        likelihood = list(likelihood.outputs)
-    if likelihood is None or isinstance(likelihood, Likelihood):
-        return [Gaussian() if likelihood is None else copy.deepcopy(likelihood) for _ in range(num_outputs)]
-    parts = list(likelihood) if isinstance(likelihood, Sequence) else []
-    if len(parts) != num_outputs:
-        cure = "Give one per output, or one for all."
-        fail("LMC", "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
-    return parts
-
-
-def _check_loading(loading: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(loading, Tensor) or tuple(loading.shape) != shape or not bool(loading.detach().isfinite().all()):
-        actual = tuple(loading.shape) if isinstance(loading, Tensor) else type(loading).__name__
-        fail("LMC", "mixing", f"to be finite, of shape {shape}", actual, "Outputs by latent functions.")

@@ -57,7 +57,7 @@ from pyro_nngp.likelihoods.augmentation import (
     squared_latent,
 )
 from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
-from pyro_nngp.models.base import Draw, GPMethod, Plates, ResponseMethod, first_neighbors, latents_first, rows_of
+from pyro_nngp.models.base import ByRow, Draw, GPMethod, Plates, ResponseMethod, first_neighbors, latents_first, rows_of
 from pyro_nngp.neighbors import Batch, NearestOthers
 from pyro_nngp.variational import LocalConjugate, LocalLogNormal
 
@@ -163,9 +163,8 @@ class LOO(ResponseMethod):
         check_tensor("LOO", "x", x)
         check_tensor("LOO", "y", y)
         coded = coded_labels("LOO", likelihood, y, x.dtype)
-        super().__init__(
-            x, coded, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
-        )
+        by_row = {"offset": offset, "weights": weights, "trials": trials}
+        super().__init__(x, coded, kernel, likelihood, mean, jitter, metric, start, **by_row)
         if weights is not None and not isinstance(likelihood, Gaussian):
             cure = "Use VNNGP for other weighted data."
             fail("LOO", "weights", "None unless noise is Gaussian", type(likelihood).__name__, cure)
@@ -347,8 +346,8 @@ class LOO(ResponseMethod):
             omega = self.local.distribution(likelihood, y, rows).mean if drawn is None else drawn[..., rows]
         return gaussian_observations(likelihood, y, omega, self.x.dtype)
 
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, trials: Tensor | None = None) -> Distribution:
-        return predictive(self._bound().for_rows(trials=trials), loc, var, self.coupling)
+    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
+        return predictive(self._bound().for_rows(**by_row), loc, var, self.coupling)
 
     def _sample_omega(self, plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
         """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""

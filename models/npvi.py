@@ -71,7 +71,7 @@ class NPVI(VNNGP):
         prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering.
 
     Raises:
@@ -105,6 +105,7 @@ class NPVI(VNNGP):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
         check_inputs("NPVI", "x", x)
@@ -128,6 +129,7 @@ class NPVI(VNNGP):
             offset=offset,
             weights=weights,
             trials=trials,
+            limits=limits,
             seed=seed,
         )
 

@@ -95,7 +95,7 @@ class SVGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -105,7 +105,7 @@ class SVGP(PredictiveMethod):
     Reference: Hensman, Matthews, Ghahramani (2015), "Scalable variational Gaussian process classification", AISTATS.
     """
 
-    vectorizes = True
+    vectorizes = maps_draws = True
     can_distribute = True
     has_row_tables = False
     predicts_from_rows = False
@@ -131,11 +131,11 @@ class SVGP(PredictiveMethod):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
-        )
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         check_choice("SVGP", "objective", objective, ("vfe", "fitc"), "For PPGPR train under PredictiveLogLikelihood.")
         if objective == "fitc" and likelihood is None:
             fail("SVGP", "likelihood", "to be given with objective='fitc'", None, "It takes the noise of f given nu.")
@@ -293,6 +293,19 @@ class SVGP(PredictiveMethod):
         self._check_neighbors(num_neighbors, self.num_inducing)
         return num_neighbors
 
+    def draw_entries(self, num_new: int, plan: int | tuple[int | None, int] | None) -> int | None:
+        """Those of the covariances of inducing and new points; joint draws by neighbors are made one by one."""
+        m, is_joint = self.num_inducing, isinstance(plan, tuple)
+        if is_joint and plan[0] is not None:
+            return None
+        return (m + num_new) ** 2 if is_joint else m * (m + num_new)
+
+    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int | None:
+        """Those of the weights of a block of data; data that are not Gaussian take steps from the last solution."""
+        if not isinstance(self.likelihood, Gaussian):
+            return None
+        return self.num_inducing * (self.num_inducing + min(self.num_data, at_once(_BLOCK, self.num_inducing)))
+
     def moments(self, x_new: Tensor, plan: int | None, draw: Draw | None) -> tuple[Tensor, Tensor]:
         """O(M^3 + P M^2), or O(M^3 + P H^3)."""
         mean, q = self._mean_at(x_new), self.q.distribution() if draw is None else None
@@ -336,7 +349,7 @@ class SVGP(PredictiveMethod):
             nu = self._drawn_nu(draw).double().expand(count, *self.latent_shape, -1)
         if num_neighbors is None:
             rest = cov(x, x) - a @ a.mT
-            rest.diagonal().copy_(var)
+            rest.diagonal(dim1=-2, dim2=-1).copy_(var)
             noise = torch.randn((*nu.shape[:-1], len(x)), dtype=x.dtype, device=x.device)
             left_open = noise @ cholesky(rest, 0.0).mT
         else:

@@ -89,7 +89,7 @@ class SWSGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -129,11 +129,11 @@ class SWSGP(PredictiveMethod):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
-        )
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         z = inducing_points("SWSGP", x, inducing, seed)
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))

@@ -103,7 +103,7 @@ class VNNGP(ShardedLatents):
         prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
         seed: seed of the ordering and of k-means.
 
     Raises:
@@ -140,11 +140,11 @@ class VNNGP(ShardedLatents):
         offset: Float[Tensor, "N *L"] | Table | None = None,
         weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(
-            x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights, trials=trials
-        )
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         where = type(self).__name__
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
@@ -364,7 +364,7 @@ class VNNGP(ShardedLatents):
         local.append(new)
 
     def _likelihood_by_row(self) -> Callable[..., Likelihood] | None:
-        return None if self.weights is None and self.trials is None else self.likelihood_at
+        return self.likelihood_at if self.differs_by_row else None
 
     def _sites(self) -> GaussianSites:
         """q(u) of Gaussian sites, without any solution."""

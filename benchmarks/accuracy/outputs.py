@@ -106,10 +106,9 @@ def coregionalized_loo(x, y, likelihoods):
     return predictions
 
 
-def lmc(num_latents=None, shared=False):
+def lmc(num_latents=None, each=False):
     def build(x, y, likelihoods):
-        kernels = Matern52(x.shape[1]) if shared else num_latents
-        gp = LMC(x, y, kernels, likelihoods)
+        gp = LMC(x, y, y.shape[1] if each else None, likelihoods, num_latents=num_latents)
         fit(gp, progress=False)
         return lambda x_new: gp.predict(x_new).parts
 
@@ -121,7 +120,7 @@ METHODS = {
     "CoregionalizedLOO": coregionalized_loo,
     "LMC": lmc(),
     "LMC, three functions": lmc(3),
-    "LMC, one kernel": lmc(shared=True),
+    "LMC, a kernel for each function": lmc(each=True),
 }
 
 

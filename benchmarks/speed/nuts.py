@@ -21,11 +21,13 @@ draws after the warm-up, without it. A line in front of a row has the gradients 
     two                two NNGP sites at 60 places, 300 iterations, QuickNUTS beside NUTS
 
 Usage: python benchmarks/speed/nuts.py [gradients|fixed|two|beside] [--points 500 5000] [--draws 300] [--warmup 300]
-           [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--plain] [--pyro]; the interpreters are of environments that
-           have them.
+           [--numpyro PYTHON] [--pymc PYTHON] [--dense] [--plain] [--pyro] [--cap SECONDS] [--only-others]; the
+           interpreters are of environments that have them, and end after --cap processor seconds.
 """
 
 import argparse
+import resource
+import signal
 import subprocess
 import tempfile
 import time
@@ -115,17 +117,25 @@ def ours(name, kernel, args, options, warmup, parallel=True):
     report(name, len(args[1]), kept | {"f": found["f"].reshape(options.draws, -1)[:, :SHOWN].numpy()}, total, sampling)
 
 
-def run_other(python, name, args, place, warmup, draws):
+def run_other(python, name, args, place, warmup, draws, cap=None):
     graph, y = args
     order = torch.cat(graph.levels()).numpy()
     np.savez(place, x=graph.x.numpy(), y=y.numpy(), neighbors=graph.neighbors.numpy(), order=order)
-    subprocess.run([python, str(OTHERS), name, str(place), str(warmup), str(draws), str(SHOWN)], check=True)
+    command = [python, str(OTHERS), name, str(place), str(warmup), str(draws), str(SHOWN)]
+    limit = None if cap is None else partial(resource.setrlimit, resource.RLIMIT_CPU, (cap, cap))
+    subprocess.run(command, check=True, preexec_fn=limit)
 
 
 def others(python, name, args, options):
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder) / "run.npz"
-        run_other(python, name, args, place, options.warmup, options.draws)
+        try:
+            run_other(python, name, args, place, options.warmup, options.draws, options.cap)
+        except subprocess.CalledProcessError as error:
+            if error.returncode not in (-signal.SIGXCPU, -signal.SIGKILL):
+                raise
+            print(f"| {name} | {len(args[1]):,} | no draws in {options.cap} |" + " |" * 7, flush=True)
+            return
         with np.load(place) as found:
             kept = {site: found[site] for site in ("variance", "lengthscale", "intercept", "f")}
             report(name, len(args[1]), kept, float(found["total"]), float(found["sampling"]))
@@ -151,8 +161,9 @@ def beside(options):
     )
     for num_points in options.points:
         args = problem(num_points)
-        guided = QuickNUTS(model, guide=AutoNNGP(model))
-        ours("QuickNUTS with AutoNNGP", guided, args, options, options.warmup // 2, parallel=False)
+        if not options.only_others:
+            guided = QuickNUTS(model, guide=AutoNNGP(model))
+            ours("QuickNUTS with AutoNNGP", guided, args, options, options.warmup // 2, parallel=False)
         if options.plain:
             ours("QuickNUTS", QuickNUTS(model), args, options, options.warmup)
         if options.pyro:
@@ -212,6 +223,8 @@ if __name__ == "__main__":
     parser.add_argument("--dense", action="store_true")
     parser.add_argument("--plain", action="store_true", help="QuickNUTS without a guide, too")
     parser.add_argument("--pyro", action="store_true")
+    parser.add_argument("--cap", type=int, help="processor seconds of a run of another library")
+    parser.add_argument("--only-others", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     runs = {"beside": beside, "gradients": gradients, "fixed": partial(gradients, program=fixed), "two": two}

@@ -98,7 +98,7 @@ def to_arviz(
             without scales.
         num_prior_samples: draws from the prior. Models that condition on the data of the neighbors have no prior
             predictive draws.
-        predictions: new inputs of a method; or a mapping of ``x_new``, ``offset`` and ``trials`` to theirs.
+        predictions: new inputs of a method; or a mapping of ``x_new``, ``offset``, ``trials`` and ``limits`` to theirs.
         batch_size: run the model on this number of rows at a time, as ``model(idx)``, at values drawn for all rows.
         num_data: number of rows, for `batch_size` with a `source` that has no ``num_data``.
         losses: the loss at each step, such as ``fit(...).losses``.
@@ -192,7 +192,7 @@ def to_arviz(
             if s == 0:
                 if draws.are_of(method) and not arrays.has_latents:
                     arrays.add_fields(*_fields(method, args[0] if args else kwargs.get("idx"), draws.num_samples))
-                by_row = {name: getattr(source, name, None) for name in ("x", "offset", "weights", "trials")}
+                by_row = {name: getattr(source, name, None) for name in ("x", "offset", "weights", "trials", "limits")}
                 arrays.add_constants(trace, by_row, predictions, constant_data or {})
                 arrays.check_names()
                 arrays.add_warmup(trace, *draws.warmup())

@@ -8,9 +8,10 @@ from pyro_nngp.models.base.new_data import GrowingData, warn_untrained
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod, draws_given_observations, first_neighbors
 from pyro_nngp.models.base.sharded_latents import ShardedLatents
-from pyro_nngp.models.base.sites import Plates, latents_first, rows_of
+from pyro_nngp.models.base.sites import ByRow, Plates, latents_first, rows_of
 
 __all__ = [
+    "ByRow",
     "Densities",
     "Draw",
     "Fantasies",

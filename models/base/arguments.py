@@ -13,11 +13,11 @@ from pyro_nngp.models.base.sites import DataSites
 
 
 def check_data(
-    where: str, x: Any, y: Any, likelihood: Likelihood | None, has_trials: bool = False, takes_missing: bool = False
+    where: str, x: Any, y: Any, likelihood: Likelihood | None, differs: bool = False, takes_missing: bool = False
 ) -> tuple[int, ...]:
     """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,).
 
-    Targets with numbers of trials are checked by :func:`check_by_row`.
+    Targets with numbers of trials or limits are checked by :func:`check_by_row`.
     """
     check_inputs(where, "x", x)
     if y is not None:
@@ -37,7 +37,7 @@ def check_data(
         fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
-    if not (likelihood.takes_trials and has_trials):
+    if not (likelihood.differs_by_row and differs):
         likelihood.check(as_checked(likelihood, y, takes_missing))
     check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])
@@ -51,7 +51,7 @@ def check_data(
 def check_by_row(
     where: str, x: Tensor, y: Any, likelihood: Likelihood | None, latent_shape: tuple[int, ...], values: dict[str, Any]
 ) -> dict[str, Tensor | None]:
-    """Offset, weights and trials of the rows of x as tensors like x, None where there are none."""
+    """Offset, weights, trials and limits of the rows of x as tensors like x, None where there are none."""
     found: dict[str, Tensor | None] = {}
     for name in BY_ROW:
         value = values.pop(name, None)
@@ -59,19 +59,26 @@ def check_by_row(
         found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape if each else ())
     if values:
         raise TypeError(f"{where} got an unexpected keyword argument {next(iter(values))!r}")
-    weights, trials = found["weights"], found["trials"]
-    if likelihood is None and (weights is not None or trials is not None):
-        fail(where, "weights and trials", "None without a likelihood", "others", "Give y and a likelihood.")
+    weights, trials, limits = found["weights"], found["trials"], found["limits"]
+    if likelihood is None and any(value is not None for value in (weights, trials, limits)):
+        fail(where, "weights, trials and limits", "None without a likelihood", "others", "Give y and a likelihood.")
     if weights is not None and not bool((weights > 0).all()):
         fail(where, "weights", "> 0", float(weights.min()), "Leave rows of weight 0 out.")
     if likelihood is not None and likelihood.takes_trials != (trials is not None):
         expectation = f"of each row for {type(likelihood).__name__}()" if trials is None else "None for this likelihood"
         cure = "Pass trials=n, or Binomial(n) for one number of all rows."
         fail(where, "trials", expectation, "None" if trials is None else type(likelihood).__name__, cure)
-    if likelihood is not None and trials is not None:
-        if not bool(((trials >= 1) & (trials == trials.round())).all()):
-            fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")
-        likelihood.bind().for_rows(trials=trials.movedim(0, -1)).check(y.movedim(0, -1))
+    if trials is not None and not bool(((trials >= 1) & (trials == trials.round())).all()):
+        fail(where, "trials", "to be whole numbers >= 1", float(trials.min()), "Leave rows without trials out.")
+    if likelihood is not None and likelihood.takes_limits != (limits is not None):
+        name = type(likelihood).__name__
+        expectation = f"of each row for {name}()" if limits is None else "None for this likelihood"
+        cure = 'Pass limits=, one number per row, with Censored(lower="limits") or upper="limits".'
+        fail(where, "limits", expectation, "None" if limits is None else name, cure)
+    by_row = {"trials": trials, "limits": limits}
+    each = {key: value.movedim(0, -1) for key, value in by_row.items() if value is not None}
+    if likelihood is not None and each:
+        likelihood.bind().for_rows(**each).check(y.movedim(0, -1))
     return found
 
 
@@ -87,7 +94,10 @@ def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[i
     shapes = [(len(x),), (len(x), *latent_shape)]
     if tuple(value.shape) not in shapes:
         fail(where, name, f"of shape {shapes[-1]}", tuple(value.shape), "Give one value per row of x.")
-    check_finite(where, name, value.to(x))
+    if name == "limits" and value.isnan().any():
+        fail(where, name, "to be numbers", "NaN", "Give infinity where there is no limit.")
+    if name != "limits":
+        check_finite(where, name, value.to(x))
     return value.to(x)
 
 

@@ -29,6 +29,7 @@ from pyro_nngp._memory import at_once
 from pyro_nngp.hyperparameters import place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import (
     count_draws,
+    map_draws,
     modules_with_priors,
     place_hyperparameters,
     place_together,
@@ -45,7 +46,7 @@ Densities: TypeAlias = Callable[[Draw | None], Tensor]
 """Log densities at the hyperparameters that have been set: under the guide, or given a posterior draw."""
 
 
-_WEIGHTS = 2**22  # weights of several posterior draws that are held at once
+_ENTRIES = 2**22  # entries of temporaries of several posterior draws that are held at once
 
 
 class LeaveOneOutMethod(GPMethod):
@@ -53,11 +54,12 @@ class LeaveOneOutMethod(GPMethod):
 
     Attributes:
         loo_kind: description of the densities, for exports.
-        draws_together: whether predictions take several posterior draws at once.
+        draws_together: whether predictions take several posterior draws at once, as batch dimensions.
+        maps_draws: whether they take one draw, and run under ``torch.vmap``.
     """
 
     loo_kind: str = "leave-one-out, latent values integrated out"
-    draws_together = False
+    draws_together = maps_draws = False
 
     @property
     def takes_draws_together(self) -> bool:
@@ -66,8 +68,25 @@ class LeaveOneOutMethod(GPMethod):
         parts = (part for part in modules_with_priors(self) if part is not self)
         return self.draws_together and all(isinstance(part, known) for part in parts)
 
-    def loo_entries(self, num_neighbors: int | None) -> int | None:
-        """Weights per datum at one posterior draw, where densities take several draws at once; else None."""
+    @property
+    def takes_draws_mapped(self) -> bool:
+        """Whether several posterior draws go through ``torch.vmap``, with the priors that the model has.
+
+        Parts with priors that are not of this package may look at values, and get one draw after the other.
+        """
+        return self.maps_draws and all(is_ours(part) for part in modules_with_priors(self))
+
+    def draws_at_once(self, where: str, samples: Mapping[str, Tensor], entries: int | None) -> int:
+        """How many posterior draws are taken at once, if one of them needs temporaries of so many entries; None: one.
+
+        Raises:
+            ValueError, TypeError: for malformed samples.
+        """
+        can = entries is not None and (self.takes_draws_together or self.takes_draws_mapped)
+        return min(count_draws(where, samples), at_once(_ENTRIES, cast(int, entries)) if can else 1)
+
+    def loo_entries(self, rows: Int[Tensor, " I"] | None, num_neighbors: int | None) -> int | None:
+        """Entries of temporaries at one posterior draw, where densities take several draws at once; else None."""
         return None
 
     @property
@@ -105,18 +124,20 @@ class LeaveOneOutMethod(GPMethod):
                 or a hyperparameter that is missing in `samples`.
 
         Cost: O(N K^3), for latent values under a likelihood that is not Gaussian per natural-gradient step;
-        O(N M^2 + M^3) with M inducing points. Once, or for each draw; methods that condition on observations of the
-        neighbors take several draws at once.
+        O(N M^2 + M^3) with M inducing points. Once, or for each draw; several draws are taken at once by methods that
+        condition on observations of the neighbors, and with Gaussian data by those with inducing points.
         """
         self.check_whole("loo")
         densities = self._densities(idx, num_neighbors, samples is not None)
         if samples is None:
             self._place_medians()
             return densities(None)
-        where, entries = f"{type(self).__name__}.loo", self.loo_entries(num_neighbors)
-        most = 1 if entries is None else at_once(_WEIGHTS, entries * (self.num_data if idx is None else len(idx)))
-        if most > 1 and self.takes_draws_together and count_draws(where, samples) > 1:
+        where = f"{type(self).__name__}.loo"
+        most = self.draws_at_once(where, samples, self.loo_entries(idx, num_neighbors))
+        if most > 1 and self.takes_draws_together:
             return torch.cat([densities(d) for d in place_together(where, self, samples, most, self.num_plates)])
+        if most > 1:
+            return torch.cat(list(map_draws(where, self, samples, most, densities)))
         return torch.stack([densities(draw) for draw, _ in place_draws(where, self, samples)])
 
     def loo_by_draw(
@@ -185,3 +206,8 @@ class LeaveOneOutMethod(GPMethod):
     def _densities_at(self, draw: Draw, densities: Densities, from_guide: bool) -> Tensor:
         place_hyperparameters(f"{type(self).__name__}.loo", self, draw)
         return densities(None if from_guide else draw)
+
+
+def is_ours(part: object) -> bool:
+    """Whether an object's class is of this package, and so known to run under ``torch.vmap``."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]

@@ -43,6 +43,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
+from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
 from pyro_nngp.models.base.units import warn_of_units
@@ -81,9 +82,11 @@ class GPMethod(GrowingData):
         weights: positive weights that multiply the log density of each row, (N,): a weight of 2 counts a row twice.
         trials: numbers of trials of each row, (N,), for ``Binomial()`` or ``BetaBinomial()``. Predictions take
             those of new rows, 1 without.
+        limits: limits of detection of each row, (N,), for ``Censored(lower="limits")``; infinite where there is none.
+            Predictions take those of new rows; without, they are of values that nothing limits.
 
     Attributes:
-        x, y, offset, weights, trials: the data, as buffers.
+        x, y, offset, weights, trials, limits: the data, as buffers.
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         classes: names of the classes, for maps, if they have been set.
         latent_shape: () for one latent function, (L,) for several.
@@ -126,7 +129,8 @@ class GPMethod(GrowingData):
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
             likelihood = Gaussian()
-        self.latent_shape = check_data(where, x, y, likelihood, by_row.get("trials") is not None, self.takes_missing)
+        differs = any(by_row.get(name) is not None for name in ("trials", "limits"))
+        self.latent_shape = check_data(where, x, y, likelihood, differs, self.takes_missing)
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
@@ -325,21 +329,28 @@ class GPMethod(GrowingData):
         check_finite(where, "offset", offset)
         return offset.to(self.x).movedim(0, -1)
 
-    def new_trials(self, x_new: Tensor, trials: Tensor | None) -> Tensor | None:
-        """Numbers of trials at new points; None for likelihoods without them."""
-        where = f"{type(self).__name__}.predict"
-        if self.likelihood is None or not self.likelihood.takes_trials:
-            if trials is not None:
-                fail(where, "trials", "None for this likelihood", "numbers", "They are for Binomial().")
-            return None
-        if trials is None:
-            return torch.ones_like(x_new[:, 0])
-        check_tensor(where, "trials", trials)
-        shapes = [(len(x_new),), (len(x_new), *self.latent_shape)] if self.likelihood.takes_missing else [(len(x_new),)]
-        if trials.shape not in shapes or not bool((trials >= 1).all()):
-            expectation = f"to be numbers >= 1, ({len(x_new)},)"
-            fail(where, "trials", expectation, f"others of shape {tuple(trials.shape)}", "Give one per row of x_new.")
-        return trials.to(self.x).movedim(0, -1)
+    def new_by_row(self, x_new: Tensor, trials: Tensor | None, limits: Tensor | None) -> ByRow:
+        """Numbers of trials and limits at new points, for likelihoods that have them."""
+        where, likelihood = f"{type(self).__name__}.predict", self.likelihood
+        takes = likelihood is not None and likelihood.takes_trials, likelihood is not None and likelihood.takes_limits
+        found, each = {}, likelihood is not None and likelihood.takes_missing
+        shapes = [(len(x_new),), (len(x_new), *self.latent_shape)] if each else [(len(x_new),)]
+        cures = "They are for Binomial().", 'They are for Censored(lower="limits").'
+        for name, value, is_taken, cure in zip(("trials", "limits"), (trials, limits), takes, cures, strict=True):
+            if value is None:
+                continue
+            if not is_taken:
+                fail(where, name, "None for this likelihood", "numbers", cure)
+            check_tensor(where, name, value)
+            bad = value.isnan() if name == "limits" else value < 1
+            if value.shape not in shapes or bool(bad.any()):
+                expectation = f"to be numbers{'' if name == 'limits' else ' >= 1'}, ({len(x_new)},)"
+                actual = f"others of shape {tuple(value.shape)}"
+                fail(where, name, expectation, actual, "Give one per row of x_new.")
+            found[name] = value.to(self.x).movedim(0, -1)
+        if takes[0] and trials is None:
+            found["trials"] = torch.ones_like(x_new[:, 0])
+        return found
 
     def warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""

@@ -45,7 +45,7 @@ class GrowingData(ShardedRows):
         Args:
             x: new inputs, a tensor or any table that the method takes as data.
             y: their targets, as in the constructor; None where the method has none.
-            by_row: ``offset``, ``weights`` and ``trials`` of the rows, if the method has them.
+            by_row: ``offset``, ``weights``, ``trials`` and ``limits`` of the rows, if the method has them.
 
         Raises:
             ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
@@ -98,7 +98,7 @@ class GrowingData(ShardedRows):
     def append_rows(self, x: Tensor, y: Tensor | None) -> None:
         """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it.
 
-        Offset, weights and trials are there already.
+        Offset, weights, trials and limits are there already.
         """
         self.x = torch.cat([self.x, x])
         if y is not None and self.y is not None:
@@ -124,7 +124,7 @@ class GrowingData(ShardedRows):
                 fail(where, "y", expectation, tuple(y.shape), "One row of y per row of x.")
             if y.is_floating_point():
                 check_finite(where, "y", y.nan_to_num() if self.takes_missing else y)
-            if self.likelihood is not None and not self.likelihood.takes_trials:
+            if self.likelihood is not None and not self.likelihood.differs_by_row:
                 self.likelihood.check(as_checked(self.likelihood, y, self.takes_missing))
         for name in BY_ROW:
             if (getattr(self, name) is None) != (by_row.get(name) is None):

@@ -13,7 +13,7 @@ L latent functions, T outputs, S draws.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -22,7 +22,6 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp._memory import at_once
 from pyro_nngp._random import seeded
 from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
@@ -31,6 +30,7 @@ from pyro_nngp.hyperparameters import check_same_sites, place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import (
     Draws,
     count_draws,
+    map_draws,
     place_hyperparameters,
     place_together,
 )
@@ -38,11 +38,13 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
 from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.neighbors import distinct_rows
 
 Result = TypeVar("Result")
 
-_MOMENTS = 2**22  # weights of several posterior draws that are held at once
+Moments: TypeAlias = Callable[[Tensor, Any, Draw | None], tuple[Tensor, Tensor]]
+"""Moments at new points with their plan: under the guide, or given a posterior draw."""
 
 
 class PredictiveMethod(LeaveOneOutMethod):
@@ -52,8 +54,8 @@ class PredictiveMethod(LeaveOneOutMethod):
     with the hyperparameters placed, and read what else they need from the posterior draw, if they are given one.
 
     Attributes:
-        draws_together: whether :meth:`moments` and :meth:`joint_draws` take several draws at once. The plan of the
-            former is then a tensor (P, K), and that of the latter one or a tuple that ends in one.
+        draws_together: whether :meth:`moments` and :meth:`joint_draws` take several draws at once, as batch dimensions.
+        maps_draws: whether they run under ``torch.vmap`` over draws.
     """
 
     @at_tables
@@ -103,6 +105,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         samples: Mapping[str, Tensor] | None = None,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
@@ -112,6 +115,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             samples: as in :meth:`forward`; the result is then the mixture over the draws.
             offset: as in :meth:`forward`.
             trials: numbers of trials at the new points, of ``Binomial()``; None is one each.
+            limits: limits of detection at the new points, of ``Censored()``; None predicts values that nothing limits.
 
         Returns:
             The marginal of the likelihood, f integrated out.
@@ -124,17 +128,15 @@ class PredictiveMethod(LeaveOneOutMethod):
             fail(where, "a likelihood", "in the model", None, cure)
         if self.shard is not None and self.predicts_from_rows:
             near = self._near("predict", x_new, num_neighbors)
-            return near[0].predict(x_new, num_neighbors=near[1], samples=samples, offset=offset, trials=trials)
+            by_row = {"offset": offset, "trials": trials, "limits": limits}
+            return near[0].predict(x_new, num_neighbors=near[1], samples=samples, **by_row)
         added = self.new_offset("predict", x_new, offset)
-        each = self.new_trials(x_new, trials)
+        each = self.new_by_row(x_new, trials, limits)
 
-        def of_moments(loc: Tensor, var: Tensor) -> Distribution:
-            return self._predictive_of_y(loc + added, var, each)
+        def finish(loc: Tensor, spread: Tensor) -> Distribution:
+            return self.predictive_of_moments(loc, spread, added, each)
 
-        def at(x_new: Tensor, plan: Any, draw: Draw | None) -> Distribution:
-            return self._predictive_at(x_new, plan, draw, added, each)
-
-        found = self._at_draws("predict", x_new, num_neighbors, samples, at, of_moments)
+        found = self._at_draws("predict", x_new, num_neighbors, samples, self.predictive_moments, finish)
         return found[0] if samples is None else Mixture(found)
 
     @pyro_entry
@@ -267,6 +269,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         seed: int = 0,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
@@ -276,6 +279,7 @@ class PredictiveMethod(LeaveOneOutMethod):
             seed: seed of the order of the new points; the draws use the global random state.
             offset: as in :meth:`forward`.
             trials: as in :meth:`predict`.
+            limits: as in :meth:`predict`.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -286,17 +290,17 @@ class PredictiveMethod(LeaveOneOutMethod):
         self.check_whole("predictions_by_draw")
         self._check_new("predictions_by_draw", x_new)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
-        each = self.new_trials(x_new, trials)
+        each = self.new_by_row(x_new, trials, limits)
         return lambda draw: self._predictions_at(draw, x_new, plan, added, each)
 
     @pyro_entry
     @torch.no_grad()
     def _predictions_at(
-        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, trials: Tensor | None
+        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, by_row: ByRow
     ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new, plan, 1, draw)[0] + added
-        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), trials).sample()
+        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), by_row).sample()
 
     def _at_draws(
         self,
@@ -304,42 +308,36 @@ class PredictiveMethod(LeaveOneOutMethod):
         x_new: Tensor,
         num_neighbors: int | None,
         samples: Mapping[str, Tensor] | None,
-        result: Callable[[Tensor, Any, Draw | None], Result],
-        of_moments: Callable[[Tensor, Tensor], Result],
+        moments: Moments,
+        finish: Callable[[Tensor, Tensor], Result],
     ) -> list[Result]:
-        """`result` of new points and their plan: under the guide, or at one posterior draw after the other.
+        """What `finish` makes of `moments` at new points: under the guide, or at each posterior draw.
 
-        Where moments of f are computed for several draws at once it is made `of_moments`.
+        Hyperparameters are placed for both.
         """
         self._check_new(method, x_new)
         plan, where = self.plan(x_new, num_neighbors), f"{type(self).__name__}.{method}"
         if samples is None:
             self._place_medians()
-            return [result(x_new, plan, None)]
+            return [finish(*moments(x_new, plan, None))]
         with torch.no_grad():
-            draws, moments = place_draws(where, self, samples), self._moments_together(where, x_new, plan, samples)
-            if moments is None:
-                return [result(x_new, plan, draw) for draw, _ in draws]
-            return [of_moments(*pair) for _, pair in zip(draws, moments, strict=True)]
+            found = self._moments_at_draws(where, x_new, plan, samples, moments)
+            return [finish(*pair) for pair, _ in zip(found, place_draws(where, self, samples), strict=True)]
 
-    def _moments_together(
-        self, where: str, x_new: Tensor, plan: Any, samples: Mapping[str, Tensor]
-    ) -> list[tuple[Tensor, Tensor]] | None:
-        """Moments of f at each posterior draw, computed for several at once; None where they cannot be.
-
-        The hyperparameters of the last draws remain placed.
-        """
-        if not self.takes_draws_together:
-            return None
-        most = at_once(_MOMENTS, plan.numel())
-        if most < 2 or count_draws(where, samples) < 2:
-            return None
-        pairs: list[tuple[Tensor, Tensor]] = []
-        for draws in place_together(where, self, samples, most, self.num_plates):
-            shape = draws.count, *self.latent_shape, len(x_new)
-            moments = (value.expand(shape) for value in self.moments(x_new, plan, draws))
-            pairs += zip(*moments, strict=True)
-        return pairs
+    def _moments_at_draws(
+        self, where: str, x_new: Tensor, plan: Any, samples: Mapping[str, Tensor], moments: Moments
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Moments at each posterior draw, computed for several at once where the method can."""
+        most = self.draws_at_once(where, samples, self.draw_entries(len(x_new), plan))
+        if most < 2:
+            yield from (moments(x_new, plan, draw) for draw, _ in place_draws(where, self, samples))
+        elif self.takes_draws_together:
+            for draws in place_together(where, self, samples, most, self.num_plates):
+                shape = draws.count, *self.latent_shape, len(x_new)
+                yield from zip(*(value.expand(shape) for value in moments(x_new, plan, draws)), strict=True)
+        else:
+            for pairs in map_draws(where, self, samples, most, lambda draw: moments(x_new, plan, draw)):
+                yield from zip(*pairs, strict=True)
 
     def _joint_at_draws(
         self, where: str, x_new: Tensor, plan: Any, samples: Mapping[str, Tensor], total: int
@@ -348,18 +346,34 @@ class PredictiveMethod(LeaveOneOutMethod):
         num_draws = count_draws(where, samples)
         rows = torch.linspace(0, num_draws - 1, total).round().long()
         rows, counts = rows.unique_consecutive(return_counts=True)
-        neighbors = plan[-1] if isinstance(plan, tuple) else plan
-        most = at_once(_MOMENTS, neighbors.numel()) if self.takes_draws_together and len(rows) > 1 else 1
+        chosen = {name: value[rows.to(value.device)] for name, value in samples.items()}
+        most = self.draws_at_once(where, chosen, self.draw_entries(len(x_new), plan))
         if most < 2:
             return [self.joint_draws(x_new, plan, *pair[::-1]) for pair in place_draws(where, self, samples, total)]
-        chosen = {name: value[rows.to(value.device)] for name, value in samples.items()}
-        found, start = [], 0
-        for draws in place_together(where, self, chosen, most, self.num_plates):
-            each = counts[start : start + draws.count].tolist()
-            values = self.joint_draws(x_new, plan, max(each), draws)
-            found += [values[:count, number] for number, count in enumerate(each)]
-            start += draws.count
-        return found
+        if self.takes_draws_together:
+            at_draws = (
+                self.joint_draws(x_new, plan, int(counts.max()), draws).movedim(1, 0)
+                for draws in place_together(where, self, chosen, most, self.num_plates)
+            )
+        else:
+            at_draws = map_draws(
+                where, self, chosen, most, lambda draw: self.joint_draws(x_new, plan, int(counts.max()), draw)
+            )
+        values = (each for found in at_draws for each in found)
+        return [found[:count] for found, count in zip(values, counts.tolist(), strict=True)]
+
+    def draw_entries(self, num_new: int, plan: Any) -> int | None:
+        """Entries of temporaries of :meth:`moments` or :meth:`joint_draws` at one posterior draw and P new points.
+
+        As many draws are taken at once as memory allows; None takes one after the other.
+
+        Args:
+            num_new: P.
+            plan: of either method; by default a tensor (P, K), or a tuple that ends in one.
+        """
+        if not (self.draws_together or self.maps_draws):
+            return None
+        return (plan[-1] if isinstance(plan, tuple) else plan).numel()
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Any:
         """Precompute for :meth:`moments` what does not depend on hyperparameters, such as neighbors."""
@@ -369,16 +383,18 @@ class PredictiveMethod(LeaveOneOutMethod):
         """Mean and variance of f, (*L, P) each: under the guide, or given a posterior draw.
 
         Where a method sets ``draws_together``, `draw` may hold several, and the hyperparameters batch dimensions
-        (S, 1, ..), with a 1 for each plate of the model: results are (S, *L, P).
+        (S, 1, ..), with a 1 for each plate of the model: results are (S, *L, P). With ``maps_draws`` it is always one,
+        under ``torch.vmap``.
         """
         self.undefined("moments")
 
-    def _predictive_at(
-        self, x_new: Tensor, plan: Any, draw: Draw | None, added: Tensor, trials: Tensor | None
-    ) -> Distribution:
-        """Predictive distribution of y: under the guide, or given a posterior draw; `added` is the offset."""
-        loc, var = self.moments(x_new, plan, draw)
-        return self._predictive_of_y(loc + added, var, trials)
+    def predictive_moments(self, x_new: Tensor, plan: Any, draw: Draw | None) -> tuple[Tensor, Tensor]:
+        """What :meth:`predictive_of_moments` takes, of :meth:`moments` by default; computed as these are."""
+        return self.moments(x_new, plan, draw)
+
+    def predictive_of_moments(self, loc: Tensor, spread: Tensor, added: Tensor, by_row: ByRow) -> Distribution:
+        """Predictive distribution of y at the present hyperparameters; `added` is the offset."""
+        return self._predictive_of_y(loc + added, spread, by_row)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Any:
         """Precompute for :meth:`joint_draws` what does not depend on hyperparameters; `seed` orders new points."""
@@ -407,9 +423,9 @@ class PredictiveMethod(LeaveOneOutMethod):
         """The largest number of joint draws made at once; None is all of them."""
         return None
 
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, trials: Tensor | None = None) -> Distribution:
+    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
         """Predictive distribution of y for moments of f at the present hyperparameters."""
-        return cast(Likelihood, self.likelihood).bind().for_rows(trials=trials).marginal(loc, var)
+        return cast(Likelihood, self.likelihood).bind().for_rows(**by_row).marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""

@@ -245,17 +245,17 @@ class ResponseMethod(PredictiveMethod):
         def densities(draw: Draw | None) -> Tensor:
             observations = self.observations(self.likelihood_at(union), union, draw)
             loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
-            trials = None if self.trials is None else self.trials[rows]
             bound = self.likelihood_at(rows)
             loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
-            found = self._predictive_of_y(loc, var, trials).log_prob(self._values(rows))
+            found = self._predictive_of_y(loc, var, self.by_row(rows)).log_prob(self._values(rows))
             return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
 
         return densities
 
-    def loo_entries(self, num_neighbors: int | None) -> int:
-        """The number of neighbors."""
-        return self.graph.num_neighbors if num_neighbors is None else num_neighbors
+    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
+        """Those of the weights."""
+        size = self.num_data if rows is None else len(rows)
+        return size * (self.graph.num_neighbors if num_neighbors is None else num_neighbors)
 
     def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
         """The nearest training points and earlier new points."""

@@ -4,7 +4,7 @@ Symbols as in :mod:`pyro_nngp.models.base.method`.
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, cast
 
@@ -43,6 +43,10 @@ def rows_of(idx: Tensor | None) -> Tensor | slice:
     return _EVERY if idx is None else idx
 
 
+ByRow = Mapping[str, Tensor]
+"""Numbers of trials and limits of some rows, outputs first, as arguments of :meth:`Likelihood.for_rows`."""
+
+
 class DataSites(GPModule):
     """Sites of hyperparameters, f and y on rows of the data; base of :class:`~pyro_nngp.models.base.GPMethod`."""
 
@@ -51,6 +55,7 @@ class DataSites(GPModule):
     offset: Tensor | None
     weights: Tensor | None
     trials: Tensor | None
+    limits: Tensor | None
     latent_shape: tuple[int, ...]
     likelihood: Likelihood | None
     mean: Callable
@@ -179,10 +184,18 @@ class DataSites(GPModule):
 
     def likelihood_at(self, rows: Tensor | slice = _EVERY) -> Likelihood:
         """The likelihood with its hyperparameters read, for some rows of the data (all by default)."""
-        parts = self.weights, self.trials
-        weights, trials = (part if part is None or part.dim() == 1 else part.movedim(0, -1) for part in parts)
-        weights, trials = (None if part is None else part[..., rows] for part in (weights, trials))
-        return cast(Likelihood, self.likelihood).bind().for_rows(weights, trials)
+        weights = None if self.weights is None else self.weights.movedim(0, -1)[..., rows]
+        return cast(Likelihood, self.likelihood).bind().for_rows(weights, **self.by_row(rows))
+
+    def by_row(self, rows: Tensor | slice = _EVERY) -> ByRow:
+        """Numbers of trials and limits of some rows of the data, if there are any, outputs first."""
+        given = {"trials": self.trials, "limits": self.limits}
+        return {name: value.movedim(0, -1)[..., rows] for name, value in given.items() if value is not None}
+
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether rows have weights, trials or limits."""
+        return any(value is not None for value in (self.weights, self.trials, self.limits))
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
         return self.x if idx is None else self.x.index_select(0, idx)

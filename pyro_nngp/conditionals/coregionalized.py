@@ -24,7 +24,8 @@ from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
 
-_COPIES = 6  # of the neighbors' covariance in memory while its Cholesky factor is computed
+COPIES = 6
+"""Of the neighbors' covariance in memory while its Cholesky factor is computed."""
 
 
 def latent_conditional(
@@ -56,30 +57,37 @@ def latent_conditional(
     def block(part: slice) -> tuple[Tensor, Tensor]:
         return _block(kernels, x[part], near[part], rows[part], noise[part], jitter)
 
-    weights, cov = in_blocks(block, len(x), _COPIES * size**2)
+    weights, cov = in_blocks(block, len(x), COPIES * size**2)
     return weights, cov
 
 
 def _block(
     kernels: Sequence[Covariance], x: Tensor, near: Tensor, rows: Tensor, noise: Tensor, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    b, k, r, count = rows.shape
-    each = torch.arange(count, device=x.device)
-    groups = [each] if len(kernels) == 1 else list(each[:, None])
-    flat = rows.flatten(1, 2)
-    cov, cross, own = torch.diag_embed(noise.flatten(1)), [], []
-    for kernel, columns in zip(kernels, groups, strict=True):
-        h = flat[..., columns]
-        among = kernel(near, near)
-        among = among + torch.diag_embed(among.diagonal(dim1=-2, dim2=-1) * jitter)
-        cov = cov + ((h @ h.mT).view(b, k, r, k, r) * among[:, :, None, :, None]).view_as(cov)
-        cross.append((kernel(x[:, None], near)[..., None] * h.mT.unflatten(-1, (k, r))).flatten(-2))
-        own.append((kernel.diag(x) * (1 + jitter))[:, None].expand(b, len(columns)))
-    right = torch.cat(cross, 1)
+    among = latent_covariances(kernels, near, jitter)
+    cross = torch.stack([kernel(x[:, None], near)[:, 0] for kernel in kernels], -1)
+    own = torch.stack([kernel.diag(x) * (1 + jitter) for kernel in kernels], -1).expand(len(x), rows.shape[-1])
+    cov = observed_covariance(among, rows) + torch.diag_embed(noise.flatten(1))
+    right = (cross[:, :, None] * rows).flatten(1, 2)
     tril = cholesky(cov, 0.0, escalate=True)
-    half = torch.linalg.solve_triangular(tril, right.mT, upper=False)
+    half = torch.linalg.solve_triangular(tril, right, upper=False)
     weights = torch.linalg.solve_triangular(tril.mT, half, upper=True).mT
-    return weights, torch.diag_embed(torch.cat(own, 1)) - half.mT @ half
+    return weights, torch.diag_embed(own) - half.mT @ half
+
+
+def latent_covariances(
+    kernels: Sequence[Covariance], places: Float[Tensor, "B J D"], jitter: float
+) -> Float[Tensor, "B J J L"]:
+    """Covariances between places of each latent function, or of all if they share one kernel, with the nugget."""
+    each = torch.stack([kernel(places, places) for kernel in kernels], -1)
+    return each + torch.diag_embed(each.diagonal(dim1=1, dim2=2) * jitter).movedim(1, -1)
+
+
+def observed_covariance(among: Float[Tensor, "B J J #L"], rows: Float[Tensor, "B J R L"]) -> Float[Tensor, "B JR JR"]:
+    """Covariances of the observations without their noise, those of a place side by side."""
+    b, places, width, count = rows.shape
+    left = (among[:, :, :, None] * rows[:, None]).reshape(b, places, places * width, count)
+    return (left @ rows.mT).movedim(1, 2).reshape(b, places * width, places * width)
 
 
 def outputs_of(

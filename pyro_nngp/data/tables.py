@@ -24,7 +24,7 @@ from pyro_nngp.data.globe import lon_lat
 from pyro_nngp.distributed import ShardedData
 
 Call = TypeVar("Call", bound=Callable)
-BY_ROW = ("offset", "weights", "trials")  # data beside x and y
+BY_ROW = ("offset", "weights", "trials", "limits")  # data beside x and y
 
 Names: TypeAlias = tuple[str, ...] | None
 
@@ -86,7 +86,7 @@ def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str
         cure = "Take a method of docs/howto/cluster.md, or pass tensors on one process."
         fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
     if args or {"y", *BY_ROW} & kwargs.keys():
-        cure = "ShardedData has y, offset, weights and trials; give all other arguments by name."
+        cure = "ShardedData has y, offset, weights, trials and limits; give all other arguments by name."
         fail(where, "ShardedData", "without y and other positional arguments", "more", cure, TypeError)
     if kwargs.get("seed", data.seed) != data.seed:
         fail(where, "seed", f"to be {data.seed}, that of the data", kwargs["seed"], "Give it to ShardedData.")
@@ -164,7 +164,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
 
 
 def _columns_by_row(where: str, kwargs: dict[str, Any], like: Tensor | None) -> dict[str, Any]:
-    """Offset, weights and trials among some arguments as tensors."""
+    """Offset, weights, trials and limits among some arguments as tensors."""
     return {name: _read(where, name, kwargs[name], like, as_column=False)[0] for name in BY_ROW if name in kwargs}
 
 

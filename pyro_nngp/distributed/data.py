@@ -37,7 +37,7 @@ class ShardedData(ShardedPoints):
         x: inputs (N, D): anything that is read by slices, or the path of a ``.npy`` file or ``.zarr`` store
             (:mod:`pyro_nngp.distributed.sources`).
         y: targets, (N,) or (N, T).
-        offset, weights, trials: of each row, as methods take them, of these kinds.
+        offset, weights, trials, limits: of each row, as methods take them, of these kinds.
         seed: seed of the random ordering, that of the method on all rows.
 
     Attributes:
@@ -56,12 +56,20 @@ class ShardedData(ShardedPoints):
     """
 
     def __init__(
-        self, x: Any, y: Any, *, offset: Any = None, weights: Any = None, trials: Any = None, seed: int = 0
+        self,
+        x: Any,
+        y: Any,
+        *,
+        offset: Any = None,
+        weights: Any = None,
+        trials: Any = None,
+        limits: Any = None,
+        seed: int = 0,
     ) -> None:
         where = "ShardedData"
         check_seed(where, seed)
         self.world, self.seed = World(), seed
-        given = {"x": x, "y": y, "offset": offset, "weights": weights, "trials": trials}
+        given = {"x": x, "y": y, "offset": offset, "weights": weights, "trials": trials, "limits": limits}
         sources = {name: open_source(where, name, value) for name, value in given.items() if value is not None}
         if "y" not in sources:
             fail(where, "y", "with targets", None, "Sharded methods are trained on them.")

@@ -30,7 +30,8 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
+from pyro_nngp.conditionals.coregionalized import gathered, latent_covariances, outputs_of
+from pyro_nngp.conditionals.coregionalized_density import coregionalized_log_density
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.linalg import VecchiaFactor
@@ -191,21 +192,15 @@ class CoregionalizedPosterior(TorchDistribution):
     def log_evidence(self, prior: NNGPs) -> Float[Tensor, " B"]:
         """Log densities of the sites of the batch's targets given those of their neighbors, under a prior."""
         batch, points = prior.batch, prior.priors[0].graph.x[prior.batch.rows]
-        seen = self.precision > 0
+        seen = self.precision[:, batch.targets] > 0
         rows, values = whitened_sites(self.loading, self.target, self.precision)
-        near = batch.neighbors.clamp(min=0)
-        own, sites = rows[batch.targets], values[batch.targets]
-        around, noise = gathered(rows, torch.ones_like(values), batch.neighbors)
+        near = torch.cat([batch.neighbors, batch.targets[:, None]], 1)
+        around, sites = gathered(rows, values, near)
         kernels, jitter = [each.kernel for each in prior.priors], prior.priors[0].jitter
-        weights, cov = latent_conditional(kernels, points[batch.targets], points[near], around, noise, jitter)
-        loc = (own @ (weights @ values[near].flatten(1)[..., None]))[..., 0]
-        total = own @ cov @ own.mT
-        tril = torch.linalg.cholesky(total + torch.eye(total.shape[-1], dtype=total.dtype, device=total.device))
-        white = torch.linalg.solve_triangular(tril, (sites - loc)[..., None], upper=False)[..., 0]
-        count = seen[:, batch.targets].sum(0).to(values)
-        log_root = torch.where(seen, self.precision, 1.0).log()[:, batch.targets].sum(0) / 2
-        log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        density = log_root - white.square().sum(-1) / 2 - log_det - count * _LOG_TWO_PI / 2
+        among = latent_covariances(kernels, points[near.clamp(min=0)], jitter)
+        density = coregionalized_log_density(among, around, torch.where(near[..., None] >= 0, sites, 0.0))
+        log_root = torch.where(seen, self.precision[:, batch.targets], 1.0).log().sum(0) / 2
+        density = density + log_root - seen.sum(0).to(values) * _LOG_TWO_PI / 2
         return density if self.offset is None else density + self.offset.to(density) / prior.priors[0].graph.num_points
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "CoregionalizedPosterior | Sets":

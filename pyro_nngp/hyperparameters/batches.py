@@ -47,6 +47,17 @@ def batch_shape_of(module: PyroModule, name: str, value: Tensor, size: int = 1) 
     return shape[:-1] if vector else shape
 
 
+def declared_batch_shape(module: Any, name: str, value: Tensor) -> torch.Size:
+    """:func:`batch_shape_of` with what the module declares: the sizes of a kernel, or numbers of event dimensions.
+
+    Modules whose priors are functions have these numbers as ``event_dims``.
+    """
+    own = getattr(module, "event_dims", {}).get(name)
+    if own is not None:
+        return value.shape[: value.dim() - own]
+    return batch_shape_of(module, name, value, getattr(module, "_sizes", {}).get(name, 1))
+
+
 def placed(batch: torch.Size) -> torch.Size:
     """A batch shape with its first dimension at that of the vectorized plate which it comes from.
 

@@ -14,7 +14,7 @@ from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
-from pyro_nngp.hyperparameters.batches import batch_shape_of
+from pyro_nngp.hyperparameters.batches import batch_shape_of, declared_batch_shape
 
 
 class HyperparameterGuide(PyroModule):
@@ -113,6 +113,8 @@ def read_hyperparameters(owner: nn.Module) -> None:
 def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Tensor]) -> None:
     """Give every :class:`~pyro.nn.PyroSample` attribute its value among `values` within the present Pyro context.
 
+    Batch dimensions of one, which ``Predictive`` puts in front of sites outside of plates, are left out.
+
     Raises:
         ValueError: if an attribute has no value there.
     """
@@ -120,7 +122,9 @@ def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Ten
         name = site_name(owner, module, attribute)
         if name not in values:
             fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
-        module._pyro_context.set(name, values[name])
+        value = values[name]
+        batch = declared_batch_shape(module, attribute, value)
+        module._pyro_context.set(name, value.reshape(value.shape[len(batch) :]) if batch.numel() == 1 else value)
 
 
 def place_draws(
@@ -191,6 +195,41 @@ def place_together(
                 placed[name] = value.reshape((len(value), *[1] * plates, *own))
         place_hyperparameters(where, owner, values | placed)
         yield values
+
+
+def map_draws(
+    where: str,
+    owner: nn.Module,
+    samples: Mapping[str, Tensor],
+    most: int,
+    compute: Callable[[dict[str, Tensor]], Any],
+) -> Iterator[Any]:
+    """Results of a function at several posterior draws at once, by ``torch.vmap``, draws first.
+
+    Args:
+        where: name of the caller, for messages.
+        owner: the module whose hyperparameters are placed before each call.
+        samples: what ``MCMC.get_samples`` returns.
+        most: largest number of draws at a time.
+        compute: maps the values of all sites in one draw to a tensor, or a tuple of tensors. Random numbers that it
+            draws differ between posterior draws.
+
+    Raises:
+        ValueError, TypeError: as in :func:`place_draws`.
+    """
+
+    def at(values: dict[str, Tensor]) -> Any:
+        place_hyperparameters(where, owner, values)
+        return compute(values)
+
+    for module in owner.modules():  # Pyro cannot register a parameter within vmap
+        if isinstance(module, PyroModule):
+            for name in (*module._pyro_params, *module._parameters):
+                getattr(module, name)
+    for rows in torch.arange(count_draws(where, samples)).split(most):
+        values = {name: value[rows.to(value.device)] for name, value in samples.items()}
+        yield torch.vmap(at, randomness="different")(values)
+        place_hyperparameters(where, owner, {name: value[-1] for name, value in values.items()})
 
 
 def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:

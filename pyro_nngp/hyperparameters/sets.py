@@ -8,14 +8,14 @@ Cost: that of the function, once for each set.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from pyro.poutine import runtime
 from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor, nn
 
-from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
+from pyro_nngp.hyperparameters.batches import declared_batch_shape, placed
 from pyro_nngp.hyperparameters.priors import sampled_attributes, site_name
 
 Result = TypeVar("Result")
@@ -33,7 +33,7 @@ def each_set(owner: nn.Module, compute: Callable[[], Result]) -> tuple[list[Resu
         vectorized and no site enumerated, or no attribute has batch dimensions.
     """
     read = [(module, name, getattr(module, name)) for module, name in sampled_attributes(owner)]
-    values = [(module, name, value, _batch_of(module, name, value)) for module, name, value in read]
+    values = [(module, name, value, declared_batch_shape(module, name, value)) for module, name, value in read]
     batch = torch.broadcast_shapes(*(placed(own) for *_, own in values)) if _is_vectorized() else torch.Size()
     if not batch:
         return [compute()], batch
@@ -61,14 +61,6 @@ def _flat(value: Tensor, own: torch.Size, batch: torch.Size) -> Tensor:
     """A value with one leading dimension of sets."""
     event = value.shape[len(own) :]
     return value.reshape(*placed(own), *event).expand(*batch, *event).reshape(-1, *event)
-
-
-def _batch_of(module: Any, name: str, value: Tensor) -> torch.Size:
-    """Batch shape of a value; modules whose priors are functions declare how many dimensions are a value's own."""
-    own = getattr(module, "event_dims", {}).get(name)
-    if own is not None:
-        return value.shape[: value.dim() - own]
-    return batch_shape_of(module, name, value, getattr(module, "_sizes", {}).get(name, 1))
 
 
 def _is_vectorized() -> bool:

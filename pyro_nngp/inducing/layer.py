@@ -20,7 +20,7 @@ from torch.distributions import Distribution
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.inducing.priors import InducingPrior, inducing_prior
-from pyro_nngp.kernels import bind, check_covariance
+from pyro_nngp.kernels import bind_double, check_covariance
 from pyro_nngp.linalg.cholesky import cholesky
 
 
@@ -82,12 +82,13 @@ class SparseLayer(GPModule):
         return x @ self.skip + loc.mT + var.mT.sqrt() * noise
 
     def joint(self, x: Float[Tensor, "P D"]) -> Float[Tensor, "*H P"]:
-        """A draw of the outputs at x from the exact process given nu, correlated between points; O(P^3)."""
-        cov = bind(self.kernel)
-        a, _, _ = whitened_conditional(cov, x, self.z, self.jitter)
-        loc = self.nu @ a.mT
-        tril = cholesky(cov(x, x) + torch.diag_embed(self.jitter * cov.diag(x)) - a @ a.mT, self.jitter, escalate=True)
-        return loc + torch.randn_like(loc) @ tril.mT
+        """A draw of the outputs at x from the exact process given nu, correlated between points; O(P^3), in float64."""
+        points, cov = x.double(), bind_double(self.kernel, x.dtype)
+        a, var, _ = whitened_conditional(cov, points, self.z.double(), self.jitter)
+        rest = cov(points, points) - a @ a.mT
+        rest.diagonal(dim1=-2, dim2=-1).copy_(var)
+        loc = self.nu.double() @ a.mT
+        return (loc + torch.randn_like(loc) @ cholesky(rest, 0.0).mT).to(x)
 
 
 def stacked_layers(

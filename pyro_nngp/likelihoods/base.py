@@ -40,6 +40,7 @@ class Likelihood(GPModule):
         expectation: the constraint in words, as in "expected y {expectation}".
         cure: advice for other data.
         takes_trials: whether each datum has its number of trials, which the method gets as ``trials``.
+        takes_limits: whether each datum has its limit of detection, which the method gets as ``limits``.
         takes_missing: whether NaN among the data is a missing value; such a likelihood gets its data outputs first.
         is_gaussian: whether all data are f with Gaussian noise.
         weights: in a bound copy for some rows of the data, their weights, which multiply log densities.
@@ -58,6 +59,7 @@ class Likelihood(GPModule):
     expectation: str = "to be finite"
     cure: str = "Drop or impute such values first."
     takes_trials: bool = False
+    takes_limits: bool = False
     takes_missing: bool = False
     is_gaussian: bool = False
     weights: Tensor | None = None
@@ -93,12 +95,20 @@ class Likelihood(GPModule):
                 bound.__dict__[name] = part.bind()
         return bound
 
-    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "Likelihood":
+    @property
+    def differs_by_row(self) -> bool:
+        """Whether data of each row have their own number of trials or limit."""
+        return self.takes_trials or self.takes_limits
+
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> "Likelihood":
         """A bound likelihood for some rows of the data; its expected log densities have no weights yet.
 
         Args:
             weights: weights of these rows, which broadcast against the batch; None is 1.
             trials: their numbers of trials, of a likelihood that takes them.
+            limits: their limits of detection, of a likelihood that takes them.
         """
         if weights is None:
             return self
@@ -159,6 +169,10 @@ class Likelihood(GPModule):
             Center and scale, each broadcastable to the batch shape, or None.
         """
         return None
+
+    def possible(self, y: Tensor) -> Tensor:
+        """Data that can occur in each row, of the shape of y, to stand in for missing ones where data are checked."""
+        return torch.zeros_like(y)
 
     def direct(self, y: Tensor) -> Tensor | None:
         """Observations of f with noise of constant scale, the attribute `variance` or `scale`, if the data are that.

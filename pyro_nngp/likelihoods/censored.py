@@ -6,8 +6,9 @@ logarithms, finite in the far tails. Reference: Tobin (1958), "Estimation of rel
 variables", Econometrica. Cost: O(1) per value; O(C) for C intervals.
 """
 
+import copy
 import math
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -28,10 +29,13 @@ from pyro_nngp.likelihoods.quadrature import BRANCH, Focus
 _FAR = 1e4  # standard deviations to a limit that is not there
 
 
+_BY_ROW = "limits"
+
+
 class _Recorded(constraints.Constraint):
     """Numbers above `least`, from one limit to the other."""
 
-    def __init__(self, least: float, lower: float, upper: float) -> None:
+    def __init__(self, least: float, lower: float | Tensor, upper: float | Tensor) -> None:
         self.least, self.lower, self.upper = least, lower, upper
 
     def check(self, value: Tensor) -> Tensor:
@@ -61,36 +65,67 @@ class Censored(_PartlyObserved):
     A measurement below the limit of detection, for instance, is recorded as that limit. Predictions of y are of what
     would be recorded; those of f are of the value itself.
 
+    Limits may differ between the rows, as those of several laboratories do, or times at which a study ends. The method
+    then gets them as ``limits``, as it gets offsets: for the data, and for new rows where predictions are to be of what
+    would be recorded there. Without limits of new rows predictions are of the value itself.
+
     Args:
         values: :class:`Gaussian` or :class:`LogNormal`, the likelihood of the value.
-        lower: data equal to it are at most that; None is no such limit.
-        upper: data equal to it are at least that.
+        lower: data equal to it are at most that; None is no such limit, and "limits" one for each row.
+        upper: data equal to it are at least that; None, or "limits".
         num_quadrature: number of nodes of the expected log-density of a censored value.
 
     Raises:
         TypeError: if ``values`` is another likelihood, or a limit not a number.
-        ValueError: if there is no limit, if they are not in order, or not positive with :class:`LogNormal`.
+        ValueError: if there is no limit, if they are not in order, not positive with :class:`LogNormal`, or both
+            "limits".
     """
 
     def __init__(
-        self, values: Likelihood, lower: float | None = None, upper: float | None = None, num_quadrature: int = 48
+        self,
+        values: Likelihood,
+        lower: float | Literal["limits"] | None = None,
+        upper: float | Literal["limits"] | None = None,
+        num_quadrature: int = 48,
     ) -> None:
         super().__init__(values, num_quadrature)
-        least = 0.0 if self.is_log else -math.inf
-        for arg, limit in (("lower", lower), ("upper", upper)):
-            if limit is not None:
-                check_number("Censored", arg, limit, least, "Pass a number, in the unit of y.")
-        low, high = -math.inf if lower is None else float(lower), math.inf if upper is None else float(upper)
-        if (lower is None and upper is None) or low >= high or (self.is_log and 0 in (low, high)):
+        least, numbers = 0.0 if self.is_log else -math.inf, []
+        for arg, limit, without in (("lower", lower, -math.inf), ("upper", upper, math.inf)):
+            if limit is not None and limit != _BY_ROW:
+                check_number("Censored", arg, limit, least, 'Pass a number, in the unit of y, or "limits".')
+            numbers.append(without if limit is None or limit == _BY_ROW else float(limit))
+        low, high = numbers
+        if lower == upper or low >= high or (self.is_log and 0 in (low, high)):
             expectation = "with one of them at least, positive for log-normal values"
             cure = "Pass the limit of detection as lower, or the largest value that is recorded as upper."
             fail("Censored", "lower < upper", expectation, f"{lower} and {upper}", cure)
-        self.lower, self.upper, self.support = low, high, _Recorded(least, low, high)
-        self.expectation = f"to be from {max(low, least):g} to {high:g}"
+        self._by_row = [limit == _BY_ROW for limit in (lower, upper)]
+        self.takes_limits = any(self._by_row)
         self.cure = "Record values beyond a limit as that limit."
+        self._limit(low, high)
+
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> Likelihood:
+        bound = super().for_rows(weights)
+        if limits is None:
+            return bound
+        bound = copy.copy(bound)
+        bound._limit(*(limits if is_of_row else own for is_of_row, own in zip(self._by_row, self._ends, strict=True)))
+        return bound
+
+    def _limit(self, low: float | Tensor, high: float | Tensor) -> None:
+        least = 0.0 if self.is_log else -math.inf
+        start = low if isinstance(low, Tensor) else max(low, least)
+        lower, upper = ("the limit of their row" if isinstance(v, Tensor) else f"{v:g}" for v in (start, high))
+        self.__dict__["_ends"], self.__dict__["support"] = (low, high), _Recorded(least, low, high)
+        self.__dict__["expectation"] = f"to be from {lower} to {upper}"
+
+    def possible(self, y: Tensor) -> Tensor:
+        return _finite(*_Ends.of(*self._ends, y), torch.ones_like(y))
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return _Clamped(self.values(f), self.lower, self.upper)
+        return _Clamped(self.values(f), *self._ends)
 
     def focus(self, y: Tensor) -> Focus:
         """The limit, where the distribution function bends; only censored data need quadrature."""
@@ -104,13 +139,14 @@ class Censored(_PartlyObserved):
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
-        is_seen = (y > self.lower) & (y < self.upper)
-        censored = super().expected_log_prob(torch.where(is_seen, _finite(self), y), loc, var)
+        ends = _Ends.of(*self._ends, loc)
+        is_seen = ends.inside(y)
+        censored = super().expected_log_prob(torch.where(is_seen, _finite(*ends, y), y), loc, var)
         return torch.where(is_seen, self.values.expected_log_prob(y, loc, var), censored)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
-        return _Clamped(self.values.marginal(loc, var), self.lower, self.upper)
+        return _Clamped(self.values.marginal(loc, var), *self._ends)
 
 
 class IntervalCensored(_PartlyObserved):
@@ -169,23 +205,42 @@ class IntervalCensored(_PartlyObserved):
         return interval_probabilities(self._edges().to(loc.dtype) / sd[..., None], loc / sd, "probit")
 
 
+class _Ends(NamedTuple):
+    """Limits as tensors; infinite where there is none."""
+
+    lower: Tensor
+    upper: Tensor
+
+    @staticmethod
+    def of(lower: float | Tensor, upper: float | Tensor, like: Tensor) -> "_Ends":
+        """In the dtype of a tensor and on its device."""
+        lower, upper = (torch.as_tensor(limit, dtype=like.dtype, device=like.device) for limit in (lower, upper))
+        return _Ends(lower, upper)
+
+    def inside(self, value: Tensor) -> Tensor:
+        """Whether values are between the limits."""
+        return (value > self.lower) & (value < self.upper)
+
+
 class _Clamped(Expandable):
     """A normal or log-normal value clamped to limits."""
 
     arg_constraints: dict[str, constraints.Constraint] = {}
     batched = ()
 
-    def __init__(self, values: Any, lower: float, upper: float, validate_args: bool | None = None) -> None:
-        self.values, self.lower, self.upper = values, lower, upper
-        self._is_log = isinstance(values, dist.LogNormal)
+    def __init__(
+        self, values: Any, lower: float | Tensor, upper: float | Tensor, validate_args: bool | None = None
+    ) -> None:
+        self.values, self._given, self._is_log = values, (lower, upper), isinstance(values, dist.LogNormal)
+        self._ends = _Ends.of(lower, upper, values.loc)
         super().__init__(values.batch_shape, validate_args=validate_args)
 
     @constraints.dependent_property(is_discrete=False, event_dim=0)
     def support(self) -> constraints.Constraint:
-        return _Recorded(0.0 if self._is_log else -math.inf, self.lower, self.upper)
+        return _Recorded(0.0 if self._is_log else -math.inf, *self._given)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "_Clamped":
-        return _Clamped(self.values.expand(batch_shape), self.lower, self.upper, self._validate_args)
+        return _Clamped(self.values.expand(batch_shape), *self._given, self._validate_args)
 
     @property
     def mean(self) -> Tensor:
@@ -197,28 +252,30 @@ class _Clamped(Expandable):
 
     def cdf(self, value: Tensor) -> Tensor:
         below = self.values.cdf(value.clamp(min=torch.finfo(value.dtype).tiny) if self._is_log else value)
-        return torch.where(value >= self.upper, 1.0, torch.where(value < self.lower, 0.0, below))
+        low, high = self._ends
+        return torch.where(value >= high, 1.0, torch.where(value < low, 0.0, below))
 
     def log_prob(self, value: Tensor) -> Tensor:
         if self._validate_args:
             self._validate_sample(value)
-        low, high = (self._standardized(limit) for limit in (self.lower, self.upper))
-        is_seen = (value > self.lower) & (value < self.upper)
-        inside = self.values.log_prob(torch.where(is_seen, value, _finite(self)))
-        return torch.where(is_seen, inside, torch.where(value <= self.lower, log_ndtr(low), log_ndtr(-high)))
+        low, high = (self._standardized(limit) for limit in self._ends)
+        is_seen = self._ends.inside(value)
+        inside = self.values.log_prob(torch.where(is_seen, value, _finite(*self._ends, value)))
+        return torch.where(is_seen, inside, torch.where(value <= self._ends.lower, log_ndtr(low), log_ndtr(-high)))
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
-        return self.values.sample(sample_shape).clamp(self.lower, self.upper)
+        return self.values.sample(sample_shape).clamp(*self._ends)
 
-    def _standardized(self, limit: float) -> Tensor:
+    def _standardized(self, limit: Tensor) -> Tensor:
         """The limit in standard deviations from the mean, on the scale of f; far beyond the data if there is none."""
-        if not math.isfinite(limit):
-            return torch.full_like(self.values.loc, math.copysign(_FAR, limit))
-        return ((math.log(limit) if self._is_log else limit) - self.values.loc) / self.values.scale
+        is_there = limit.isfinite() & (limit > 0) if self._is_log else limit.isfinite()
+        there = torch.where(is_there, limit, 1.0)
+        found = ((there.log() if self._is_log else there) - self.values.loc) / self.values.scale
+        return torch.where(is_there, found, torch.where(limit > 1, _FAR, -_FAR))
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         loc, sd = self.values.loc, self.values.scale
-        low, high = self._standardized(self.lower), self._standardized(self.upper)
+        low, high = (self._standardized(limit) for limit in self._ends)
         below, above = ndtr(low), ndtr(-high)
         if not self._is_log:
             p, q = ((-z.square() / 2).exp() / math.sqrt(2 * math.pi) for z in (low, high))
@@ -228,12 +285,13 @@ class _Clamped(Expandable):
 
         def moment(k: int) -> Tensor:
             inside = (k * loc + (k * sd).square() / 2).exp() * (ndtr(high - k * sd) - ndtr(low - k * sd))
-            ends = [(self.lower, below), (self.upper, above)]
-            return inside + sum(limit**k * share for limit, share in ends if math.isfinite(limit))
+            lower, upper = (torch.where(limit.isfinite(), limit, 0.0) for limit in self._ends)
+            return inside + lower**k * below + upper**k * above
 
         return moment(1), (moment(2) - moment(1).square()).clamp(min=0)
 
 
-def _finite(limits: Censored | _Clamped) -> float:
-    """A possible value of y, for places whose result is not used."""
-    return min(limits.upper, abs(limits.lower))
+def _finite(lower: Tensor, upper: Tensor, value: Tensor) -> Tensor:
+    """A possible value of y, for places whose result is not used: a limit, or where there is none the value."""
+    limit = torch.where(lower.isfinite() & (lower != 0), lower, upper)
+    return torch.where(limit.isfinite(), limit, value)

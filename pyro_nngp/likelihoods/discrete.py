@@ -82,7 +82,9 @@ class OutOfTrials(Likelihood):
             check_int(type(self).__name__, "total_count", total_count, 1, "Pass the number of trials.")
         self._count(1 if total_count is None else total_count)
 
-    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> Likelihood:
         bound = copy.copy(super().for_rows(weights))
         if trials is not None:
             bound._count(trials)

@@ -44,6 +44,7 @@ class PerOutput(Likelihood):
                 fail("PerOutput", "outputs", expectation, f"{part!r:.40}", cure, TypeError)
         self.outputs = PyroModule[nn.ModuleList](outputs)
         self.takes_trials = any(part.takes_trials for part in outputs)
+        self.takes_limits = any(part.takes_limits for part in outputs)
 
     @property
     def is_gaussian(self) -> bool:  # type: ignore[override]
@@ -56,14 +57,16 @@ class PerOutput(Likelihood):
         bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
         return bound
 
-    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> "PerOutput":
-        """As of every likelihood; weights and trials may be (T, B), one set for each output."""
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> "PerOutput":
+        """As of every likelihood; weights, trials and limits may be (T, B), one set for each output."""
         bound = super().for_rows(weights)
         if bound is self:
             bound = super().for_rows(torch.ones(()))
             bound.__dict__["weights"] = self.weights
-        each = [trials if trials is None or trials.dim() == 1 else trials[t] for t in range(len(self.outputs))]
-        bound.__dict__["outputs"] = [part.for_rows(None, n) for part, n in zip(self.outputs, each, strict=True)]
+        outputs = enumerate(self.outputs)
+        bound.__dict__["outputs"] = [part.for_rows(None, _row(trials, t), _row(limits, t)) for t, part in outputs]
         return bound
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -89,10 +92,14 @@ class PerOutput(Likelihood):
             fail("PerOutput", "y", f"with {len(self.outputs)} outputs", len(y), cure)
         for part, values in zip(self.outputs, y, strict=True):
             missing = missing_values(values)
-            if part.takes_trials:  # which vary by row
-                part.check(values.masked_fill(missing, 0))
+            if part.differs_by_row:
+                part.check(torch.where(missing, part.possible(values), values))
             elif not bool(missing.all()):
                 part.check(values[~missing])
+
+
+def _row(values: Tensor | None, output: int) -> Tensor | None:
+    return values if values is None or values.dim() == 1 else values[output]
 
 
 def _without_outputs(part: Any) -> Any:

@@ -52,7 +52,9 @@ class PolyaGammaBound(Likelihood):
         self.support, self.expectation, self.cure = likelihood.support, likelihood.expectation, likelihood.cure
         self.takes_trials = likelihood.takes_trials
 
-    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> Likelihood:
         bound = copy.copy(super().for_rows(weights))
         bound.__dict__["base"] = self.base.for_rows(None, trials)
         bound.__dict__["support"] = bound.base.support

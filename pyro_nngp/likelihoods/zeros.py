@@ -63,7 +63,9 @@ class ZeroInflated(_OfCounts):
         self.takes_trials = counts.takes_trials
         self.support, self.expectation, self.cure = counts.support, counts.expectation, counts.cure
 
-    def for_rows(self, weights: Tensor | None = None, trials: Tensor | None = None) -> Likelihood:
+    def for_rows(
+        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
+    ) -> Likelihood:
         bound = super().for_rows(weights)
         if trials is None:
             return bound

@@ -10,7 +10,7 @@ the second part in blocks of the L values at a point. As for one function
 (:mod:`pyro_nngp.variational.posterior_mean`), conjugate gradients start on P, here with the blocks of P at each point
 as preconditioner, and continue in whitened coordinates when 20 iterations no longer halve the residual.
 
-Cost: O(N L (K + T)) time per iteration and O(N L (K + T)) memory; up to 1,000 values one dense factorization instead.
+Cost: O(N L (K + T)) time per iteration and O(N L (K + T)) memory; up to 3,000 values one dense factorization instead.
 Symbols: N points, K neighbors, T observations per point, L latent functions.
 """
 
@@ -24,7 +24,7 @@ from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
-_DENSE_UP_TO = 1000  # values
+_DENSE_UP_TO = 3000  # values: beyond, iterations are quicker
 _LOOK = 20  # iterations between checks of the residual
 _PLAIN, _MOST = 200, 2000  # largest numbers of iterations
 _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-hand side, because of rounding
@@ -92,97 +92,108 @@ class CoupledPosterior:
         right = self.color_transposed(self.transposed(self.precision.sqrt() * noise[0])) + noise[1]
         return mean + self.color(self._solve_white(right, None, tolerance, None)).to(mean)
 
-    def central_draw(
-        self, of_data: Float[Tensor, "T N"], of_prior: Float[Tensor, "L N"], tolerance: float
-    ) -> Float[Tensor, "L N"]:
-        """A draw less the mean, from given standard normal numbers: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
+    def central_draws(
+        self, of_data: Float[Tensor, "S T N"], of_prior: Float[Tensor, "S L N"], tolerance: float
+    ) -> Float[Tensor, "S L N"]:
+        """Draws less the mean, from given standard normal numbers: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
         right = self.transposed(self.precision.sqrt() * of_data) + self._each("whiten_transposed", of_prior)
         return self._solve(right, torch.zeros_like(right), True, tolerance, 0.0)[0]
 
-    def at(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "T N"]:
+    def at(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S T N"]:
         """The sums A u that are observed."""
-        return torch.einsum("ntl,ln->tn", self.loading, u)
+        return torch.einsum("ntl,...ln->...tn", self.loading, u)
 
-    def transposed(self, f: Float[Tensor, "T N"]) -> Float[Tensor, "L N"]:
+    def transposed(self, f: Float[Tensor, "*S T N"]) -> Float[Tensor, "*S L N"]:
         """A' f."""
-        return torch.einsum("ntl,tn->ln", self.loading, f)
+        return torch.einsum("ntl,...tn->...ln", self.loading, f)
 
-    def product(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "L N"]:
+    def product(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         """P u."""
-        return self.prior_product(u) + torch.einsum("nlk,kn->ln", self.gram, u)
+        return self.prior_product(u) + self._gram_product(u)
 
-    def prior_product(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "L N"]:
+    def prior_product(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         """The product with the precision of the priors."""
         return self._each("product", u)
 
-    def color(self, z: Float[Tensor, "L N"]) -> Float[Tensor, "L N"]:
+    def color(self, z: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         """Map white values to u, function by function."""
         return self._each("color", z)
 
-    def color_transposed(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "L N"]:
+    def color_transposed(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         """The transpose of :meth:`color`."""
         return self._each("color_transposed", u)
 
-    def whiten(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "L N"]:
+    def whiten(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
         """The inverse of :meth:`color`."""
         return self._each("whiten", u)
 
+    def _gram_product(self, u: Tensor) -> Tensor:
+        return torch.einsum("nlk,...kn->...ln", self.gram, u)
+
     def _each(self, operation: str, values: Tensor) -> Tensor:
-        found = [getattr(factor, operation)(row) for factor, row in zip(self.factors, values, strict=True)]
-        return torch.stack(found)
+        found = [getattr(factor, operation)(u) for factor, u in zip(self.factors, values.unbind(-2), strict=True)]
+        return torch.stack(found, -2)
 
     def _solve(
         self, right: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Tensor, bool]:
-        """Solve P u = right; results as of :meth:`mean`."""
+        """Solve P u = right, (*S, L, N); results as of :meth:`mean`."""
         if self.is_dense:
             return self._solve_dense(right), easy
+        shape = right.shape
+
+        def flat(values: Tensor) -> Tensor:
+            return values.reshape(*shape[:-2], -1)
 
         def norm(residual: Tensor) -> Tensor:
-            return self.color_transposed(residual.reshape(start.shape)).norm()[None]
+            return flat(self.color_transposed(residual.reshape(shape))).norm(dim=-1)
 
-        size = torch.clamp(_RELATIVE * norm(right), min=start.numel() ** 0.5)
+        size = torch.clamp(_RELATIVE * norm(right), min=shape[-2:].numel() ** 0.5)
         if reduction:
-            tolerance = max(tolerance, reduction * float(norm(right - self.product(start)) / size))
+            tolerance = max(tolerance, reduction * float((norm(right - self.product(start)) / size).max()))
         if easy:
-            tril = self._blocks()
-            inner, left = conjugate_gradients(
-                lambda v: _half(tril, self.product(_half(tril, v.reshape(start.shape), True))).reshape(1, -1),
-                _half(tril, right).reshape(1, -1),
-                _times(tril, start).reshape(1, -1),
+            own = torch.stack([factor.diagonal() for factor in self.factors], -1)
+            tril = torch.linalg.cholesky(self.gram + torch.diag_embed(own))
+            solution, left = conjugate_gradients(
+                lambda v: flat(self.product(v.reshape(shape))),
+                flat(right),
+                flat(start),
                 None,
                 tolerance,
                 _PLAIN,
-                norm=lambda r: norm(_times_lower(tril, r.reshape(start.shape))),
+                norm=norm,
                 size=size,
                 every=_LOOK,
                 halving=True,
+                precondition=lambda r: flat(_point_by_point(tril, r.reshape(shape))),
             )
-            start = _half(tril, inner.reshape(start.shape), True)
+            start = solution.reshape(shape)
             if left <= tolerance:
                 return start, True
         z = self._solve_white(self.color_transposed(right), self.whiten(start), tolerance, size)
         return self.color(z), False
 
     def _solve_white(self, right: Tensor, start: Tensor | None, tolerance: float, size: Tensor | None) -> Tensor:
-        var = torch.stack([factor.var for factor in self.factors])
-        diagonal = (1 + var * self.gram.diagonal(dim1=-2, dim2=-1).mT).reshape(1, -1)
+        shape, root = right.shape, torch.stack([factor.var for factor in self.factors], -1).sqrt()
+        eye = torch.eye(shape[-2], dtype=root.dtype, device=root.device)
+        tril = torch.linalg.cholesky(eye + root[:, :, None] * self.gram * root[:, None])
 
-        def product(z: Tensor) -> Tensor:
-            u = self.color(z.reshape(right.shape))
-            return z + self.color_transposed(torch.einsum("nlk,kn->ln", self.gram, u)).reshape(1, -1)
+        def flat(values: Tensor) -> Tensor:
+            return values.reshape(*shape[:-2], -1)
 
-        first = None if start is None else start.reshape(1, -1)
-        right_row, most = right.reshape(1, -1), self._most
-        z, worst = conjugate_gradients(product, right_row, first, diagonal, tolerance, most, size=size)
+        z, worst = conjugate_gradients(
+            lambda z: z + flat(self.color_transposed(self._gram_product(self.color(z.reshape(shape))))),
+            flat(right),
+            None if start is None else flat(start),
+            None,
+            tolerance,
+            self._most,
+            size=size,
+            precondition=lambda r: flat(_point_by_point(tril, r.reshape(shape))),
+        )
         if worst > tolerance:
-            warn_of_residual("CoupledPosterior", worst, most, stacklevel=4)
-        return z.reshape(right.shape)
-
-    def _blocks(self) -> Float[Tensor, "N L L"]:
-        """Cholesky factors of the blocks of P at each point."""
-        own = torch.stack([factor.diagonal() for factor in self.factors], -1)
-        return torch.linalg.cholesky(self.gram + torch.diag_embed(own))
+            warn_of_residual("CoupledPosterior", worst, self._most, stacklevel=4)
+        return z.reshape(shape)
 
     def factor(self) -> Float[Tensor, "LN LN"]:
         """Cholesky factor of P, latent function by latent function."""
@@ -196,18 +207,12 @@ class CoupledPosterior:
         return self._tril
 
     def _solve_dense(self, right: Tensor) -> Tensor:
-        return torch.cholesky_solve(right.reshape(-1, 1), self.factor()).reshape(right.shape)
+        flat = right.reshape(-1, right.shape[-2:].numel())
+        return torch.cholesky_solve(flat.mT, self.factor()).mT.reshape(right.shape)
 
 
-def _half(tril: Tensor, values: Tensor, transposed: bool = False) -> Tensor:
-    """Solve with the factors of the blocks, or their transposes, point by point; values (L, N)."""
-    system = tril.mT if transposed else tril
-    return torch.linalg.solve_triangular(system, values.mT[..., None], upper=transposed)[..., 0].mT
-
-
-def _times(tril: Tensor, values: Tensor) -> Tensor:
-    return (tril.mT @ values.mT[..., None])[..., 0].mT
-
-
-def _times_lower(tril: Tensor, values: Tensor) -> Tensor:
-    return (tril @ values.mT[..., None])[..., 0].mT
+def _point_by_point(tril: Float[Tensor, "N L L"], values: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
+    """Solve with Cholesky factors of L x L matrices, one for each point."""
+    by_point = values.movedim(-1, 0).reshape(len(tril), -1, tril.shape[-1])
+    found = torch.cholesky_solve(by_point.mT, tril).mT
+    return found.reshape(values.shape[-1], *values.shape[:-1]).movedim(0, -1)

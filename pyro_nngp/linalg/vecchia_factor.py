@@ -180,9 +180,8 @@ class VecchiaFactor:
     def product(self, m: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         r""":math:`\Lambda m`, by SciPy's sparse matrices on a CPU, nine times as fast as gathering and scattering."""
         if m.device.type == "cpu":
-            rows = m.reshape(-1, len(self)).numpy()
-            found = [torch.from_numpy(self._matrix.T @ (self._matrix @ row)) for row in rows]
-            return torch.stack(found).view(m.shape)
+            columns = np.ascontiguousarray(m.reshape(-1, len(self)).numpy().T)
+            return torch.from_numpy((self._matrix.T @ (self._matrix @ columns)).T).reshape(m.shape)
         residual = (self._root * m[..., self._columns]).sum(-1, keepdim=True)
         return torch.zeros_like(m).index_add_(-1, self._columns.flatten(), (self._root * residual).flatten(-2))
 

@@ -16,7 +16,7 @@ with the posterior mean m of u and :math:`\bar f = A m`. Under :math:`q(u) = N(m
 
 at each output and point. Outputs that are missing have the precision 0 and add nothing.
 
-Cost: up to 1,000 latent values O((N L)^3); then 8 to 32 solutions by conjugate gradients, O(N L (K + T)) per iteration.
+Cost: up to 3,000 latent values O((N L)^3); then 8 to 32 solutions by conjugate gradients, O(N L (K + T)) per iteration.
 Symbols: N points, K neighbors, T outputs, L latent functions.
 """
 
@@ -154,7 +154,7 @@ def _drawn(posterior: CoupledPosterior, seed: int) -> _Central:
     generator, count = torch.Generator().manual_seed(seed), number_of_draws(size * len(a))
     of_data = torch.randn(count, *precision.shape, generator=generator, dtype=torch.float64).to(precision.device)
     of_prior = torch.randn(count, size, len(a), generator=generator, dtype=torch.float64).to(precision.device)
-    draws = torch.stack([posterior.central_draw(*pair, TOLERANCE) for pair in zip(of_data, of_prior, strict=True)])
+    draws = posterior.central_draws(of_data, of_prior, TOLERANCE)
     own = torch.stack([factor.var for factor in posterior.factors])
     strength = own * posterior.gram.diagonal(dim1=-2, dim2=-1).mT
     each = [controlled(f, draws[:, i], of_prior[:, i], strength[i]) for i, f in enumerate(posterior.factors)]

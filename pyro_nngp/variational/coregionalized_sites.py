@@ -287,6 +287,7 @@ class CoregionalizedPrior(LatentPrior):
     """
 
     covariance: Tensor | None = None
+    _last: CoupledPosterior | None = None
 
     def __init__(
         self,
@@ -360,4 +361,7 @@ class CoregionalizedPrior(LatentPrior):
         return change, torch.einsum("s,sln->ln", change, torch.stack(gains))
 
     def _posterior(self, precision: Tensor) -> CoupledPosterior:
-        return CoupledPosterior(self._factors, self._loading, precision)
+        """The posterior with these precisions; the last one is kept, with what it has factorized."""
+        if self._last is None or not torch.equal(self._last.precision, precision.double()):
+            self._last = CoupledPosterior(self._factors, self._loading, precision)
+        return self._last

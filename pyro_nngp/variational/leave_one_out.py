@@ -31,6 +31,7 @@ from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient
 from pyro_nngp.variational.posterior_mean import posterior_mean
@@ -162,9 +163,16 @@ class InducingLeaveOneOut:
         noise, prior = torch.cat([var for _, _, var in blocks()]), prior.double()
         seen, added = (convolved(likelihood, noise), 0 * noise) if self._fitc else (likelihood, noise)
 
+        if isinstance(seen, Gaussian):
+            target, variance = gaussian_observations(seen, y, None, mean.dtype)
+            precision = 1 / variance.expand(mean.shape)
+            loc, spread, _ = _projected(blocks, prior, target - mean, precision)
+            loc, var = without_site(mean + loc, spread, target, precision)
+            return loc, var + noise
+
         def state(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             loc, spread, divergence = _projected(blocks, prior, target - mean, precision)
-            return mean + loc, spread + added, divergence
+            return mean + loc, spread + added, float(divergence)
 
         sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
         last = start = state(*sites)
@@ -204,14 +212,14 @@ def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tens
     return blocks
 
 
-def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
+def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior moments of the weighted inducing values given observations of them, and their divergence."""
-    dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape).clone()
+    dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape)
     right = torch.zeros_like(system[..., 0])
     for rows, a, _ in blocks():
         a, weight = a.double(), precision[..., rows].double()
-        system += (a.mT * weight[..., None, :]) @ a
-        right += (weight * residual[..., rows].double()) @ a
+        system = system + (a.mT * weight[..., None, :]) @ a
+        right = right + (weight * residual[..., rows].double()) @ a
     tril, prior_tril = torch.linalg.cholesky(system), torch.linalg.cholesky(prior)
     loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
     means, variances = [], []
@@ -222,7 +230,7 @@ def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tenso
     ratio = torch.linalg.solve_triangular(tril, prior_tril, upper=False)
     spread = ratio.square().sum((-1, -2)) - 2 * ratio.diagonal(dim1=-2, dim2=-1).log().sum(-1) - len(prior)
     divergence = 0.5 * (spread + (loc @ prior_tril).square().sum(-1)).sum()
-    return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), float(divergence)
+    return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), divergence
 
 
 def _warn(ended: bool, moved: float) -> None:

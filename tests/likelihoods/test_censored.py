@@ -122,3 +122,28 @@ def test_type_errors() -> None:
         Censored(Gaussian(), "zero")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="IntervalCensored: expected edges to be a torch.Tensor, got list"):
         IntervalCensored(Gaussian(), [0.0, 1.0])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("values", [Gaussian(0.3), LogNormal(0.3)], ids=["Gaussian", "LogNormal"])
+@pytest.mark.parametrize("side", ["lower", "upper"])
+def test_limits_of_rows_are_those_of_each_alone(values: Likelihood, side: str) -> None:
+    none = -math.inf if side == "lower" else math.inf
+    limits, y = tensor(0.5, 0.8, 2.0, none), tensor(0.5, 1.0, 2.0, 1.7)
+    y = y if side == "lower" else tensor(0.5, 0.3, 2.0, 1.7)
+    f, var = tensor(-0.5, 0.1, 30.0, 1.0), tensor(0.2, 1.0, 4.0, 0.5)
+    rows = Censored(values, **{side: "limits"}).bind().for_rows(limits=limits)
+    assert isinstance(rows, Likelihood)
+    for i in range(4):
+        alone = values if math.isinf(limits[i]) else Censored(values, **{side: float(limits[i])})
+        f1, var1, y1 = f[i], var[i], y[i]
+        for found, want in (
+            (rows(f).log_prob(y), alone(f1).log_prob(y1)),
+            (rows.expected_log_prob(y, f, var), alone.expected_log_prob(y1, f1, var1)),
+            (rows.marginal(f, var).log_prob(y), alone.marginal(f1, var1).log_prob(y1)),
+            (rows.marginal(f, var).mean, alone.marginal(f1, var1).mean),
+            (rows.marginal(f, var).variance, alone.marginal(f1, var1).variance),
+        ):
+            torch.testing.assert_close(found[i], want, rtol=1e-6, atol=1e-9)
+    low = rows.marginal(torch.full((4,), -40.0), torch.ones(4)).log_prob(y.float())
+    assert low.isfinite().all()
+    assert low.dtype == torch.float32

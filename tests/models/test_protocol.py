@@ -36,6 +36,7 @@ VOCABULARY = {
         "offset",
         "weights",
         "trials",
+        "limits",
         "seed",
     ),
 }
@@ -63,7 +64,7 @@ def test_predictions_take_their_options_by_name(method):
             given = [*given, "samples"]  # there is nothing without them
         assert [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD] == given
         others = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-        assert others <= {"num_neighbors", "samples", "seed", "offset", "trials"}
+        assert others <= {"num_neighbors", "samples", "seed", "offset", "trials", "limits"}
         assert len(others) + len(given) == len(parameters)
 
 

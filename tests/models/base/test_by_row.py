@@ -230,7 +230,7 @@ def test_malformed_rows_are_refused():
         VNNGP(X, labels, Matern52(2), Binomial(), trials=torch.full((60,), 1.5))
     with pytest.raises(ValueError, match="expected weights None unless noise is Gaussian, got Bernoulli"):
         LOO(X, labels, Matern52(2), Bernoulli(), weights=COUNTS)
-    with pytest.raises(ValueError, match="expected weights and trials None without a likelihood"):
+    with pytest.raises(ValueError, match="expected weights, trials and limits None without a likelihood"):
         VNNGP(X, None, Matern52(2), weights=COUNTS)
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
         nngp.models.base.GPMethod(X, Y, Matern52(2), Gaussian(), other=COUNTS)

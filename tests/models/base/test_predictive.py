@@ -12,10 +12,10 @@ from pyro.poutine import reparam
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGPReparam
-from pyro_nngp.kernels import Matern32
+from pyro_nngp.kernels import Kernel, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
-from pyro_nngp.models import LMC, LOO, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.response import ResponseMethod
 
@@ -215,7 +215,7 @@ def test_what_a_method_does_not_define_is_named(base, hook, call):
 
 def one_by_one(method):
     """The same method, which takes one posterior draw after the other."""
-    return type(method.__name__, (method,), {"draws_together": False})
+    return type(method.__name__, (method,), {"draws_together": False, "maps_draws": False})
 
 
 def vector_prior(*shape):
@@ -309,3 +309,100 @@ def test_draws_together_of_several_classes():
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
     with pytest.raises(ValueError, match=r"expected samples\['u'\] of shape \(S, 3, 15\), got \('S', 3, 9\)"):
         built[0](X_NEW, samples=samples | {"u": torch.randn(2, 3, 9, dtype=F64)})
+
+
+def constant_noise(monkeypatch):
+    """Let draws use the same standard normal noise whatever their order."""
+    monkeypatch.setattr(torch, "randn_like", lambda value: torch.full_like(value, 0.5))
+    monkeypatch.setattr(torch, "randn", lambda *shape, **options: torch.full(*_shape(shape), 0.5, **options))
+
+
+def _shape(shape):
+    return shape if isinstance(shape[0], tuple) else (shape,)
+
+
+class Looking(Matern32):
+    """A kernel that looks at its values, which torch.vmap cannot follow."""
+
+    def forward(self, x, z):
+        assert bool(self.read("lengthscale").max() > 0)
+        return super().bind()(x, z)
+
+    bind = Kernel.bind
+
+
+@pytest.mark.parametrize(
+    ("method", "outputs", "size", "kernel_class"),
+    [
+        ("SVGP", (), 6, Matern32),
+        pytest.param("SVGP", (2,), 5, Matern32, marks=pytest.mark.slow),
+        ("SVGP", (), 2, Looking),
+        ("CoregionalizedLOO", (2,), 3, Matern32),
+        ("BSGP", (), 6, Matern32),
+        pytest.param("BSGP", (2,), 5, Matern32, marks=pytest.mark.slow),
+        pytest.param("BSGP", (), 2, Looking, marks=pytest.mark.slow),
+    ],
+)
+def test_draws_mapped_are_draws_one_by_one(method, outputs, size, kernel_class, monkeypatch):
+    y, built = torch.stack([Y, -Y], 1) if outputs else Y, []
+    known = {"SVGP": SVGP, "CoregionalizedLOO": CoregionalizedLOO, "BSGP": BSGP}[method]
+    for kind in (known, one_by_one(known)):
+        noise = Gaussian(vector_prior(2, 1) if outputs else vector_prior())
+        kernel = kernel_class(2, variance=vector_prior(), lengthscale=vector_prior(2))
+        if method == "CoregionalizedLOO":
+            mixing = PyroSample(dist.Normal(torch.zeros(2, 1, dtype=F64), 1.0).to_event(2))
+            built.append(kind(X, y, [kernel], noise, num_neighbors=4, mixing=mixing))
+        else:
+            built.append(kind(X, y, kernel, noise, inducing=X[:7].clone()))
+    assert built[0].takes_draws_mapped == (kernel_class is Matern32)
+    assert not built[1].takes_draws_mapped
+    samples = Predictive(built[0].model, num_samples=size)()  # with dimensions of one in front
+    samples = {name: value for name, value in samples.items() if name not in ("f", "y")}
+
+    def ask(gp, call, *args, **options):
+        if method == "BSGP" and call in ("__call__", "predict"):
+            return getattr(gp, call)(*args, samples, **options)
+        return getattr(gp, call)(*args, **options, samples=samples)
+
+    def agree(call, *args, **options):
+        results = [ask(gp, call, *args, **options) for gp in built]
+        torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+        return results[0]
+
+    mean, _ = agree("__call__", X_NEW)
+    assert mean.shape == (*outputs, P)
+    y_new = torch.randn(P, 2, dtype=F64) if method == "CoregionalizedLOO" else torch.randn(*outputs, P, dtype=F64)
+    torch.testing.assert_close(*(ask(gp, "predict", X_NEW).log_prob(y_new) for gp in built), rtol=1e-11, atol=1e-11)
+    scores = agree("loo")
+    assert len(scores) == size
+    assert scores.shape[-1] == N
+    agree("loo", torch.tensor([3, 1]))
+    with block_limit(1):
+        torch.testing.assert_close(ask(built[0], "__call__", X_NEW)[0], mean, rtol=1e-11, atol=1e-11)
+    constant_noise(monkeypatch)
+    for count in (1, size, 2 * size + 1):
+        assert agree("sample", X_NEW, count, seed=0).shape == (count, *outputs, P)
+    if method == "SVGP":
+        agree("__call__", X_NEW, num_neighbors=3)
+        agree("sample", X_NEW, 4, seed=0, num_neighbors=3)
+
+
+def test_mapped_draws_have_noise_of_their_own():
+    gp = build(SVGP, inducing=X[:3].clone())
+    same = {"kernel.lengthscale": torch.full((400,), 0.4, dtype=F64), "nu": torch.zeros(400, 3, dtype=F64)}
+    draws = gp.sample(X_NEW, 400, samples=same, seed=0)
+    _, variance = gp(X_NEW, samples=same)
+    torch.testing.assert_close(draws.var(0), variance, rtol=0.3, atol=0.0)
+    torch.testing.assert_close(draws, gp.sample(X_NEW, 400, samples=same, seed=0))
+
+
+def test_mapped_draws_of_layers_have_hidden_values_of_their_own():
+    gp = BSGP(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
+    one = {name: value for name, value in Predictive(gp.model, num_samples=1)().items() if name != "y"}
+    many = {name: value.expand(300, *value.shape[1:]) for name, value in one.items()}
+    loc, _ = gp.moments(X_NEW, many)
+    assert bool((loc.std(0) > 0).all())
+    slow = one_by_one(BSGP)(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
+    other, _ = slow.moments(X_NEW, many)
+    error = (loc.std(0).square() + other.std(0).square()).div(300).sqrt()
+    assert bool(((loc.mean(0) - other.mean(0)).abs() < 5 * error).all())

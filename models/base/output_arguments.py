@@ -1,0 +1,64 @@
+"""Arguments of methods of several outputs: kernels, likelihoods and loadings as they are given, checked."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from pyro_nngp._checks import check_int, fail
+from pyro_nngp.hyperparameters import release
+from pyro_nngp.kernels import Matern52, check_kernels
+from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
+
+
+def output_kernels(
+    x: Any, num_outputs: int, kernels: Any, num_latents: int | None, by_function: bool
+) -> tuple[list[nn.Module], int]:
+    """Kernels, one for each latent function or one for all, and the number of functions.
+
+    Args:
+        x: inputs (N, D).
+        num_outputs: T.
+        kernels: as :class:`~pyro_nngp.models.LMC` takes them.
+        num_latents: L where all share one kernel.
+        by_function: whether None is a kernel for each latent function, rather than one for all.
+    """
+    if num_latents is not None:
+        check_int("LMC", "num_latents", num_latents, 1, "It is the number of latent functions.")
+    if kernels is None and not by_function:
+        kernels = Matern52(x.shape[1])
+    if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
+        release(kernels)
+        return [kernels], num_outputs if num_latents is None else num_latents
+    if kernels is None or isinstance(kernels, int):
+        count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
+        check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
+        kernels = [Matern52(x.shape[1]) for _ in range(count)]
+    kernels = check_kernels("LMC", list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
+    if num_latents not in (None, len(kernels)):
+        cure = "It is for one kernel that all latent functions share."
+        fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
+    for each in kernels:
+        release(each)
+    return kernels, len(kernels)
+
+
+def output_likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
+    """One likelihood per output."""
+    if isinstance(likelihood, PerOutput):
+        likelihood = list(likelihood.outputs)
+    if likelihood is None or isinstance(likelihood, Likelihood):
+        return [Gaussian() if likelihood is None else copy.deepcopy(likelihood) for _ in range(num_outputs)]
+    parts = list(likelihood) if isinstance(likelihood, Sequence) else []
+    if len(parts) != num_outputs:
+        cure = "Give one per output, or one for all."
+        fail("LMC", "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
+    return parts
+
+
+def check_loading(loading: Any, shape: tuple[int, ...]) -> None:
+    """Raise unless loadings are finite numbers of this shape."""
+    if not isinstance(loading, Tensor) or tuple(loading.shape) != shape or not bool(loading.detach().isfinite().all()):
+        actual = tuple(loading.shape) if isinstance(loading, Tensor) else type(loading).__name__
+        fail("LMC", "mixing", f"to be finite, of shape {shape}", actual, "Outputs by latent functions.")
