@@ -88,8 +88,8 @@ class ShardedFactor:
         """The factor of all rows, by number, on each process: for small N."""
         halo = self._graph.halo.complete(torch.arange(self.num_own) + self._graph.data.first)
         near = torch.where(self.neighbors.cpu() < 0, -1, halo[self.neighbors.cpu().clamp(min=0)])
-        parts = (self._world.gather(part.cpu()).to(self.var.device) for part in (self.w, self.var, near))
-        return VecchiaFactor(*parts).prepared()
+        w, var, near = (self._world.gather(part.cpu()).to(self.var.device) for part in (self.w, self.var, near))
+        return VecchiaFactor(w, var, near).prepared()
 
     def gather(self, own: Float[Tensor, "*L n"]) -> Float[Tensor, "*L N"]:
         """Values at all rows, by number, on each process."""

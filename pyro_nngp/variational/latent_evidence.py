@@ -28,7 +28,7 @@ K neighbors.
 """
 
 import math
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
@@ -84,11 +84,12 @@ def evidence_gradient(
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
     if isinstance(prior, ShardedFactor) and len(prior) <= DENSE_UP_TO:
-        whole = evidence_gradient(prior.gathered(), *map(prior.gather, (target, loc, precision)))
-        in_rows = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
-        w, *rest = in_rows
+        target, loc, precision = (prior.gather(part) for part in (target, loc, precision))
+        whole = evidence_gradient(prior.gathered(), target, loc, precision, seed)
+        w, *rest = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
         return EvidenceGradient(w.mT, *rest)
-    found, variance = _exact(prior, precision) if len(prior) <= DENSE_UP_TO else _drawn(prior, precision, seed)
+    is_small = isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO
+    found, variance = _exact(cast(VecchiaFactor, prior), precision) if is_small else _drawn(prior, precision, seed)
     error = target - loc
     in_precision = (1 / precision - error.square() - variance) / 2
     return EvidenceGradient(*prior_gradient(prior, loc, found), -precision * error, in_precision)
@@ -175,7 +176,7 @@ def latent_log_evidence(
     return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
 
 
-def _exact(prior: Factor, precision: Tensor) -> tuple[Moments, Tensor]:
+def _exact(prior: VecchiaFactor, precision: Tensor) -> tuple[Moments, Tensor]:
     """Central moments and marginal variances under q(u)."""
     cov = torch.cholesky_inverse(cholesky(prior.dense() + torch.diag_embed(precision), 0.0))
     return moments_of_covariance(prior, cov), cov.diagonal()

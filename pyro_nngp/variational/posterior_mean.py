@@ -76,8 +76,8 @@ def posterior_mean(
     if isinstance(prior, ShardedFactor):
         if not is_small:
             return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
-        parts = map(prior.gather, torch.broadcast_tensors(y, precision, start))
-        return prior.own(posterior_mean(prior.gathered(), *parts)[0]), easy
+        y, precision, start = (prior.gather(part) for part in torch.broadcast_tensors(y, precision, start))
+        return prior.own(posterior_mean(prior.gathered(), y, precision, start)[0]), easy
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
     if is_small:

@@ -232,8 +232,8 @@ class GaussianSites(GPModule):
         )
         sites = target + mean, precision
         if first:
-            start = mean.expand(variance.shape), latent.variance.expand(variance.shape)
-            first_moments = alone(likelihood, y, *start, total)
+            prior_variance = latent.variance.expand(variance.shape)
+            first_moments = alone(likelihood, y, mean.expand(variance.shape), prior_variance, total)
             loc = latent.start(first_moments[0] - mean)
             sites = gaussian_sites(likelihood, y, *first_moments, total=total)
 
@@ -408,7 +408,7 @@ class GaussianSites(GPModule):
         some = graph.x[:_KERNEL_PROBES]
         key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
         is_new = self._pooled is None or not all(map(torch.equal, self._pooled[0], key))
-        if graph.total(torch.tensor(float(is_new))):
+        if graph.total(torch.tensor(float(is_new))) or self._pooled is None:  # of any process
             self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
         return self._pooled[1]
 
