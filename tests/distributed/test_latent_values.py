@@ -38,7 +38,9 @@ def products():
     return found | {"color": factor.color(m), "whiten": factor.whiten_transposed(m)}
 
 
-@pytest.mark.parametrize("rows_per_round", [0, 1000])  # of the preconditioners of all rows, and of own rows
+@pytest.mark.parametrize(
+    "rows_per_round", [0, pytest.param(1000, marks=pytest.mark.slow)]
+)  # of the preconditioners of all rows, and of own rows
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_products_solves_and_posterior_means_are_those_of_one_process(count, rows_per_round, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed_factor, "ROWS_PER_ROUND", rows_per_round)
