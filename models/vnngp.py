@@ -49,6 +49,7 @@ from pyro_nngp.variational import (
     InducingLeaveOneOut,
     LatentLeaveOneOut,
     LocalGaussian,
+    prior_factor,
     scattered,
     variational_optimum,
 )
@@ -180,18 +181,7 @@ class VNNGP(ShardedLatents):
         self.solves_coefficients = posterior == "sites"
         self.build_guide()
         if posterior == "sites":
-            self.local = GaussianSites(
-                cast(Tensor, self.y),
-                cast(Likelihood, likelihood),
-                kernel,
-                self.graph,
-                self._mean_at,
-                self.latent_shape,
-                self.jitter,
-                self.parameters,
-                self.mean,
-                self._likelihood_by_row(),
-            )
+            self.local = self._sites()
         elif encoder is None:
             pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
             self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
@@ -327,7 +317,7 @@ class VNNGP(ShardedLatents):
             factor: Any = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
             own, every = slice(None), None
         else:
-            factor = self.sharded_factor()
+            factor = prior_factor(bind(self.kernel), self.graph, self.jitter)
             own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
         likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
         y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
@@ -376,6 +366,21 @@ class VNNGP(ShardedLatents):
     def _likelihood_by_row(self) -> Callable[..., Likelihood] | None:
         return self.likelihood_at if self.differs_by_row else None
 
+    def _sites(self) -> GaussianSites:
+        """q(u) of Gaussian sites, without any solution."""
+        return GaussianSites(
+            cast(Tensor, self.y),
+            cast(Likelihood, self.likelihood),
+            self.kernel,
+            self.graph,
+            self._mean_at,
+            self.latent_shape,
+            self.jitter,
+            self.parameters,
+            self.mean,
+            self._likelihood_by_row(),
+        )
+
     def _amortized(self, encoder: nn.Module, num_columns: int) -> AmortizedGaussian:
         """q(u) by an encoder of the data around each point."""
         y, likelihood = cast(Tensor, self.y), cast(Likelihood, self.likelihood)
@@ -411,9 +416,15 @@ class VNNGP(ShardedLatents):
     @pyro_entry
     def prediction_neighbors(self) -> int:
         """The default number of neighbors in predictions: with sites their choice, else K."""
-        if isinstance(self.local, GaussianSites):
+        if not isinstance(self.local, GaussianSites):
+            return self.graph.num_neighbors
+        if self.shard is None:
             return self.local.prediction_neighbors()
-        return self.graph.num_neighbors
+        first, most = self.local.prediction_range()
+        if first >= most:
+            return first
+        view, trial = self.neighbor_trial(most)
+        return view.local.enough(trial, first)
 
     def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.local, GaussianSites):

@@ -1,10 +1,11 @@
-"""Random streams that leave the global random state alone."""
+"""Random numbers that leave the global random state alone: streams, and numbers that belong to rows."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 _GENERATORS = threading.RLock()
@@ -72,3 +73,38 @@ def seeded(seed: int | None, like: Tensor) -> Iterator[None]:
         return
     with RandomStream(seed, [like.device.index] if like.is_cuda else []):
         yield
+
+
+_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def normal_by_row(rows: Int[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "S n"]:
+    """Independent standard normal numbers of rows, which depend on the row's number and the seed alone.
+
+    They are SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", OOPSLA) of a
+    counter, through the inverse of the normal distribution function.
+
+    Args:
+        rows: numbers of the rows, wherever they are.
+        count: S, numbers for each row.
+        seed: of the draws.
+    """
+    start = _mixed(torch.tensor([seed]) * _signed(_STEP))
+    each = _mixed(start + torch.arange(1, count + 1) * _signed(_STEP)).to(rows.device)
+    bits = _mixed(each[:, None] + (rows + 1) * _signed(_STEP))
+    return torch.special.ndtri((_shifted(bits, 11).double() + 0.5) * 2.0**-53)
+
+
+def _mixed(z: Tensor) -> Tensor:
+    z = (z ^ _shifted(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shifted(z, 27)) * _signed(_SECOND)
+    return z ^ _shifted(z, 31)
+
+
+def _shifted(z: Tensor, by: int) -> Tensor:
+    """Shift 64 bits to the right, with zeros from the left."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(bits: int) -> int:
+    return bits - (1 << 64) if bits >> 63 else bits

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData, ShardedFactor, join_group
+from pyro_nngp.distributed import ShardedData, ShardedFactor, factor, join_group
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian
 
@@ -112,9 +112,10 @@ class CountedProducts:
         ShardedFactor.product = self._product
 
 
-def measure_solve(folder, neighbors, noise):
+def measure_solve(folder, neighbors, noise, prior):
     """One row of the table of solutions for a mean-field q(u)."""
     warnings.simplefilter("ignore")
+    factor.ROWS_PER_ROUND = {"own": 10**9, "all": 0, None: factor.ROWS_PER_ROUND}[prior]
     join_group()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
     world, likelihood = data.world, Gaussian(noise)
@@ -125,7 +126,7 @@ def measure_solve(folder, neighbors, noise):
     clock = Clock()
     with CountedProducts() as products:
         gp.solve()
-    row |= clock.look("solve", world) | {"noise": noise, "products": products.count}
+    row |= clock.look("solve", world) | {"noise": noise, "products": products.count, "rounds": len(gp.graph.rounds())}
     row |= {f"{name} MB": world.max(size) / 1e6 for name, size in dict(world.traffic).items()}
     row["MB of one exchange"] = 8 * row["halo rows"] / 1e6
     if world.rank == 0:
@@ -142,11 +143,12 @@ def main():
     parser.add_argument("--cells", type=int, default=10**6)
     parser.add_argument("--solve", action="store_true", help="the solution of VNNGP for q(u) in place of training")
     parser.add_argument("--noise", type=float, default=0.01, help="variance of the noise of that model")
+    parser.add_argument("--prior", choices=["own", "all"], help="rows of the preconditioner; the default chooses")
     parser.add_argument("--data", type=Path, help="folder of x.npy and y.npy")
     args = parser.parse_args()
     if args.data is not None:
         if args.solve:
-            measure_solve(args.data, args.neighbors, args.noise)
+            measure_solve(args.data, args.neighbors, args.noise, args.prior)
         else:
             measure(args.data, args.neighbors, args.cells)
         return
@@ -157,6 +159,7 @@ def main():
                 launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
                 own = [__file__, "--data", folder, "--neighbors", str(args.neighbors), "--cells", str(args.cells)]
                 own += ["--noise", str(args.noise)] + ["--solve"] * args.solve
+                own += [] if args.prior is None else ["--prior", args.prior]
                 subprocess.run([sys.executable, *launch, *own], check=True)
 
 

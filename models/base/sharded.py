@@ -23,7 +23,7 @@ from pyro_nngp.models.base.arguments import check_by_row, check_data
 from pyro_nngp.models.base.sites import DataSites
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph
 from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
-from pyro_nngp.variational import LocalTables
+from pyro_nngp.variational import GaussianSites, LocalTables
 
 Method = TypeVar("Method", bound="ShardedRows")
 
@@ -112,17 +112,24 @@ class ShardedRows(DataSites):
         fixed = {*cast(ShardedData, self.shard).values, *self.row_buffers}
         if self.predicts_from_rows:
             fixed |= {"graph.x", "graph.neighbors", "graph.context", "graph.rank"}
+        tables = {f"local.{name}": table for name, table in self._row_tables().items()}
+        rows = {name: table.detach()[: self.num_data].clone() for name, table in tables.items()}
+        fixed |= tables.keys()
         state = {name: value.detach().clone() for name, value in self.state_dict().items() if name not in fixed}
-        tables = [name for name in state if name.startswith("local.") and self.has_row_tables]
-        rows = {name: state.pop(name)[: self.num_data] for name in tables}
         return {"shared": state, "rows": rows}
+
+    def _row_tables(self) -> dict[str, Tensor]:
+        """What q(u) has for each datum, by name, with rows first."""
+        local = getattr(self, "local", None)
+        return local.row_tables() if self.has_row_tables and isinstance(local, LocalTables | GaussianSites) else {}
 
     @torch.no_grad()
     def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Restore what :meth:`training_state` returned; all processes must do so at the same time."""
         self.load_state_dict(state["shared"], strict=False)
+        tables = self._row_tables()
         for name, value in state["rows"].items():
-            self.get_parameter(name).data[: self.num_data] = value.to(self.x.device)
+            tables[name.removeprefix("local.")].data[: self.num_data] = value.to(self.x.device)
         self.find_rows()
 
     def find_rows(self) -> None:
@@ -142,23 +149,26 @@ class ShardedRows(DataSites):
             metric: of neighbors; None is that of the present neighbors.
         """
         data = cast(ShardedData, self.shard)
-        local = self.local if isinstance(getattr(self, "local", None), LocalTables) else None
-        tables = {} if local is None else dict(local.named_parameters(recurse=False))
+        tables = self._row_tables()
         own = [*data.values.values(), *(table.detach()[: self.num_data].cpu() for table in tables.values())]
         found = data.fetch(numbers, *own)
-        kept = [*self.parameters(), *(value for value in self._buffers.values() if value is not None)]
+        kept = [*self.parameters(), *self.buffers()]
         new = copy.deepcopy(self, {id(value): value for value in kept})
         new.shard = None
         for name, rows in zip(data.values, found, strict=False):
             setattr(new, name, rows.to(self.x))
-        for name, rows in zip(tables, found[len(data.values) :], strict=True):
-            setattr(new.local, name, nn.Parameter(rows.to(self.x), requires_grad=False))
         metric = self.graph.metric if metric is None else metric
         k = max(1, min(self.graph.num_neighbors, len(numbers) - 1))
         if len(numbers) > 1:
             kind = NeighborGraph if ordered else NearestOthers
             new.graph = kind(new.x, k, ordering="given", metric=metric, progress=False)
+        new.place_rows({n: rows.to(self.x) for n, rows in zip(tables, found[len(data.values) :], strict=True)})
         return new
+
+    def place_rows(self, tables: dict[str, Tensor]) -> None:
+        """Give a copy what q(u) has for its rows, by name."""
+        for name, rows in tables.items():
+            setattr(self.local, name, nn.Parameter(rows, requires_grad=False))
 
     def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Method:
         """A copy on the rows nearest to some new points, different ones on each process.

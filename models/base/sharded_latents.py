@@ -11,12 +11,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributed import Route, ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods, ShardedTable
+from pyro_nngp.distributed import Route, ShardedData, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.models.base.predictive import PredictiveMethod
@@ -39,24 +38,25 @@ class ShardedLatents(PredictiveMethod):
     data_neighbors: Any
     at_data: Any
     _amortized: Callable[..., AmortizedGaussian]
+    _sites: Callable[[], GaussianSites]
 
     def of_all(self) -> AbstractContextManager:
         """On several processes, a context for inducing values that all of them have."""
         return nullcontext() if self.at_data else self.shared_sites()
 
     def distribute(self, data: ShardedData, choose: bool) -> None:
-        if self.has_row_tables and not (isinstance(self.local, LocalGaussian) and self.local.pattern is None):
-            cure = 'Give posterior="mean-field", an encoder, or inducing points; or take LOO or Vecchia.'
-            expectation, actual = "'mean-field' with ShardedData", "'sites'"
-            actual = actual if isinstance(self.local, GaussianSites) else "'factor'"
-            fail(type(self).__name__, "posterior", expectation, actual, cure, NotImplementedError)
+        if isinstance(self.local, LocalGaussian) and self.local.pattern is not None and self.at_data:
+            cure = 'Give posterior="sites", or an encoder.'
+            expectation = "of another family with ShardedData"
+            fail(type(self).__name__, "posterior", expectation, "'factor'", cure, NotImplementedError)
         super().distribute(data, choose)
 
     def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
+        symmetric = isinstance(self.graph, SymmetricGraph)
         if self.has_row_tables:
-            return super().sharded_table(data, num_neighbors)
-        symmetric, encoder = isinstance(self.graph, SymmetricGraph), cast(AmortizedGaussian, self.local).encoder
-        settings = {"symmetric": symmetric, "num_context": encoder.num_context}
+            return ShardedGraph(data, num_neighbors, self.neighbor_metric(), symmetric=symmetric)
+        num_context = cast(AmortizedGaussian, self.local).encoder.num_context
+        settings = {"symmetric": symmetric, "num_context": num_context}
         return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
 
     def take_rows(self, first: bool = False) -> None:
@@ -68,6 +68,12 @@ class ShardedLatents(PredictiveMethod):
             for table in tables:
                 own = table.detach()[:1].expand(self.num_data, -1) if first else table.detach()[: self.num_data]
                 table.data = self.complete(own.clone())
+        elif isinstance(self.local, GaussianSites):
+            if first:
+                self.local = self._sites()
+                return
+            tables = {name: self.complete(table[: self.num_data]) for name, table in self.local.row_tables().items()}
+            self.local.place_rows(tables, cast(Tensor, self.y))
         elif first:
             local = cast(AmortizedGaussian, self.local)
             self.local = self._amortized(local.encoder, local.num_columns)
@@ -102,10 +108,17 @@ class ShardedLatents(PredictiveMethod):
         new.local = cast(LocalGaussian, GivenGaussian(q))  # a table of these rows
         return new
 
-    def sharded_factor(self) -> ShardedFactor:
-        """(I - A, V) of the prior at the rows of all processes."""
+    def place_rows(self, tables: dict[str, Tensor]) -> None:
+        if isinstance(self.local, GaussianSites):
+            solved = self.local.solved
+            self.local = self._sites()
+            self.local.place_rows(tables, cast(Tensor, self.y))
+            self.local.solved = solved
+        else:
+            super().place_rows(tables)
 
-        def conditional(rows: Tensor, near: Tensor) -> tuple[Tensor, Tensor]:
-            return graph_conditional(self.kernel, self.x[rows], self.x, near, jitter=self.jitter)
-
-        return ShardedFactor(cast(ShardedGraph, self.graph), conditional)
+    def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Method:
+        new = super().near(x_new, num_neighbors)
+        if isinstance(self.local, GaussianSites):
+            cast(GaussianSites, new.local).place_near(self.local, x_new, num_neighbors)
+        return new

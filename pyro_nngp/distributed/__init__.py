@@ -3,7 +3,8 @@
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributed.group import join_group
-from pyro_nngp.distributed.halo import Halo
+from pyro_nngp.distributed.halo import Halo, Near
+from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.search import ShardedIndex
 from pyro_nngp.distributed.sources import ParquetColumns
 from pyro_nngp.distributed.table import ShardedGraph, ShardedNeighborhoods, ShardedOthers, ShardedTable
@@ -11,6 +12,7 @@ from pyro_nngp.distributed.world import ProcessError, Route, World
 
 __all__ = [
     "Halo",
+    "Near",
     "ParquetColumns",
     "ProcessError",
     "Route",
@@ -20,6 +22,7 @@ __all__ = [
     "ShardedIndex",
     "ShardedNeighborhoods",
     "ShardedOthers",
+    "ShardedPoints",
     "ShardedTable",
     "World",
     "join_group",

@@ -14,11 +14,12 @@ inputs, R processes, n rows of this process.
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_seed, fail
 from pyro_nngp.distributed.cells import Cells
+from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.sources import open_source, read_rows
 from pyro_nngp.distributed.world import Route, World
 
@@ -26,7 +27,7 @@ _SAMPLE = 2**16  # as in pyro_nngp.models.base.starts, whose rows these are
 _ODD = 0x1E3779B97F4A7C15  # a multiplier that mixes bits
 
 
-class ShardedData:
+class ShardedData(ShardedPoints):
     """Rows of inputs and targets on the processes of the default group; on one process without a group.
 
     Pass it to a method in place of `x`, without `y`: ``Vecchia(ShardedData("x.npy", "y.npy"))``. All processes must
@@ -92,11 +93,10 @@ class ShardedData:
         self.positions = positions[order]
         self.rows = route.forward(torch.arange(start, stop))[order]
         self.values = {name: route.forward(block.pop(name))[order] for name in sources}
-        counts = self.world.gather(torch.tensor([len(order)]))
+        counts = self._number(len(order))
         if not bool((counts > 0).all()):
             actual = f"none on process {int(counts.argmin())}"
             fail(where, "x", "to have rows in every cell", actual, "Use fewer processes, or spread equal points.")
-        self.starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
 
     @property
     def block_size(self) -> int:
@@ -110,14 +110,9 @@ class ShardedData:
         return start, stop
 
     @property
-    def num_own(self) -> int:
-        """n."""
-        return len(self.rows)
-
-    @property
-    def first(self) -> int:
-        """Number of the first own row."""
-        return int(self.starts[self.world.rank])
+    def x(self) -> Float[Tensor, "n D"]:
+        """Inputs of the own rows."""
+        return self.values["x"]
 
     def digest(self) -> int:
         """A number that depends on all values and their places in the source, not on the processes."""
@@ -129,10 +124,6 @@ class ShardedData:
                 code = code ^ (code >> 29)
             total += code.sum()
         return int(self.world.sum(total))
-
-    def owners(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """The process of each row."""
-        return torch.searchsorted(self.starts, numbers, right=True) - 1
 
     def numbers_of(self, rows: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
         """Numbers of rows given by their places in the source, the same on all processes."""
@@ -146,13 +137,6 @@ class ShardedData:
         here = self.positions < count
         numbers = torch.arange(self.first, self.first + self.num_own)[here]
         return self.world.gather(numbers)[self.world.gather(self.positions[here]).argsort()]
-
-    def fetch(self, numbers: Int[Tensor, " S"], *values: Tensor) -> list[Tensor]:
-        """Rows of tensors (n, ...) of all processes at any numbers; all processes must call it."""
-        owners = self.owners(numbers)
-        route = Route(self.world, owners)
-        here = route.forward(numbers) - self.first
-        return [route.back(each[here]) for each in values]
 
     def _positions(self, start: int, stop: int) -> Int[Tensor, " n"]:
         """Places in the random ordering of consecutive rows."""
@@ -173,9 +157,6 @@ class ShardedData:
             found[name] = torch.empty_like(rows)
             found[name][places] = rows
         return found
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedData":
-        return self
 
 
 def _permutation(size: int, seed: int) -> Tensor:

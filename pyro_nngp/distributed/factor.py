@@ -3,28 +3,35 @@ r"""The Vecchia factor (I - A, V) of a prior whose rows are on several processes
 A product with the precision :math:`\Lambda = (I - A)^\top V^{-1} (I - A)` fetches the values of the halo, and gives
 back what the own rows add to rows of others. Conjugate gradients on :math:`\Lambda + \mathrm{diag}\,\tau` sum their
 dot products over the processes. The preconditioner is the Vecchia approximation with diagonal update of Kündig and
-Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`, of the prior of the own rows alone: it
-has no neighbors in halos, so that each process solves with a triangle of its own. All of this is on the CPU.
+Sigrist (2025), :math:`(I - A)^\top (V^{-1} + \mathrm{diag}\,\tau) (I - A)`: with many rows on each process that of
+all rows, whose triangle is solved in rounds (:mod:`pyro_nngp.distributed.triangle`), so that iterations are as many as
+on one process. With few rows the exchanges of the rounds would take longer than everything else. The prior is then that
+of the own rows alone, which has no neighbors in halos, and iterations grow with the number of processes. All of this is
+on the CPU.
 
-Cost per iteration: O(n K), two exchanges of the halo and two sums of one number per latent function. Symbols: N rows of
-all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
+Cost per iteration: O(n K), two exchanges of the halo, with many rows two more per round, and two sums of one number per
+latent function. Symbols: N rows of all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
 """
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from scipy.sparse import csr_array
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.distributed.table import ShardedGraph
-from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.distributed.triangle import ShardedTriangle, sparse_rows
+from pyro_nngp.linalg import VecchiaFactor, dependency_levels
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 _RELATIVE = 1e-3  # as in pyro_nngp.variational.posterior_mean
 _LOOK, _MOST = 10, 1000  # iterations between checks of the residual, and in total
+ROWS_PER_ROUND = 1000
+"""Own rows in whose time a round of exchanges passes, about."""
 
 
 class ShardedFactor:
@@ -37,24 +44,75 @@ class ShardedFactor:
     """
 
     def __init__(self, graph: ShardedGraph, conditional: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-        self._graph, self._world = graph, graph.data.world
+        self._graph, self._world, self._conditional = graph, graph.data.world, conditional
         every, near = torch.arange(graph.num_points, device=graph.x.device), graph.neighbors[: graph.num_points].long()
-        w, var = (part.detach().double() for part in conditional(every, near))
-        w = w.masked_fill(near < 0, 0.0)
-        columns = torch.cat([every[:, None], near.clamp(min=0)], -1).cpu()
-        entries = (torch.cat([torch.ones_like(w[:, :1]), -w], -1) / var.sqrt()[:, None]).cpu()
-        rows = np.arange(0, columns.numel() + 1, columns.shape[1])
-        shape = len(every), len(every) + len(graph.halo)
-        self._root = csr_array((entries.flatten().numpy(), columns.flatten().numpy(), rows), shape=shape)
+        w, self.var = (part.detach().double() for part in conditional(every, near))
+        self.w, self.neighbors = w.masked_fill(near < 0, 0.0), near
+        columns = torch.cat([every[:, None], near.clamp(min=0)], -1)
+        entries = torch.cat([torch.ones_like(w[:, :1]), -self.w], -1) / self.var.sqrt()[:, None]
+        self._root = sparse_rows(entries.cpu(), columns.cpu(), len(every) + len(graph.halo))
         self._transposed = self._root.T.tocsr()
-        away = near >= len(every)
-        near, border = torch.where(away, -1, near), away.any(-1).nonzero()[:, 0]
+
+    @cached_property
+    def _triangle(self) -> ShardedTriangle:
+        return ShardedTriangle(self._graph.rounds(), self.w.cpu(), self.neighbors.cpu(), len(self._graph.halo))
+
+    @cached_property
+    def _alone(self) -> tuple[Tensor, "_Alone"]:
+        """Variances and triangle of the prior of the own rows."""
+        away = self.neighbors >= self.num_own
+        near, border = torch.where(away, -1, self.neighbors), away.any(-1).nonzero()[:, 0]
+        w, var = self.w.clone(), self.var.clone()
         if len(border):
-            w[border], var[border] = (part.detach().double() for part in conditional(border, near[border]))
-        self._alone = w.cpu(), var.cpu(), near.cpu()  # the prior of the own rows
+            w[border], var[border] = (part.detach().double() for part in self._conditional(border, near[border]))
+        return var.cpu(), _Alone(w.masked_fill(near < 0, 0.0).cpu(), near.cpu())
 
     def __len__(self) -> int:
         return self._graph.data.num_rows
+
+    @property
+    def num_own(self) -> int:
+        """n."""
+        return len(self.var)
+
+    @property
+    def rows(self) -> Int[Tensor, " n"]:
+        """Places of the own rows in the data."""
+        return self._graph.data.rows.to(self.var.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self._world.sum(part)
+
+    def gathered(self) -> VecchiaFactor:
+        """The factor of all rows, by number, on each process: for small N."""
+        halo = self._graph.halo.complete(torch.arange(self.num_own) + self._graph.data.first)
+        near = torch.where(self.neighbors.cpu() < 0, -1, halo[self.neighbors.cpu().clamp(min=0)])
+        w, var, near = (self._world.gather(part.cpu()).to(self.var.device) for part in (self.w, self.var, near))
+        return VecchiaFactor(w, var, near).prepared()
+
+    def gather(self, own: Float[Tensor, "*L n"]) -> Float[Tensor, "*L N"]:
+        """Values at all rows, by number, on each process."""
+        return self._world.gather(own.movedim(-1, 0).contiguous()).movedim(0, -1)
+
+    def own(self, every: Float[Tensor, "*L N"]) -> Float[Tensor, "*L n"]:
+        """Values at own rows from those at all."""
+        first = self._graph.data.first
+        return every[..., first : first + self.num_own]
+
+    def near(self, u: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n K"]:
+        """Values at the neighbors of the own rows, anything where there is none."""
+        return self._graph.complete(u)[..., self.neighbors.clamp(min=0)]
+
+    def whiten_transposed(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
+        """(I - A)' V^-1/2 z at the own rows."""
+        values = z.double().cpu().reshape(-1, self.num_own).mT.numpy()
+        return self._gathered(self._transposed @ values).mT.reshape(z.shape).to(z.device)
+
+    def color(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
+        """(I - A)^-1 V^1/2 z at the own rows."""
+        right = (self.var.sqrt() * z.double()).cpu().reshape(-1, self.num_own)
+        return self._triangle.solve(right).reshape(z.shape).to(z.device)
 
     def product(self, m: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         r""":math:`\Lambda m` at the own rows."""
@@ -115,19 +173,29 @@ class ShardedFactor:
             )
         return found.to(like)
 
-    def _preconditioner(self, precision: Tensor) -> "_Triangles":
-        w, var, near = self._alone
-        sets = precision.reshape(-1, len(var))
-        return _Triangles([VecchiaFactor(w, 1 / (1 / var + each), near).prepared() for each in sets])
+    def _preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
+        var: Tensor = self.var.cpu()
+        triangle: ShardedTriangle | _Alone
+        if len(self) < ROWS_PER_ROUND * self._world.size * len(self._graph.rounds()):
+            var, triangle = self._alone
+        else:
+            triangle = self._triangle
+
+        def precondition(residual: Tensor) -> Tensor:
+            scaled = triangle.solve_transposed(residual.reshape(-1, len(var))).view_as(residual)
+            return triangle.solve((scaled / (1 / var + precision)).reshape(-1, len(var))).reshape(residual.shape)
+
+        return precondition
 
 
-class _Triangles:
-    """Solves with one triangle for each latent function."""
+class _Alone:
+    """I - A of the own rows without those of others."""
 
-    def __init__(self, factors: list[VecchiaFactor]) -> None:
-        self._factors = factors
+    def __init__(self, w: Tensor, neighbors: Tensor) -> None:
+        self._triangle = SparseTriangle(w, neighbors, dependency_levels(neighbors))
 
-    def __call__(self, residual: Tensor) -> Tensor:
-        rows = residual.reshape(len(self._factors), -1)
-        found = [factor.color(factor.color_transposed(row)) for factor, row in zip(self._factors, rows, strict=True)]
-        return torch.stack(found).view_as(residual)
+    def solve(self, right: Tensor) -> Tensor:
+        return self._triangle.solve(right)
+
+    def solve_transposed(self, right: Tensor) -> Tensor:
+        return self._triangle.solve(right, transposed=True)

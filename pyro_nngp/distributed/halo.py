@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.world import Route
 
 
@@ -27,7 +27,7 @@ class Halo:
         numbers: those of the halo, ascending (h,).
     """
 
-    def __init__(self, data: ShardedData, numbers: Int[Tensor, "..."]) -> None:
+    def __init__(self, data: ShardedPoints, numbers: Int[Tensor, "..."]) -> None:
         self._data = data
         self.numbers = numbers[(numbers >= 0) & ~self._is_own(numbers)].unique().long()
         self._route = Route(data.world, data.owners(self.numbers))
@@ -49,10 +49,13 @@ class Halo:
 
     def give_back(self, halo: Tensor) -> Tensor:
         """The sum, for each own row (n, ...), of the values (h, ...) that all processes have for it in their halos."""
-        arrived = self._route.forward(halo)
-        return arrived.new_zeros(self._data.num_own, *halo.shape[1:]).index_add_(
-            0, self._wanted.to(arrived.device), arrived
-        )
+        own = halo.new_zeros(self._data.num_own, *halo.shape[1:])
+        self.add_back(own, halo)
+        return own
+
+    def add_back(self, own: Tensor, halo: Tensor) -> None:
+        """Add to values of own rows (n, ...), in place, those (h, ...) that all processes have in their halos."""
+        own.index_add_(0, self._wanted.to(own.device), self._route.forward(halo))
 
     def complete(self, own: Shaped[Tensor, "n ..."]) -> Shaped[Tensor, "m ..."]:
         """Own values and those of the halo, (n + h, ...), with gradients that go back to the owners."""
@@ -60,6 +63,45 @@ class Halo:
 
     def _is_own(self, numbers: Tensor) -> Tensor:
         return (numbers >= self._data.first) & (numbers < self._data.first + self._data.num_own)
+
+
+class Near:
+    """Points near some places of this process, whose values are fetched; all processes must build it.
+
+    Args:
+        points: the points.
+        numbers: of the points near each place (Q, k), the nearest first.
+
+    Attributes:
+        points: the points.
+        places: of those near each place among own points and halo (Q, k).
+    """
+
+    def __init__(self, points: ShardedPoints, numbers: Int[Tensor, "Q k"]) -> None:
+        self.points, self._halo = points, Halo(points, numbers)
+        self.places = self._halo.places(numbers)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Q and k."""
+        return self.places.shape
+
+    def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
+        """Values at the points of `places` from those at own points."""
+        return self._halo.complete(own.movedim(-1, 0).contiguous()).movedim(0, -1)
+
+    def at(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L Q"]:
+        """Values at the nearest point of each place."""
+        return self.complete(own)[..., self._first(own)]
+
+    def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
+        """Sums over the places, of all processes, whose nearest point is an own one."""
+        own = self.points.num_own
+        found = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
+        return found[..., :own] + self._halo.give_back(found[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)
+
+    def _first(self, like: Tensor) -> Tensor:
+        return self.places[:, 0].long().to(like.device)
 
 
 class _Fetched(torch.autograd.Function):

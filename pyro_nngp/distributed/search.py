@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_nngp.distributed.data import ShardedData
+from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.world import Route
 from pyro_nngp.neighbors import SearchIndex
 from pyro_nngp.neighbors.symmetric import select_parents
@@ -32,11 +32,14 @@ class ShardedIndex:
         lengthscale: what inputs are divided by, (D,).
     """
 
-    def __init__(self, data: ShardedData, lengthscale: Float[Tensor, " D"]) -> None:
+    def __init__(self, data: ShardedPoints, lengthscale: Float[Tensor, " D"]) -> None:
         self._data, self._lengthscale = data, lengthscale.cpu()
-        self._points = self.scaled(data.values["x"])
-        self._index = SearchIndex(self._points, backend="auto", progress=False)
-        box = torch.stack([self._points.amin(0), self._points.amax(0)])
+        self._points = self.scaled(data.x)
+        if data.num_own:
+            self._index = SearchIndex(self._points, backend="auto", progress=False)
+            box = torch.stack([self._points.amin(0), self._points.amax(0)])
+        else:  # infinitely far from everything
+            box = self._points.new_tensor([[torch.inf], [-torch.inf]]).expand(2, self._points.shape[1])
         self._boxes = data.world.gather(box[None])  # (R, 2, D)
 
     def scaled(self, x: Float[Tensor, "Q D"]) -> Float[Tensor, "Q D"]:
@@ -119,6 +122,9 @@ class ShardedIndex:
     def _own(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> list[Tensor]:
         """Distances, positions and numbers of the k nearest own rows, (Q, k) each; infinity and -1 for none."""
         data = self._data
+        if not data.num_own:
+            none = torch.full((len(places), k), -1)
+            return [places.new_full(none.shape, torch.inf), none, none.clone()]
         if before is not None:
             limit = torch.searchsorted(data.positions, before)
             index, value = self._index.nearest_before(places, limit, k)

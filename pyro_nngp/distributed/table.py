@@ -10,13 +10,14 @@ neighbor. Symbols: N rows of all processes, n own rows, h rows of the halo, K ne
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Shaped
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.distributed.triangle import Round, find_rounds
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable, without_parents
 
 
@@ -58,6 +59,19 @@ class ShardedTable(NeighborTable):
     def num_points(self) -> int:
         """n."""
         return self.data.num_own
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.data.num_rows
+
+    def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
+        """Values at own rows and halo from those at own rows; all processes must call it."""
+        return self.halo.complete(own.movedim(-1, 0)).movedim(0, -1)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self.data.world.sum(part)
 
     def refresh(self, metric: Any = None) -> None:
         """Search again in a metric, None in the present one. The halo becomes another one."""
@@ -122,10 +136,32 @@ class ShardedTable(NeighborTable):
 
 
 class ShardedGraph(ShardedTable, NeighborGraph):
-    """At most K nearest predecessors of each own row in the random ordering of the rows of all processes."""
+    """At most K nearest predecessors of each own row in the random ordering of the rows of all processes.
+
+    Args:
+        data: the rows of all processes.
+        num_neighbors: K, in 1..N-1.
+        metric: lengthscales that divide the inputs, (D,) or scalar.
+        symmetric: whether neighbors are the parents of a :class:`~pyro_nngp.neighbors.SymmetricGraph`.
+    """
+
+    def __init__(self, data: ShardedData, num_neighbors: int, metric: Any = None, *, symmetric: bool = False) -> None:
+        self._symmetric = symmetric
+        self._rounds: list[Round] | None = None
+        super().__init__(data, num_neighbors, metric)
 
     def search(self, k: int) -> Int[Tensor, "n k"]:
-        return self.index.predecessors(k)
+        return self.index.parents(k) if self._symmetric else self.index.predecessors(k)
+
+    def rounds(self) -> list[Round]:
+        """The rounds of substitution in which processes wait for each other; found once for the present neighbors."""
+        if self._rounds is None:
+            self._rounds = find_rounds(self.data, self.halo, self.neighbors[: self.num_points].long().cpu())
+        return self._rounds
+
+    def _find(self, k: int) -> None:
+        super()._find(k)
+        self._rounds = None
 
     def levels(self) -> NoReturn:
         """Raise ``TypeError``: the factor of all rows is on no process."""
@@ -154,19 +190,16 @@ class ShardedNeighborhoods(ShardedGraph):
     def __init__(
         self, data: ShardedData, num_neighbors: int, metric: Any = None, *, symmetric: bool, num_context: int
     ) -> None:
-        self._rule = symmetric, min(num_context, data.num_rows - 1)
-        super().__init__(data, num_neighbors, metric)
-
-    def search(self, k: int) -> Int[Tensor, "n k"]:
-        return self.index.parents(k) if self._rule[0] else super().search(k)
+        self._num_context = min(num_context, data.num_rows - 1)
+        super().__init__(data, num_neighbors, metric, symmetric=symmetric)
 
     def _find(self, k: int) -> None:
         super()._find(k)
         first, numbers = self.halo, self.halo.complete(torch.arange(self.data.num_own) + self.data.first)
         near = torch.where(self.neighbors < 0, -1, numbers[self.neighbors.clamp(min=0).long()])
         context = near[:, :0]
-        if self._rule[1]:
-            context = without_parents(self.index.others(self._rule[1]).long(), near)
+        if self._num_context:
+            context = without_parents(self.index.others(self._num_context).long(), near)
         parts = first.complete(torch.cat([near, context], -1))
         self.halo = Halo(self.data, parts)
         table = parts.new_full((self.data.num_own + len(self.halo), parts.shape[1]), -1)

@@ -23,6 +23,11 @@ class ProcessError(RuntimeError):
     """Another process of the group has ended, or did not answer in time."""
 
 
+def group_device() -> torch.device:
+    """Where the default group takes tensors: the GPU of this process with NCCL, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend() else torch.device("cpu")
+
+
 class World:
     """The default process group, or one process alone where none is initialized.
 
@@ -37,8 +42,7 @@ class World:
         self.rank = dist.get_rank() if self._is_group else 0
         self.size = dist.get_world_size() if self._is_group else 1
         self.traffic: Counter[str] = Counter()
-        on_gpu = self._is_group and "nccl" in dist.get_backend()
-        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+        self._device = group_device() if self._is_group else torch.device("cpu")
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all processes, the same bits on each."""

@@ -131,7 +131,7 @@ class SitePosterior(Expandable):
         log_density = _log_normal(self.target[..., rows], (w * near).sum(-1), 1 / total)
         if self.offset is None:
             return log_density
-        return log_density + self.offset.to(log_density) / prior.graph.num_points
+        return log_density + self.offset.to(log_density) / prior.graph.num_rows
 
 
 @register_kl(SitePosterior, NNGP)

@@ -80,6 +80,19 @@ class VecchiaFactor:
         return self.var.shape[-1]
 
     @property
+    def rows(self) -> Int[Tensor, " N"]:
+        """Numbers of the rows."""
+        return torch.arange(len(self), device=self.var.device)
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes: of :class:`~pyro_nngp.distributed.ShardedFactor`; here all rows are on one."""
+        return part
+
+    def near(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N K"]:
+        """Values at the neighbors, anything where there is none."""
+        return u[..., self.neighbors.clamp(min=0)]
+
+    @property
     def batch_shape(self) -> torch.Size:
         """Batch dimensions of the weights."""
         return self.var.shape[:-1]
@@ -129,7 +142,7 @@ class VecchiaFactor:
 
     def residual(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
         """(I - A) u: each value minus its expectation given its neighbors."""
-        return u - (self.w * u[..., self.neighbors.clamp(min=0)]).sum(-1)
+        return u - (self.w * self.near(u)).sum(-1)
 
     def log_det(self) -> Float[Tensor, "*S"]:
         r""":math:`\log |\Lambda| = -\sum_j \log v_j`."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
@@ -115,8 +115,21 @@ class NeighborTable(torch.nn.Module):
 
     @property
     def num_points(self) -> int:
-        """N."""
+        """N; on several processes the number of own rows, which come first in x."""
         return len(self.x)
+
+    @property
+    def num_rows(self) -> int:
+        """N, on all processes."""
+        return self.num_points
+
+    def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
+        """Values at all rows of x from those at the own ones, which on one process are all."""
+        return own
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return part
 
     @property
     def num_neighbors(self) -> int:

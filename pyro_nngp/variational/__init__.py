@@ -2,6 +2,7 @@
 
 from pyro_nngp.variational.amortized import AmortizedGaussian
 from pyro_nngp.variational.auxiliary import LocalConjugate, LocalLogNormal
+from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.gaussian import (
     DenseGaussian,
     GivenGaussian,
@@ -31,6 +32,7 @@ __all__ = [
     "combined_variance",
     "factor",
     "neighbor_variance",
+    "prior_factor",
     "scattered",
     "variational_optimum",
 ]

@@ -30,12 +30,13 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import bind_double
+from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.latent_evidence import EvidenceGradient, evidence_gradient, latent_log_evidence
 
 _ROWS = 4096  # rows whose conditionals are differentiated at once
@@ -135,16 +136,17 @@ def site_excess(
     Args:
         parameters: what kernel and sites depend on, P numbers in total.
         kernel: covariance function.
-        graph: the points and their neighbors.
+        graph: the points and their neighbors, whose halo the sites have too on several processes.
         jitter: relative nugget.
         target: sites of u, with gradients where they depend on parameters.
         precision: their precisions.
         loc: posterior means of u.
     """
-    target, precision, loc = (part.reshape(-1, graph.num_points) for part in (target, precision, loc))
+    target, precision, loc = (part.reshape(-1, len(graph.x)) for part in (target, precision, loc))
     with torch.no_grad():
-        prior = NNGP(kernel, graph, jitter=jitter).factor.prepared()
-        parts = list(zip(target, loc, precision, strict=True))
+        prior = prior_factor(bind(kernel), graph, jitter)
+        own = (part[:, : graph.num_points] for part in (target, loc, precision))
+        parts = list(zip(*own, strict=True))
         gradients = [evidence_gradient(prior, *part) for part in parts]
     bound = bind_double(kernel, graph.x.dtype)
     found, observed = excess_gradient(parameters, bound, graph, jitter, target, precision, gradients)
@@ -174,13 +176,19 @@ def excess_gradient(
         precision: their precisions.
         gradients: of log Z, for each latent function.
     """
-    x, value, (w_bar, var_bar, *site_bars) = graph.x.double(), 0.0, zip(*gradients, strict=True)
+    x, value, count, (w_bar, var_bar, *site_bars) = (
+        graph.x.double(),
+        0.0,
+        graph.num_points,
+        zip(*gradients, strict=True),
+    )
     w_bar, var_bar, sites = sum(w_bar), sum(var_bar), (target, precision)
     target, precision = (part.detach().double().requires_grad_() for part in sites)
     inputs = [*parameters, target, precision]
-    found = [*(torch.zeros_like(part, dtype=torch.float64) for part in parameters), *map(torch.stack, site_bars)]
-    for rows in torch.arange(len(x), device=x.device).split(_ROWS):
-        near, noise = graph.neighbors[rows], 1 / precision
+    padded = (pad(torch.stack(bars), (0, len(x) - count)) for bars in site_bars)
+    found = [*(torch.zeros_like(part, dtype=torch.float64) for part in parameters), *padded]
+    for rows in torch.arange(count, device=x.device).split(_ROWS):
+        near, noise = graph.neighbors[rows].long(), 1 / precision
         w, var = graph_conditional(kernel, x[rows], x, near, jitter=jitter)
         latent = (w_bar[rows] * w).sum() + (var_bar[rows] * var).sum()
         w, var = graph_conditional(kernel, x[rows], x, near, noise, jitter)
@@ -199,7 +207,10 @@ def excess_gradient(
             [site for site, _ in moving], parameters, [bar for _, bar in moving], retain_graph=True, allow_unused=True
         )
         found = _added(found, parts)
-    return found, value
+    *sums, value_of_all = graph.total(torch.cat([_flattened(found), x.new_tensor([value])])).split(
+        [*(part.numel() for part in found), 1]
+    )
+    return [total.view_as(part) for total, part in zip(sums, found, strict=True)], float(value_of_all)
 
 
 def _added(totals: Sequence[Tensor], parts: Sequence[Tensor | None]) -> list[Tensor]:

@@ -65,6 +65,10 @@ class LocalTables(GPModule):
         for name, rows in list(other.named_buffers(recurse=False)):
             setattr(self, name, torch.cat([getattr(self, name), rows]))
 
+    def row_tables(self) -> dict[str, Tensor]:
+        """The parameters, with a row for each point."""
+        return dict(self.named_parameters(recurse=False))
+
     def _read(self, table: Tensor, rows: Tensor | None) -> Tensor:
         if rows is None:
             return table

@@ -21,19 +21,21 @@ Up to 1,000 points the expectations are exact. Beyond, they are averages over dr
 Where data say little, e_j is near :math:`v_j^{1/2} \zeta_j`, that of a draw of the prior, and where they say all,
 :math:`u_j` is near :math:`\tau_j^{-1/2} \epsilon_j`. The moments of these, whose expectations are known, are control
 variates, with the weights that are the best for a point alone. The random numbers are the same each time, so that
-training converges.
+training converges, and belong to rows, so that they do not depend on the number of processes.
 
 Cost: up to 1,000 points O(N^3); then 8 to 32 solutions by conjugate gradients, O(N K) per iteration. Symbols: N points,
 K neighbors.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._random import normal_by_row
+from pyro_nngp.distributed import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
@@ -42,6 +44,10 @@ from pyro_nngp.variational.posterior_mean import posterior_mean
 _DRAWN, _DRAWS = 2**17, (8, 32)  # values drawn; fewest and most draws: errors of a fifth to a third of a standard error
 TOLERANCE = 0.01
 """Relative residual of the solutions for draws. Errors do not average out: at 0.05 lengthscales of counts are off."""
+
+
+Factor: TypeAlias = VecchiaFactor | ShardedFactor
+"""(I - A, V) of all rows, or of own rows on several processes; N is then the number of own rows below."""
 
 
 class EvidenceGradient(NamedTuple):
@@ -61,7 +67,7 @@ class Moments(NamedTuple):
 
 
 def evidence_gradient(
-    prior: VecchiaFactor,
+    prior: Factor,
     target: Float[Tensor, " N"],
     loc: Float[Tensor, " N"],
     precision: Float[Tensor, " N"],
@@ -77,14 +83,20 @@ def evidence_gradient(
         seed: of the draws.
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
-    found, variance = _exact(prior, precision) if len(prior) <= DENSE_UP_TO else _drawn(prior, precision, seed)
+    if isinstance(prior, ShardedFactor) and len(prior) <= DENSE_UP_TO:
+        target, loc, precision = (prior.gather(part) for part in (target, loc, precision))
+        whole = evidence_gradient(prior.gathered(), target, loc, precision, seed)
+        w, *rest = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
+        return EvidenceGradient(w.mT, *rest)
+    is_small = isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO
+    found, variance = _exact(cast(VecchiaFactor, prior), precision) if is_small else _drawn(prior, precision, seed)
     error = target - loc
     in_precision = (1 / precision - error.square() - variance) / 2
     return EvidenceGradient(*prior_gradient(prior, loc, found), -precision * error, in_precision)
 
 
 def prior_gradient(
-    prior: VecchiaFactor, loc: Float[Tensor, " N"], central: Moments
+    prior: Factor, loc: Float[Tensor, " N"], central: Moments
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, " N"]]:
     """Gradient of log Z in weights and variances of the conditionals.
 
@@ -98,12 +110,13 @@ def prior_gradient(
     return cross / prior.var[:, None], (at_mean.residual + central.residual - prior.var) / (2 * prior.var.square())
 
 
-def moments_of_draws(prior: VecchiaFactor, draws: Float[Tensor, "S N"]) -> Moments:
+def moments_of_draws(prior: Factor, draws: Float[Tensor, "S N"]) -> Moments:
     """Averages over draws of u."""
-    near, cross, residual = prior.neighbors.clamp(min=0), torch.zeros_like(prior.w), torch.zeros_like(prior.var)
+    cross, residual = torch.zeros_like(prior.w), torch.zeros_like(prior.var)
     for u in draws:
-        error = prior.residual(u)
-        cross += error[:, None] * u[near] / len(draws)
+        near = prior.near(u)
+        error = u - (prior.w * near).sum(-1)
+        cross += error[:, None] * near / len(draws)
         residual += error.square() / len(draws)
     return Moments(cross, residual)
 
@@ -118,7 +131,7 @@ def moments_of_covariance(prior: VecchiaFactor, cov: Float[Tensor, "N N"]) -> Mo
 
 
 def controlled(
-    prior: VecchiaFactor, draws: Float[Tensor, "S N"], of_prior: Float[Tensor, "S N"], strength: Float[Tensor, " N"]
+    prior: Factor, draws: Float[Tensor, "S N"], of_prior: Float[Tensor, "S N"], strength: Float[Tensor, " N"]
 ) -> Moments:
     """Averages over central draws of u, with draws of the prior as control variates.
 
@@ -144,7 +157,7 @@ def number_of_draws(num_values: int) -> int:
 
 
 def latent_log_evidence(
-    prior: VecchiaFactor, target: Float[Tensor, " N"], loc: Float[Tensor, " N"], precision: Float[Tensor, " N"]
+    prior: Factor, target: Float[Tensor, " N"], loc: Float[Tensor, " N"], precision: Float[Tensor, " N"]
 ) -> Float[Tensor, ""]:
     """log Z by a dense factorization, O(N^3).
 
@@ -155,6 +168,8 @@ def latent_log_evidence(
         precision: of the sites.
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
+    if isinstance(prior, ShardedFactor):
+        return latent_log_evidence(prior.gathered(), *map(prior.gather, (target, loc, precision)))
     tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
     log_det = 2 * tril.diagonal().log().sum() + prior.var.log().sum() - precision.log().sum()
     quadratic = (precision * target * (target - loc)).sum()
@@ -167,13 +182,12 @@ def _exact(prior: VecchiaFactor, precision: Tensor) -> tuple[Moments, Tensor]:
     return moments_of_covariance(prior, cov), cov.diagonal()
 
 
-def _drawn(prior: VecchiaFactor, precision: Tensor, seed: int) -> tuple[Moments, Tensor]:
+def _drawn(prior: Factor, precision: Tensor, seed: int) -> tuple[Moments, Tensor]:
     """Estimates of the same, see the module's docstring."""
-    generator, shape = torch.Generator().manual_seed(seed), (2, number_of_draws(len(prior)), len(prior))
-    of_data, of_prior = torch.randn(shape, generator=generator, dtype=torch.float64).to(precision.device)
+    of_data, of_prior = normal_by_row(prior.rows, 2 * number_of_draws(len(prior)), seed).chunk(2)
     strength = prior.var * precision
     right = precision.sqrt() * of_data + prior.whiten_transposed(of_prior)
-    easy, start = bool(strength.log().mean() > 0), torch.zeros_like(right)
+    easy, start = bool(prior.total(strength.log().sum()) > 0), torch.zeros_like(right)
     draws, _ = posterior_mean(prior, right / precision, precision.expand_as(right), start, easy, TOLERANCE)
     weight = (strength / (1 + strength)).square()
     variance = draws.square().mean(0) - weight * (of_data.square().mean(0) - 1) / precision

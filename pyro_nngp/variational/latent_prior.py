@@ -1,5 +1,7 @@
 """The prior of latent values at fixed hyperparameters, with what the solution for Gaussian sites asks of it.
 
+On several processes values are those of the own rows.
+
 Cost: O(N K) per iteration of conjugate gradients for means, O(N k^3) for variances from k observations each. Symbols: N
 points, K neighbors, L latent functions.
 """
@@ -11,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.distributions import NNGP
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational.natural_gradient import gaussian_sites
+from pyro_nngp.variational.factors import prior_factor
+from pyro_nngp.variational.natural_gradient import Total, average, gaussian_sites, whole
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
@@ -33,13 +35,14 @@ class LatentPrior:
 
     def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
         self._parts = kernel, graph, jitter, nearest
-        self._factor = NNGP(kernel, graph, jitter=jitter).factor.prepared()
-        self._pooled: tuple[PooledObservations, Tensor, list[Tensor]] | None = None
+        self._factor = prior_factor(kernel, graph, jitter)
+        self._x = graph.x[: graph.num_points]
+        self._pooled: tuple[PooledObservations, Any, list[Any]] | None = None
 
     @property
     def variance(self) -> Float[Tensor, " N"]:
         """Prior variances of f."""
-        return self._parts[0].diag(self._parts[1].x)
+        return self._parts[0].diag(self._x)
 
     def start(self, f: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Latent values to start from, near these values of f less the mean function."""
@@ -51,7 +54,11 @@ class LatentPrior:
 
     def divergence(self, loc: Float[Tensor, "*L N"]) -> float:
         """KL of q with these means from the prior, up to a constant while variances are fixed."""
-        return float((loc * self._factor.product(loc.double())).sum()) / 2
+        return float(self._total((loc * self._factor.product(loc.double())).sum())) / 2
+
+    def _total(self, part: Tensor) -> Tensor:
+        """The sum over all processes."""
+        return self._parts[1].total(part)
 
     def posterior_mean(
         self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
@@ -65,9 +72,9 @@ class LatentPrior:
         if self._pooled is None:
             near = nearest(kernel, noise)
             pooled = PooledObservations(kernel, graph, noise, near.shape[1], jitter)
-            self._pooled = pooled, near, pooled.plan(graph.x, near.shape[1])
+            self._pooled = pooled, near, pooled.plan(self._x, near.shape[1])
         pooled, near, plan = self._pooled
-        return pooled.at_noise(kernel, noise).variance(kernel, graph.x, near, noise, plan)
+        return pooled.at_noise(kernel, noise).variance(kernel, self._x, near, noise, plan)
 
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
@@ -87,17 +94,21 @@ class LatentPrior:
         gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
         curvature = precision * (1 - gain)
         if constant.dim() and slope.dim() == 2:
-            change = slope.sum(-1, keepdim=True) / curvature.sum(-1, keepdim=True)
+            change = self._total(slope.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))
         else:
-            change = slope.sum() / curvature.sum()
+            change = self._total(slope.sum()) / self._total(curvature.sum())
         if limited:
-            spread = self.variance.mean().sqrt()
+            spread = average(self.variance, self._total).sqrt()
             change = change.clamp(-spread, spread)
         return change, change * gain
 
 
 def alone(
-    likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"]
+    likelihood: Likelihood,
+    y: Tensor,
+    mean: Float[Tensor, "*L N"],
+    var: Float[Tensor, "*L N"],
+    total: Total = whole,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Means and variances of f given each point's own datum only: a safe start for natural-gradient steps.
 
@@ -106,7 +117,7 @@ def alone(
     """
     loc, spread, most = mean, var, var.sqrt()
     for _ in range(_ALONE):
-        target, precision = gaussian_sites(likelihood, y, loc, spread)
+        target, precision = gaussian_sites(likelihood, y, loc, spread, total=total)
         spread = 1 / (1 / var + precision)
         goal = spread * (mean / var + precision * target)
         loc = loc + torch.minimum(torch.maximum(goal - loc, -most), most)

@@ -45,7 +45,8 @@ _SECANT = 1e-4  # squared moves, in units of the variance, below which a secant 
 _FAR = 0.1  # units that the last natural-gradient step may move means without a warning
 
 
-def _whole(part: Tensor) -> Tensor:
+def whole(part: Tensor) -> Tensor:
+    """The sum over the data where all of them are here."""
     return part
 
 
@@ -62,7 +63,7 @@ def variational_optimum(
     max_steps: int = 20,
     tolerance: float = 1e-3,
     limits: MeanLimits | None = None,
-    total: Total = _whole,
+    total: Total = whole,
 ) -> SparseCholeskyNormal:
     """The optimal q(u) of the family of `q` for any likelihood of f = mean + u.
 
@@ -160,7 +161,7 @@ def natural_gradient(
     max_steps: int = 20,
     tolerance: float = 1e-3,
     sites: tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]] | None = None,
-    total: Total = _whole,
+    total: Total = whole,
 ) -> tuple[int, float, bool]:
     """Call `solve` with Gaussian sites for the likelihood until sites and posterior agree.
 
@@ -196,7 +197,7 @@ def natural_gradient(
     if likelihood.is_gaussian:
         target, found = gaussian_sites(likelihood, y, loc, var, total=total)
         loc_new, _, _ = solve(target, found)
-        return 1, float(_mean((loc_new - loc).square() * found, total).sqrt()), True
+        return 1, float(average((loc_new - loc).square() * found, total).sqrt()), True
     gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var, total=total)
     count = float(total(loc.new_tensor(float(loc.numel()))))
     bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
@@ -214,7 +215,7 @@ def natural_gradient(
         if rejected:
             length /= 2
             continue
-        before_moved, moved = moved, float(_mean(moves.square() * trial_precision, total).sqrt()) / length
+        before_moved, moved = moved, float(average(moves.square() * trial_precision, total).sqrt()) / length
         loc, var, gradient, curvature, bound = new_loc, new_var, new_gradient, new_curvature, value - divergence
         shift, precision, improved = trial_shift, trial_precision, True
         if moved < tolerance:
@@ -231,7 +232,7 @@ def gaussian_sites(
     loc: Float[Tensor, "*L N"],
     var: Float[Tensor, "*L N"],
     differentiable: bool = False,
-    total: Total = _whole,
+    total: Total = whole,
 ) -> tuple[Float[Tensor, "*L N"], Float[Tensor, "*L N"]]:
     """Targets and precisions of the Gaussian observations of f that replace a likelihood at N(loc, var).
 
@@ -254,16 +255,16 @@ def gaussian_sites(
 
 
 def floored(
-    curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"], total: Total = _whole
+    curvature: Float[Tensor, "*L N"], var: Float[Tensor, "*L N"], total: Total = whole
 ) -> Float[Tensor, "*L N"]:
     """Positive precisions of sites: see :func:`gaussian_sites`."""
-    average = _mean(curvature.detach().clamp(min=0), total, -1)
-    least = torch.where(average > 0, torch.minimum(1e-5 / var, 1e-3 * average), 1e-5 / var)
+    typical = average(curvature.detach().clamp(min=0), total, -1)
+    least = torch.where(typical > 0, torch.minimum(1e-5 / var, 1e-3 * typical), 1e-5 / var)
     return torch.maximum(curvature, least)
 
 
 def _expectation_gradients(
-    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False, total: Total = _whole
+    likelihood: Likelihood, y: Tensor, loc: Tensor, var: Tensor, differentiable: bool = False, total: Total = whole
 ) -> tuple[Tensor, Tensor, float]:
     """Gradient and negative curvature of the expected log likelihood in the means of f, and its sum over the data."""
     with torch.enable_grad():
@@ -276,9 +277,9 @@ def _expectation_gradients(
     return gradient, -2 * grad_var, float(total(value.detach()))
 
 
-def _mean(values: Tensor, total: Total, dim: int | None = None) -> Tensor:
+def average(values: Tensor, total: Total = whole, dim: int | None = None) -> Tensor:
     """The mean over the data of all processes: over everything, or along a dimension, which is kept."""
-    if total is _whole:
+    if total is whole:
         return values.mean() if dim is None else values.mean(dim, keepdim=True)
     count = values.new_tensor(float(values.numel() if dim is None else values.shape[dim]))
     added = values.sum() if dim is None else values.sum(dim, keepdim=True)

@@ -12,6 +12,8 @@ prior's covariance, an approximate mean with the residual r costs the ELBO
 
 nats, whatever the units of data and kernel. So the tolerance is on :math:`\| G^\top r \| / \sqrt N`.
 
+On several processes the iterations are those of :mod:`pyro_nngp.distributed.factor`.
+
 Cost: O(N K) time per iteration, O(N K) memory; up to 1,000 points one dense factorization instead. Symbols: N points,
 K neighbors, L latent functions.
 """
@@ -69,12 +71,16 @@ def posterior_mean(
     Returns:
         m, in the shape and dtype of `y`, and whether iterations on P are worthwhile for a problem like this one.
     """
-    if isinstance(prior, ShardedFactor):
-        return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
     dtype, limits = y.dtype, limits or MeanLimits()
+    is_small = y.shape[:-1].numel() * len(prior) ** 2 <= limits.dense_up_to
+    if isinstance(prior, ShardedFactor):
+        if not is_small:
+            return prior.posterior_mean(y, precision, start, tolerance, reduction), easy
+        y, precision, start = (prior.gather(part) for part in torch.broadcast_tensors(y, precision, start))
+        return prior.own(posterior_mean(prior.gathered(), y, precision, start)[0]), easy
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
-    if y.numel() * len(prior) <= limits.dense_up_to:
+    if is_small:
         tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
         return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
 

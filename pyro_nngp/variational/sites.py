@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from pyro_nngp.conditionals import graph_conditional
@@ -41,10 +41,11 @@ from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, rows_to_try
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.latent_prior import LatentPrior, alone
-from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient, warn_unsettled
+from pyro_nngp.variational.natural_gradient import average, gaussian_sites, natural_gradient, warn_unsettled
+from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
 
 _PREDICTION_NEIGHBORS = 64
@@ -54,6 +55,7 @@ _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
 _EVERY = slice(None)
+_OF_ROWS = ("target", "precision", "loc", "variance", "gain")  # buffers of the solution
 _SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
 _SMALLER = 0.1  # relative decrease of variances that justifies more neighbors
 
@@ -117,15 +119,16 @@ class GaussianSites(GPModule):
         self._likelihood_at = likelihood_at
         self._level = (level,)
         self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
-        self._near: Tensor | None = None
-        shape = (*latent_shape, graph.num_points)
+        self._near: Any = None
+        self._given: PooledObservations | None = None  # on a copy for predictions of one of several processes
+        shape = (*latent_shape, len(graph.x))
         self.register_buffer("y", y)
         self.register_buffer("target", graph.x.new_zeros(shape))
         self.register_buffer("precision", graph.x.new_full(shape, _NO_PRECISION))
         self.register_buffer("loc", graph.x.new_zeros(shape))
         self.register_buffer("variance", graph.x.new_ones(shape))
         columns = 1 + len(level.center) if isinstance(level, LinearMean) and level.is_normal else 0
-        self.register_buffer("gain", graph.x.new_zeros(*latent_shape, columns, graph.num_points))
+        self.register_buffer("gain", graph.x.new_zeros(*latent_shape, columns, len(graph.x)))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
         self._depends_on = parameters
         self.excess = EvidenceExcess(self._unsolved_parameters, graph.x)
@@ -182,7 +185,7 @@ class GaussianSites(GPModule):
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
-        offset = self.excess() / (self.loc.numel() // self._prior[1].num_points)
+        offset = self.excess() / self.loc.shape[:-1].numel()
         return SitePosterior(prior, *parts, offset=offset)
 
     def _bound(self, rows: Tensor | slice) -> Likelihood:
@@ -219,15 +222,20 @@ class GaussianSites(GPModule):
             level: whether to find the level of a constant mean function too.
         """
         _, graph, mean_at, _, _ = self._prior
-        likelihood, y = self._bound(_EVERY), self.y.movedim(0, -1)
-        mean, latent = mean_at(graph.x, _EVERY), self.latent_prior()
+        own, total = slice(graph.num_points), graph.total
+        likelihood, y, x = self._bound(own), self.y[own].movedim(0, -1), graph.x[own]
+        mean, latent = mean_at(x, own), self.latent_prior()
         easy, reduction, used = True, 0.0 if self.is_exact else _STEP_REDUCTION, None
-        first, moved, improved, loc, variance = not bool(self.solved), 0.0, True, self.loc, self.variance
-        sites = self.target + mean, self.precision
+        first, moved, improved = not bool(self.solved), 0.0, True
+        loc, variance, target, precision = (
+            part[..., own] for part in (self.loc, self.variance, self.target, self.precision)
+        )
+        sites = target + mean, precision
         if first:
-            own = latent.variance.expand(variance.shape)
-            first_moments = alone(likelihood, y, mean.expand(variance.shape), own)
-            loc, sites = latent.start(first_moments[0] - mean), gaussian_sites(likelihood, y, *first_moments)
+            prior_variance = latent.variance.expand(variance.shape)
+            first_moments = alone(likelihood, y, mean.expand(variance.shape), prior_variance, total)
+            loc = latent.start(first_moments[0] - mean)
+            sites = gaussian_sites(likelihood, y, *first_moments, total=total)
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal loc, easy, sites
@@ -246,7 +254,7 @@ class GaussianSites(GPModule):
             start = mean + latent.at(loc), variance, 0.0 if self.is_exact else latent.divergence(loc)
             natural = sites[0] * sites[1], sites[1]
             most = min(_STEPS, max_steps) if improved else max_steps
-            steps, moved, improved = natural_gradient(likelihood, y, start, step, most, tolerance, natural)
+            steps, moved, improved = natural_gradient(likelihood, y, start, step, most, tolerance, natural, total)
             max_steps -= steps
             if not improved:
                 loc, sites = before
@@ -254,17 +262,17 @@ class GaussianSites(GPModule):
                     continue
             if not self.is_exact:  # with the same mean, but without the secants that limited steps
                 response = mean + latent.at(loc)
-                now = gaussian_sites(likelihood, y, response, variance)[1]
+                now = gaussian_sites(likelihood, y, response, variance, total=total)[1]
                 sites = response + sites[1] / now * (sites[0] - response), now
             constant = self._constant() if level else None
             if constant is not None:  # the best level for these sites: one Newton step, exact
                 slope = sites[1] * (sites[0] - mean - latent.at(loc))
                 change, shift = latent.level_step(constant, slope, sites[1], easy, tolerance, not self.is_exact)
                 self._level[0].assign((constant + change.reshape(constant.shape)).reshape(1, -1))
-                mean, loc = mean_at(graph.x, _EVERY), loc - shift
+                mean, loc = mean_at(x, own), loc - shift
             if self._has_posterior:
                 mean, loc = self._condition(latent, sites, mean, loc, easy, tolerance)
-            if used is not None and (sites[1] / used).log().square().mean().sqrt() < _SAME_SITES:
+            if used is not None and average((sites[1] / used).log().square(), total).sqrt() < _SAME_SITES:
                 break
             given = latent.posterior_variance(sites[1])
             variance = given if used is None or self.is_exact else (variance * given).sqrt()
@@ -273,7 +281,7 @@ class GaussianSites(GPModule):
             used = sites[1]
         target, precision = sites
         for name, value in (("target", target - mean), ("precision", precision), ("loc", loc), ("variance", variance)):
-            getattr(self, name).copy_(value)
+            getattr(self, name).copy_(graph.complete(value))
         if not self.is_exact:
             warn_unsettled("GaussianSites.solve", moved, improved or max_steps <= 0, first and used is None)
         self.solved.fill_(True)
@@ -291,20 +299,21 @@ class GaussianSites(GPModule):
         Means of u respond to the coefficients linearly, so that one step is exact.
         """
         level, graph = self._level[0], self._prior[1]
-        basis = level.basis(graph.x).mT  # (p, N)
+        own = slice(graph.num_points)
+        basis = level.basis(graph.x[own]).mT  # (p, N)
         precision = sites[1][..., None, :].expand(*loc.shape[:-1], *basis.shape)
         start = torch.zeros_like(precision)
         gain, _ = latent.posterior_mean(basis.expand(precision.shape), precision, start, easy, tolerance, 0.0)
-        slope = (basis @ (sites[1] * (sites[0] - mean - loc))[..., None])[..., 0]
-        curvature = (basis * precision) @ (basis - gain).mT
+        slope = graph.total((basis @ (sites[1] * (sites[0] - mean - loc))[..., None])[..., 0])
+        curvature = graph.total((basis * precision) @ (basis - gain).mT)
         curvature = (curvature + curvature.mT) / 2
         now = level.posterior_loc.reshape(len(basis), *level.own_shape).clone()
         each = now.mT if level.own_shape else now  # (*L, p)
         linear = slope + (curvature @ each[..., None])[..., 0]
         change = condition_coefficients(level, curvature, linear).to(now) - now
         level.place_posterior()
-        self.gain.copy_(gain)
-        return self._prior[2](graph.x, _EVERY), loc - _combined(gain, change.to(gain))
+        self.gain.copy_(graph.complete(gain))
+        return self._prior[2](graph.x[own], own), loc - _combined(gain, change.to(gain))
 
     def latent_prior(self) -> LatentPrior:
         """The prior at the present hyperparameters."""
@@ -320,21 +329,22 @@ class GaussianSites(GPModule):
             target, precision = self.observations()
             return site_excess(parameters, kernel, graph, jitter, target, precision, self.loc)
 
-        self.excess.update(find, self.loc.numel())
+        self.excess.update(find, self.loc.shape[:-1].numel() * graph.num_rows)
 
-    def _nearest(self, kernel: Any, noise: Tensor) -> Int[Tensor, "N k"]:
+    def _nearest(self, kernel: Any, noise: Tensor) -> Any:
         """The observations that variances at the points depend on, kept until the neighbors change."""
         graph, jitter = self._prior[1], self._prior[3]
         if self._near is None:
-            few, most = graph.num_neighbors, max(graph.num_neighbors, min(graph.num_points, _PREDICTION_NEIGHBORS))
-            some = graph.x[rows_to_try(graph.num_points, graph.x.device)]
+            few, most = graph.num_neighbors, max(graph.num_neighbors, min(graph.num_rows, _PREDICTION_NEIGHBORS))
+            places = places_of(graph)
+            some = places.x[places.rows(rows_to_try(graph.num_rows, graph.x.device))]
 
             def log_variance(k: int) -> Tensor:
                 pooled = PooledObservations(kernel, graph, noise, k, jitter)
-                return pooled.variance(kernel, some, graph.query(some, k), noise).log().mean()
+                return average(pooled.variance(kernel, some, places.query(some, k), noise).log(), graph.total)
 
             enough = few == most or log_variance(few) - log_variance(most) < _SMALLER
-            self._near = graph.query(graph.x, few if enough else most)
+            self._near = places.query(places.x, few if enough else most)
         return self._near
 
     @pyro_entry
@@ -345,12 +355,22 @@ class GaussianSites(GPModule):
         It is doubled, up to 512, while that lowers the predictive variance at 64 of the points by more than 1 % on
         average.
         """
+        first, most = self.prediction_range()
+        return first if first >= most else self.enough(self._prior[1].trial(most), first)
+
+    def prediction_range(self) -> tuple[int, int]:
+        """Smallest and largest number of nearest points that predictions take by default."""
+        graph = self._prior[1]
+        first, most = max(_PREDICTION_NEIGHBORS, graph.num_neighbors), min(MOST_NEIGHBORS, graph.num_rows - 1)
+        few = min(graph.num_rows, first)
+        return (first, most) if first < most and bool(self.solved) else (few, few)
+
+    @pyro_entry
+    @torch.no_grad()
+    def enough(self, trial: NeighborTrial, first: int) -> int:
+        """The number of :meth:`prediction_neighbors`, doubled from `first`, at some points."""
         kernel, graph, _, jitter, _ = self._prior
-        first, most = max(_PREDICTION_NEIGHBORS, graph.num_neighbors), min(MOST_NEIGHBORS, graph.num_points - 1)
-        if first >= most or not bool(self.solved):
-            return min(graph.num_points, first)
         cov, x = bind_double(kernel, graph.x.dtype), graph.x.double()  # many neighbors and no noise: ill-conditioned
-        trial = graph.trial(most)
 
         def scores(near: Tensor) -> Tensor:
             left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
@@ -369,7 +389,7 @@ class GaussianSites(GPModule):
         """
         kernel, graph, mean_at, jitter, _ = self._prior
         kernel, (target, precision) = bind(kernel), self.observations()
-        pooled = self._pool(kernel, 1 / precision, nearest.shape[1])
+        pooled = self._given or self._pool(kernel, 1 / precision, nearest.shape[1])
         variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
         noise = None if bool(self.solved) else 1 / precision
         w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
@@ -387,9 +407,42 @@ class GaussianSites(GPModule):
         _, graph, _, jitter, _ = self._prior
         some = graph.x[:_KERNEL_PROBES]
         key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
-        if self._pooled is None or not all(map(torch.equal, self._pooled[0], key)):
+        is_new = self._pooled is None or not all(map(torch.equal, self._pooled[0], key))
+        if graph.total(torch.tensor(float(is_new))) or self._pooled is None:  # of any process
             self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
         return self._pooled[1]
+
+    def row_tables(self) -> dict[str, Shaped[Tensor, "N ..."]]:
+        """Views of the buffers of the solution, with a row for each point."""
+        return {name: getattr(self, name).movedim(-1, 0) for name in _OF_ROWS}
+
+    @torch.no_grad()
+    def place_rows(self, tables: dict[str, Shaped[Tensor, "N ..."]], y: Tensor) -> None:
+        """Set the buffers of the solution at the rows of the graph, of another number if need be, and the data there.
+
+        Args:
+            tables: as :meth:`row_tables` returns them.
+            y: data.
+        """
+        self.y = y
+        for name, rows in tables.items():
+            setattr(self, name, rows.movedim(0, -1).contiguous())
+        self._forget()
+
+    @pyro_entry
+    @torch.no_grad()
+    def place_near(self, whole: "GaussianSites", x_new: Float[Tensor, "P D"], num_neighbors: int) -> None:
+        """Take the pooled observations near new points from the sites of all processes, for :meth:`moments`.
+
+        Args:
+            whole: sites of own rows; all processes must call it at the same time.
+            x_new: the new points of this process.
+            num_neighbors: as in :meth:`moments`.
+        """
+        graph = whole._prior[1]
+        kernel, (_, precision) = bind(whole._prior[0]), whole.observations()
+        pooled = whole._pool(kernel, 1 / precision[..., : graph.num_points], num_neighbors)
+        self._given = pooled.near(x_new, self._prior[1], num_neighbors)
 
     @pyro_entry
     @torch.no_grad()

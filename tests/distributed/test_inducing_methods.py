@@ -10,6 +10,7 @@ from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
+from tests.oracles.problems import surface
 from tests.oracles.processes import on_processes
 
 N = 300
@@ -29,18 +30,9 @@ CASES = {
 }
 
 
-def problem(likelihood):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
-    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
-    y = f + 0.1 * torch.randn(N, generator=generator, dtype=torch.float64)
-    y = torch.poisson((f + 1).exp(), generator=generator) if likelihood is Poisson else y
-    return x, y, torch.rand(9, 2, generator=generator, dtype=torch.float64)
-
-
 def build(case, sharded):
     method, likelihood, options = CASES[case]
-    x, y, _ = problem(likelihood)
+    x, y, _ = surface(likelihood)
     options = options | {"likelihood": likelihood()}
     return method(ShardedData(x, y), **options) if sharded else method(x, y, **options)
 
@@ -51,7 +43,7 @@ def refreshes(gp, every):
 
 def trained(case, sharded):
     """Losses, hyperparameters and predictions after some steps on all rows, and draws from the same seed."""
-    gp, new = build(case, sharded), problem(Gaussian)[2]
+    gp, new = build(case, sharded), surface(Gaussian)[2]
     result = fit(gp, 6, batch_size=N, refresh_every=refreshes(gp, 3), progress=False)
     found = {"losses": result.losses, "lengthscale": gp.kernel.lengthscale.detach()}
     mean, variance = gp(new)
@@ -128,7 +120,7 @@ def test_processes_stay_together_in_minibatches_and_continue_from_a_checkpoint(c
 
 def with_priors(sharded, count):
     """Losses at draws of the lengthscale, whose prior and guide each process counts with its share."""
-    x, y, _ = problem(Gaussian)
+    x, y, _ = surface(Gaussian)
     kernel = Matern52(2, 1.0)
     kernel.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2).double() - 1, 0.3).to_event(1))
     options = {"kernel": kernel, "likelihood": Gaussian(0.1), "inducing": 10, "learn_inducing": False}

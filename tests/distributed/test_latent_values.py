@@ -5,24 +5,17 @@ import torch
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed import ShardedData, ShardedFactor, ShardedGraph
+from pyro_nngp.distributed import factor as distributed_factor
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors import NeighborGraph
+from tests.oracles.problems import surface
 from tests.oracles.processes import on_processes
 
 N = 300
-
-
-def problem(likelihood):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
-    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
-    y = f + 0.1 * torch.randn(N, generator=generator, dtype=torch.float64)
-    y = torch.poisson((f + 1).exp(), generator=generator) if likelihood is Poisson else y
-    return x, y, torch.rand(9, 2, generator=generator, dtype=torch.float64)
 
 
 def values():
@@ -34,20 +27,26 @@ def values():
 
 def products():
     """Rows, the product with the precision, its diagonal, and posterior means at the own rows."""
-    x, y, _ = problem(Gaussian)
+    x, y, _ = surface(Gaussian)
     data, kernel = ShardedData(x, y), Matern52(2, 1.0, 0.3).double()
     graph = ShardedGraph(data, 8)
     factor = ShardedFactor(graph, lambda rows, near: graph_conditional(kernel, graph.x[rows], graph.x, near))
     m, precision = (part[data.rows].mT for part in values())
     mean = factor.posterior_mean(m, precision, torch.zeros_like(m), 1e-10)
     assert len(factor) == N
-    return {"rows": data.rows, "product": factor.product(m), "diagonal": factor.diagonal(), "mean": mean}
+    found = {"rows": data.rows, "product": factor.product(m), "diagonal": factor.diagonal(), "mean": mean}
+    return found | {"color": factor.color(m), "whiten": factor.whiten_transposed(m)}
 
 
+@pytest.mark.parametrize(
+    "rows_per_round", [0, pytest.param(1000, marks=pytest.mark.slow)]
+)  # of the preconditioners of all rows, and of own rows
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_products_and_posterior_means_are_those_of_the_dense_precision(count, tmp_path):
-    x, _, _ = problem(Gaussian)
-    dense = NNGP(Matern52(2, 1.0, 0.3).double(), NeighborGraph(x, 8)).factor.dense().detach()
+def test_products_solves_and_posterior_means_are_those_of_one_process(count, rows_per_round, tmp_path, monkeypatch):
+    monkeypatch.setattr(distributed_factor, "ROWS_PER_ROUND", rows_per_round)
+    x, _, _ = surface(Gaussian)
+    factor = NNGP(Matern52(2, 1.0, 0.3).double(), NeighborGraph(x, 8)).factor.prepared()
+    dense = factor.dense()
     m, precision = values()
     mean = torch.linalg.solve(dense + torch.diag_embed(precision.mT), (precision * m).mT[..., None])[..., 0]
     for part in on_processes(count, tmp_path, products):
@@ -55,10 +54,12 @@ def test_products_and_posterior_means_are_those_of_the_dense_precision(count, tm
         torch.testing.assert_close(part["product"], (dense @ m).mT[:, rows], rtol=1e-9, atol=1e-6)
         torch.testing.assert_close(part["diagonal"], dense.diagonal()[rows], rtol=1e-9, atol=0)
         torch.testing.assert_close(part["mean"], mean[:, rows], rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(part["color"], factor.color(m.mT)[:, rows], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(part["whiten"], factor.whiten_transposed(m.mT)[:, rows], rtol=1e-9, atol=1e-6)
 
 
 def test_too_few_iterations_are_reported():
-    x, y, _ = problem(Gaussian)
+    x, y, _ = surface(Gaussian)
     graph, ones = ShardedGraph(ShardedData(x, y), 1), torch.ones(N, dtype=torch.float64)
     factor = ShardedFactor(graph, lambda rows, near: (0.999999 * ones[:, None], 1e-9 * ones))
     with pytest.warns(UserWarning, match="ShardedFactor: conjugate gradients stopped after 1000 iterations"):
@@ -66,7 +67,7 @@ def test_too_few_iterations_are_reported():
 
 
 def build(likelihood, sharded):
-    x, y, _ = problem(likelihood)
+    x, y, _ = surface(likelihood)
     options = {"kernel": Matern52(2, 1.0, 0.3), "num_neighbors": 8, "posterior": "mean-field"}
     options["likelihood"] = likelihood() if likelihood is Poisson else likelihood(0.1)
     return VNNGP(ShardedData(x, y), **options) if sharded else VNNGP(x, y, **options)
@@ -74,7 +75,7 @@ def build(likelihood, sharded):
 
 def solved(likelihood, sharded):
     """Predictions after solving twice, with other neighbors the second time, and the bound of all rows."""
-    gp, new = build(likelihood, sharded), problem(likelihood)[2]
+    gp, new = build(likelihood, sharded), surface(likelihood)[2]
     gp.solve(tolerance=1e-9)
     gp.kernel.lengthscale = torch.tensor([0.2, 0.4], dtype=torch.float64)
     gp.refresh_neighbors()
@@ -108,7 +109,7 @@ def trained(likelihood, sharded, batch_size=N, path=None, end=None):
         losses = fit(gp, 8, batch_size=batch_size, **options).losses
     except Stop:
         return {}
-    moments = torch.stack(gp(problem(likelihood)[2])).detach()
+    moments = torch.stack(gp(surface(likelihood)[2])).detach()
     return {"losses": losses, "moments": moments, "lengthscale": gp.kernel.lengthscale.detach()}
 
 

@@ -10,7 +10,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.maps import predict_grid
 from pyro_nngp.maps.shared_store import SharedStore
-from pyro_nngp.models import Vecchia
+from pyro_nngp.models import VNNGP, Vecchia
 from tests.oracles.processes import on_processes
 
 pytestmark = pytest.mark.slow
@@ -18,19 +18,22 @@ AXES = {"x": np.linspace(0, 1, 300), "y": np.linspace(0, 1, 140)}
 OPTIONS = {"quantile_levels": [0.1, 0.9], "progress": False, "num_neighbors": 8}
 
 
-def method(sharded):
+def method(sharded, kind=Vecchia):
     x = torch.rand(600, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.sin(6 * x[:, 0])
     options = {"kernel": Matern52(2, 1.0, 0.3), "likelihood": Gaussian(0.01), "num_neighbors": 8}
-    return Vecchia(ShardedData(x, y), **options) if sharded else Vecchia(x, y, **options)
+    gp = kind(ShardedData(x, y), **options) if sharded else kind(x, y, **options)
+    if kind is VNNGP:
+        gp.solve()
+    return gp
 
 
 def mask():
     return xr.DataArray(AXES["x"] < 0.4, dims="x")  # the last tiles have no cells
 
 
-def written(path):
-    gp = method(True)
+def written(path, kind=Vecchia):
+    gp = method(True, kind)
     found = predict_grid(gp, AXES, path=path, mask=mask(), **OPTIONS)
     assert found.sizes == {"quantile": 2, "y": 140, "x": 300}
     return {}
@@ -61,17 +64,18 @@ def with_errors(path):
     return {}
 
 
-def check(path):
-    expected = predict_grid(method(False), AXES, mask=mask(), **OPTIONS)
+def check(path, kind=Vecchia):
+    expected = predict_grid(method(False, kind), AXES, mask=mask(), **OPTIONS)
     found = xr.open_zarr(path)
     assert set(found) == {"mean", "sd", "quantiles"}
     xr.testing.assert_allclose(found.load(), expected, rtol=1e-5)
     assert found["mean"].isnull().sum() == (AXES["x"] >= 0.4).sum() * 140
 
 
-def test_two_processes_write_one_store(tmp_path):
-    on_processes(2, tmp_path, written, tmp_path / "map.zarr")
-    check(tmp_path / "map.zarr")
+@pytest.mark.parametrize("kind", [Vecchia, VNNGP])
+def test_two_processes_write_one_store(kind, tmp_path):
+    on_processes(2, tmp_path, written, tmp_path / "map.zarr", kind)
+    check(tmp_path / "map.zarr", kind)
     assert not (tmp_path / "map.zarr.part").exists()
 
 

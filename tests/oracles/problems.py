@@ -9,6 +9,7 @@ from pyro.optim import Adam
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Poisson
 
 
 def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
@@ -44,3 +45,13 @@ def regression(graph, y, noise_scale):
     f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(f, noise_scale), obs=y)
+
+
+def surface(likelihood, n=300):
+    """Noisy values, or counts with Poisson, on a smooth surface over the unit square, and nine new places."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
+    y = f + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    y = torch.poisson((f + 1).exp(), generator=generator) if likelihood is Poisson else y
+    return x, y, torch.rand(9, 2, generator=generator, dtype=torch.float64)

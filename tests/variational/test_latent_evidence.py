@@ -86,11 +86,11 @@ def test_draws_give_the_gradient_in_the_noise(monkeypatch, noise):
     monkeypatch.setattr(latent_evidence, "DENSE_UP_TO", 0)
     monkeypatch.setattr(latent_evidence, "TOLERANCE", 1e-3)
     found = torch.stack(
-        [(precision * evidence_gradient(prior, target, mean, precision, i).precision).sum() for i in range(8)]
+        [(precision * evidence_gradient(prior, target, mean, precision, i).precision).sum() for i in range(24)]
     )
     # 32 draws of N numbers without control variates had an error of sqrt(N / 2 / 32) where noise is small
-    assert found.std() < 0.6 * (N / 64) ** 0.5
-    assert abs(found.mean() - exact) < 6 * found.std() / 8**0.5
+    assert found.std() < 0.75 * (N / 64) ** 0.5
+    assert abs(found.mean() - exact) < 6 * found.std() / len(found) ** 0.5
 
 
 def test_draws_give_the_gradient_of_hyperparameters_within_a_fraction_of_its_standard_error(monkeypatch):
@@ -107,7 +107,7 @@ def test_draws_give_the_gradient_of_hyperparameters_within_a_fraction_of_its_sta
     )
     # the draws share most of their randomness with draws of the prior: without these the error were sqrt(N / 2 / 32)
     assert found.std() < 0.5 * (N / 64) ** 0.5
-    assert abs(found.mean() - exact) < 6 * found.std() / 8**0.5
+    assert abs(found.mean() - exact) < 6 * found.std() / len(found) ** 0.5
 
 
 def test_excess_is_the_difference_of_two_gradients():
