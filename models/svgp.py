@@ -295,10 +295,10 @@ class SVGP(PredictiveMethod):
 
     def draw_entries(self, num_new: int, plan: int | tuple[int | None, int] | None) -> int | None:
         """Those of the covariances of inducing and new points; joint draws by neighbors are made one by one."""
-        m, is_joint = self.num_inducing, isinstance(plan, tuple)
-        if is_joint and plan[0] is not None:
-            return None
-        return (m + num_new) ** 2 if is_joint else m * (m + num_new)
+        m = self.num_inducing
+        if isinstance(plan, tuple):
+            return (m + num_new) ** 2 if plan[0] is None else None
+        return m * (m + num_new)
 
     def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int | None:
         """Those of the weights of a block of data; data that are not Gaussian take steps from the last solution."""

@@ -125,8 +125,8 @@ class StochasticGradientKernel(AdaptiveStep):
 
     def settings(self) -> dict[str, Any]:
         """The arguments that determine the draws, apart from model and start."""
-        names = ("step_size", "num_steps", "temperature", "gradient_noise", "adapt", "friction", "diffusion")
-        names += ("control_variates",) if self.control_variates else ()  # as in files of runs without them
+        of_steps = ("step_size", "num_steps", "temperature", "adapt", "friction", "diffusion")
+        names = (*of_steps, "gradient_noise", "control_variates")
         return {name: getattr(self, name) for name in names if hasattr(self, name)} | {"optim": self._optim}
 
     # The interface that pyro.infer.MCMC uses.

@@ -350,6 +350,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         most = self.draws_at_once(where, chosen, self.draw_entries(len(x_new), plan))
         if most < 2:
             return [self.joint_draws(x_new, plan, *pair[::-1]) for pair in place_draws(where, self, samples, total)]
+        at_draws: Iterator[Tensor]
         if self.takes_draws_together:
             at_draws = (
                 self.joint_draws(x_new, plan, int(counts.max()), draws).movedim(1, 0)

@@ -75,10 +75,9 @@ class ShardedLatents(PredictiveMethod):
             tables = {name: self.complete(table[: self.num_data]) for name, table in self.local.row_tables().items()}
             self.local.place_rows(tables, cast(Tensor, self.y))
         elif first:
-            local = cast(AmortizedGaussian, self.local)
-            self.local = self._amortized(local.encoder, local.num_columns)
+            self.local = self._amortized(self.local.encoder, self.local.num_columns)
         else:
-            cast(AmortizedGaussian, self.local).take(cast(Tensor, self.y))
+            self.local.take(cast(Tensor, self.y))
             self.local.follow(self.graph)
 
     def find_rows(self) -> None:

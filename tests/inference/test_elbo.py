@@ -22,14 +22,18 @@ def data(binary=False):
     return x, (f > 0).double() if binary else f
 
 
+def kernel():
+    return Matern52(2, 1.0, 0.5)
+
+
 CASES = {
-    "VNNGP": lambda: VNNGP(*data(), Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=5),
-    "VNNGP, inducing points": lambda: VNNGP(*data(), Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=5, inducing=10),
-    "VNNGP, labels": lambda: VNNGP(*data(True), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5, guide_neighbors=2),
-    "LOO, labels": lambda: LOO(*data(True), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5),
-    "LOO, counts": lambda: LOO(data()[0], torch.arange(N) % 4, Matern52(2, 1.0, 0.5), NegativeBinomial(2.0), num_neighbors=5),
-    "SVGP": lambda: SVGP(*data(), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=8),
-    "SWSGP": lambda: SWSGP(*data(), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=8, num_neighbors=4),
+    "VNNGP": lambda: VNNGP(*data(), kernel(), Gaussian(0.1), num_neighbors=5),
+    "VNNGP, inducing points": lambda: VNNGP(*data(), kernel(), Gaussian(0.1), num_neighbors=5, inducing=10),
+    "VNNGP, labels": lambda: VNNGP(*data(True), kernel(), Bernoulli(), num_neighbors=5, guide_neighbors=2),
+    "LOO, labels": lambda: LOO(*data(True), kernel(), Bernoulli(), num_neighbors=5),
+    "LOO, counts": lambda: LOO(data()[0], torch.arange(N) % 4, kernel(), NegativeBinomial(2.0), num_neighbors=5),
+    "SVGP": lambda: SVGP(*data(), kernel(), Gaussian(0.1), inducing=8),
+    "SWSGP": lambda: SWSGP(*data(), kernel(), Gaussian(0.1), inducing=8, num_neighbors=4),
 }
 
 
@@ -70,7 +74,7 @@ def test_a_batch_that_is_built_once_gives_the_same_loss(name):
 
 
 def test_sites_without_a_closed_form_fall_back_on_sampling():
-    gp = BSGP(*data(), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=5)
+    gp = BSGP(*data(), kernel(), Gaussian(0.1), inducing=5)
     guide = AutoNormal(gp.model)
     guide()
     params = list(guide.parameters())
@@ -113,7 +117,7 @@ def test_model_and_guide_of_one_method_share_the_conditional(method, monkeypatch
     monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs))
     x = torch.rand(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     options = {} if method == "SVGP" else {"num_neighbors": 4}
-    gp = getattr(module, method)(x, x.sum(-1), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=10, **options)
+    gp = getattr(module, method)(x, x.sum(-1), kernel(), Gaussian(0.1), inducing=10, **options)
     rows = torch.arange(20)
 
     def gradients(model):

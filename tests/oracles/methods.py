@@ -35,4 +35,5 @@ def build(name, dtype=torch.float64, seed=0, **hyperparameters):
     settings = {key: value() if callable(value) else value for key, value in settings.items()}
     torch.manual_seed(seed)
     x, y = data(dtype)
-    return method(x, y, Matern52(2, **{"lengthscale": 0.5, "variance": 1.0, **hyperparameters}), Gaussian(0.05), seed=seed, **settings)
+    kernel = Matern52(2, **{"lengthscale": 0.5, "variance": 1.0, **hyperparameters})
+    return method(x, y, kernel, Gaussian(0.05), seed=seed, **settings)

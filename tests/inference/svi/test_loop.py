@@ -277,7 +277,8 @@ def test_a_killed_process_resumes(tmp_path):
         from pyro_nngp.models import BSGP, VNNGP
         torch.manual_seed(1)
         x = torch.rand(60, 2)
-        gp = VNNGP(x, torch.sin(5 * x.sum(-1)), Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
+        kernel = Matern52(2, 1.0, 0.5)
+        gp = VNNGP(x, torch.sin(5 * x.sum(-1)), kernel, Gaussian(0.1), num_neighbors=6, guide_neighbors=3)
         kill = int(sys.argv[2])
         def callback(step, loss):
             if step == kill:
