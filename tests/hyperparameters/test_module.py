@@ -119,7 +119,7 @@ def labels():
 
 def of_another(part):
     """A part of a method that has been trained."""
-    gp = LOO(X, X[:, 0], Matern32(1) + Constant(1), num_neighbors=3)
+    gp = LOO(X, X[:, 0], Matern32(1, 1.0, 0.5) + Constant(1, 0.5), num_neighbors=3)
     fit(gp, 1, progress=False)
     return getattr(gp, part)
 
@@ -131,13 +131,13 @@ def bound_of_another():
 
 
 def amortized():
-    gp = NPVI(X, X[:, 0], Matern32(1) + Constant(1), Gaussian(), num_neighbors=3, encoder=SiteEncoder(1))
+    gp = NPVI(X, X[:, 0], Matern32(1, 1.0, 0.5) + Constant(1, 0.5), Gaussian(), num_neighbors=3, encoder=SiteEncoder(1))
     fit(gp, 1, progress=False)
     return gp.amortize(X + 1, X[:, 0])
 
 
 def composed():
-    return after_running(Matern32(1) + Constant(1), X)
+    return after_running(Matern32(1, 1.0, 0.5) + Constant(1, 0.5), X)
 
 
 def module_mean():
@@ -148,10 +148,10 @@ def module_mean():
 BOTH = torch.cat([X, -X], 1)
 WITH_USED_PARTS = {
     "kernel": lambda: VNNGP(X, X[:, 0], composed(), Gaussian(), num_neighbors=3),
-    "sum of a sum": lambda: VNNGP(X, X[:, 0], composed() + Matern32(1), Gaussian(), num_neighbors=3),
-    "mean": lambda: VNNGP(X, X[:, 0], Matern32(1), Gaussian(), num_neighbors=3, mean=module_mean()),
+    "sum of a sum": lambda: VNNGP(X, X[:, 0], composed() + Matern32(1, 1.0, 0.5), Gaussian(), num_neighbors=3),
+    "mean": lambda: VNNGP(X, X[:, 0], Matern32(1, 1.0, 0.5), Gaussian(), num_neighbors=3, mean=module_mean()),
     "another's": lambda: VNNGP(X, X[:, 0], of_another("kernel"), of_another("likelihood"), num_neighbors=3),
-    "another's bound": lambda: VNNGP(X, labels(), Matern32(1), bound_of_another(), num_neighbors=3),
+    "another's bound": lambda: VNNGP(X, labels(), Matern32(1, 1.0, 0.5), bound_of_another(), num_neighbors=3),
     "amortized": amortized,
     "layer": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4),
     "layers": lambda: BSGP(X, X[:, 0], composed(), Gaussian(), inducing=4, num_layers=2),

@@ -28,7 +28,7 @@ def new_rows(count=15, seed=5):
 
 
 def kernel():
-    return Matern52(2, lengthscale=0.5)
+    return Matern52(2, 1.0, 0.5)
 
 
 def solved(name):
