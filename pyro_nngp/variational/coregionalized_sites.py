@@ -43,7 +43,6 @@ from pyro_nngp.variational.natural_gradient import gaussian_sites
 from pyro_nngp.variational.sites import GaussianSites
 
 _LEAST = 1e-3  # curvature of the levels, in units of those of single outputs: data that say less do not move them far
-_RADIUS = 0.5  # of parameters on their unconstrained scales
 _SITES = 96  # that covariances depend on, if there are so many
 
 
@@ -90,7 +89,7 @@ class CoregionalizedSites(GaussianSites):
     ) -> None:
         super().__init__(y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, parameters, level, likelihood_at)
         self._loading = loading
-        self.excess = EvidenceExcess(self._unsolved_parameters, graph.x, _RADIUS)
+        self.excess = EvidenceExcess(self._unsolved_parameters, graph.x)
         self._latent: CoregionalizedPrior | None = None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
         unit = torch.eye(num_latents).to(graph.x)

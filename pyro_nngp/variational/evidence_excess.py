@@ -15,8 +15,8 @@ objective between solutions is
    + (\theta - \theta_0)^\top \nabla [\log Z - \log Z_\text{obs}](\theta_0),
 
 whose stationary points are those of log Z once solutions no longer move. Where the difference is large, parameters run
-away along the linear term between two solutions, and training goes back and forth: with a radius r,
-:math:`-\sum_i |g_i| (\theta - \theta_0)_i^2 / 2r` is added, which changes neither value nor gradient at
+away along the linear term between two solutions, and training goes back and forth. So
+:math:`-\sum_i |g_i| (\theta - \theta_0)_i^2 / 2r` with r = 0.5 is added, which changes neither value nor gradient at
 :math:`\theta_0`, and so no stationary point.
 
 Cost: that of the gradient of log Z and one pass over the data, O(N K^3), per call of :meth:`EvidenceExcess.update`.
@@ -41,6 +41,7 @@ from pyro_nngp.variational.latent_evidence import EvidenceGradient, evidence_gra
 
 _ROWS = 4096  # rows whose conditionals are differentiated at once
 _MOVES = 0.1, 1.0  # of a parameter since the last update that call for another: least, and where the slope is small
+_RADIUS = 0.5  # move of a parameter at which its part of the linear term is largest
 _SMALL = 1e-3  # nats per point of a small slope, summed over the parameters
 
 
@@ -50,7 +51,6 @@ class EvidenceExcess(nn.Module):
     Args:
         parameters: a function that returns what the evidence depends on.
         like: a tensor on the device of the buffers.
-        radius: move of a parameter at which its part of the linear term is largest; None leaves it linear.
 
     Attributes:
         place: the parameters at the last update, (P,).
@@ -67,21 +67,19 @@ class EvidenceExcess(nn.Module):
     value: Tensor
     due: Bool[Tensor, ""]
 
-    def __init__(self, parameters: Callable[[], Sequence[Tensor]], like: Tensor, radius: float | None = None) -> None:
+    def __init__(self, parameters: Callable[[], Sequence[Tensor]], like: Tensor) -> None:
         super().__init__()
-        self._depends_on, self._radius = parameters, radius
+        self._depends_on = parameters
         zero = torch.zeros(sum(param.numel() for param in parameters()), dtype=torch.float64, device=like.device)
         for name, start in (("place", zero), ("slope", zero.clone()), ("value", zero.new_zeros(()))):
             self.register_buffer(name, start)
         self.register_buffer("due", torch.tensor(True, device=like.device))
 
     def forward(self) -> Float[Tensor, ""]:
-        """The difference at the present parameters, to first order."""
+        """The difference at the present parameters, to first order near the last update."""
         parameters = self._depends_on()
         move = _flattened(parameters) - self.place if parameters else self.place
-        if self._radius is None:
-            return self.value + move @ self.slope
-        return self.value + move @ self.slope - move.square() @ self.slope.abs() / (2 * self._radius)
+        return self.value + move @ self.slope - move.square() @ self.slope.abs() / (2 * _RADIUS)
 
     @torch.enable_grad()
     def update(self, find: Callable[[Sequence[Tensor]], "Excess"], num_values: int) -> None:
