@@ -167,9 +167,8 @@ class CoregionalizedSites(GaussianSites):
 
     def _nearest_points(self) -> Int[Tensor, "N k"]:
         """The points that covariances at the points depend on, kept until the neighbors change."""
-        if self._near is None:
-            self._near = self._prior[1].query(self._prior[1].x, self.prediction_neighbors())
-        return self._near
+        graph = self._prior[1]
+        return self._cache.nearest(lambda: graph.query(graph.x, self.prediction_neighbors()))
 
     def prediction_neighbors(self) -> int:
         """The number of nearest points per point that covariances depend on: K, or more for up to 96 sites."""

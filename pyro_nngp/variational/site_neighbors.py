@@ -1,0 +1,123 @@
+"""Neighbors that moments under Gaussian sites depend on: how many, which, and the observations pooled around them.
+
+Variances at the points of the graph take the 64 nearest pseudo-observations, or K of them if 64 do not lower the
+variances by a tenth. Predictions take 64 nearest points, or more where that lowers their variances.
+
+Symbols: N points, K neighbors, L latent functions, B points of a trial.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
+from pyro_nngp.variational.natural_gradient import average
+from pyro_nngp.variational.pooled_places import places_of
+from pyro_nngp.variational.pooling import PooledObservations
+
+_NEIGHBORS = 64  # that moments depend on by default
+_KERNEL_PROBES = 8  # points whose covariances identify a kernel
+_SMALLER = 0.1  # relative decrease of variances that justifies more neighbors
+
+
+def variance_neighbors(kernel: Covariance, graph: NeighborGraph, noise: Float[Tensor, "*L N"], jitter: float) -> Any:
+    """The pseudo-observations that the variance at each point of a graph depends on, as its places return them.
+
+    Args:
+        kernel: bound.
+        graph: the points.
+        noise: variances of the pseudo-observations.
+        jitter: relative nugget.
+    """
+    few, most = graph.num_neighbors, max(graph.num_neighbors, min(graph.num_rows, _NEIGHBORS))
+    places = places_of(graph)
+    some = places.x[places.rows(rows_to_try(graph.num_rows, graph.x.device))]
+
+    def log_variance(k: int) -> Tensor:
+        pooled = PooledObservations(kernel, graph, noise, k, jitter)
+        return average(pooled.variance(kernel, some, places.query(some, k), noise).log(), graph.total)
+
+    enough = few == most or log_variance(few) - log_variance(most) < _SMALLER
+    return places.query(places.x, few if enough else most)
+
+
+def prediction_range(graph: NeighborGraph, is_solved: bool) -> tuple[int, int]:
+    """Smallest and largest number of nearest points in predictions; before a solution for the sites they are equal."""
+    first, most = max(_NEIGHBORS, graph.num_neighbors), min(MOST_NEIGHBORS, graph.num_rows - 1)
+    few = min(graph.num_rows, first)
+    return (first, most) if first < most and is_solved else (few, few)
+
+
+def enough_for_predictions(
+    trial: NeighborTrial,
+    first: int,
+    cov: Covariance,
+    x: Float[Tensor, "N D"],
+    variance: Float[Tensor, "*L B"],
+    jitter: float,
+) -> int:
+    """Number of nearest points, doubled from `first` while predictive variances fall by more than 1 % on average.
+
+    Args:
+        trial: points at which numbers are compared.
+        first: the first number.
+        cov: covariance function in double precision: many neighbors without noise are ill-conditioned.
+        x: all points, in double precision.
+        variance: posterior variances at the points of the trial.
+        jitter: relative nugget.
+    """
+
+    def scores(near: Int[Tensor, "B k"]) -> Tensor:
+        left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
+        return (variance + left).log()
+
+    return trial.enough(scores, first, WORTHWHILE)
+
+
+class NeighborCache:
+    """What was computed from the neighbors of a graph, kept until they change; copies and pickles start empty."""
+
+    def __init__(self) -> None:
+        self._nearest: Any = None
+        self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
+
+    def forget(self) -> None:
+        """Drop everything."""
+        self._nearest, self._pooled = None, None
+
+    def nearest(self, find: Callable[[], Any]) -> Any:
+        """The neighbors that `find` returned at the first call since the last :meth:`forget`."""
+        if self._nearest is None:
+            self._nearest = find()
+        return self._nearest
+
+    @torch.no_grad()
+    def pooled(
+        self, kernel: Covariance, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int, jitter: float
+    ) -> PooledObservations:
+        """Pooled observations, kept while noise, kernel and number of neighbors are unchanged.
+
+        All processes must call it at the same time.
+
+        Args:
+            kernel: bound.
+            graph: the points.
+            noise: variances of the observations.
+            num_neighbors: in the variances.
+            jitter: relative nugget.
+        """
+        some = graph.x[:_KERNEL_PROBES]
+        key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
+        is_new = self._pooled is None or not all(map(torch.equal, self._pooled[0], key))
+        if graph.total(torch.tensor(float(is_new))) or self._pooled is None:  # of any process
+            self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
+        return self._pooled[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_nearest": None, "_pooled": None}
