@@ -69,7 +69,7 @@ def chosen(values, sizes, batch, index):
     return found
 
 
-@pytest.mark.parametrize("batch", [(3,), (3, 1), (2, 3)])
+@pytest.mark.parametrize("batch", [pytest.param((3,), marks=pytest.mark.slow), (3, 1), (2, 3)])
 @pytest.mark.parametrize("columns", [True, False])
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_batch_is_a_loop(name, columns, batch):

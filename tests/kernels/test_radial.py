@@ -60,6 +60,7 @@ def test_first_and_second_derivatives(kernel: Kernel) -> None:
     assert gradgradcheck(block, inputs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", smooth_kernels(), ids=name_of)
 def test_derivatives_of_a_block_with_itself(kernel: Kernel) -> None:
     def block(x: Tensor, *leaves: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def varying_moments():
     ("model", "moments", "data", "gaussian"),
     [
         (mixed, mixed_moments, Y, ["intercept", "slope", "level", "effect", "f"]),
-        (varying, varying_moments, torch.cat([Y, -Y]), ["f", "g"]),
+        pytest.param(varying, varying_moments, torch.cat([Y, -Y]), ["f", "g"], marks=pytest.mark.slow),
     ],
 )
 def test_gaussian_data_have_the_exact_posterior(model, moments, data, gaussian):

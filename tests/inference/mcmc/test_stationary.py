@@ -74,7 +74,7 @@ def assert_covariance(draws, expected):
         pytest.param([0.5, 1.5], 0.5, 10, id="adapted-minibatch", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("sampler", [SGLD, SGHMC])
+@pytest.mark.parametrize("sampler", [pytest.param(SGLD, marks=pytest.mark.slow), SGHMC])
 def test_covariance_is_the_lyapunov_solution_of_the_update(sampler, inverse_mass, temperature, batch_size):
     # With x' = A x + n the stationary covariance solves S = A S A' + Cov(n), at steps as coarse as these.
     step, alpha, given = (0.1, 1.0, 0.5) if sampler is SGLD else (0.4, 0.3, 0.5)

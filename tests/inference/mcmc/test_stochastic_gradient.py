@@ -267,7 +267,14 @@ def reload(snapshot):
     return torch.load(buffer, weights_only=True)
 
 
-@pytest.mark.parametrize("stop", [4, 12, 20], ids=["in burn-in", "after burn-in", "in sampling"])
+STOPS = [
+    pytest.param(4, id="in burn-in", marks=pytest.mark.slow),
+    pytest.param(12, id="after burn-in"),
+    pytest.param(20, id="in sampling", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_resumed_chain_equals_the_uninterrupted_one_bit_for_bit(name, stop):
     whole, snapshots = [], []
