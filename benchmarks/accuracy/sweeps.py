@@ -1,6 +1,7 @@
 """Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers."""
 
 import argparse
+import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -84,15 +85,16 @@ def _cell(column: str, text: str) -> str:
 
 
 def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
-    """One panel per part and data set; a method with one setting is a dashed line."""
+    """A row of panels per part, one per data set; a method with one setting is a dashed line."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    pairs = list(dict.fromkeys((row["part"], row["data"]) for row in rows))
-    figure, axes = plt.subplots(1, len(pairs), figsize=(3.6 * len(pairs), 3.2), layout="constrained", squeeze=False)
-    for axis, (part, data) in zip(axes[0], pairs, strict=True):
+    parts, names = (list(dict.fromkeys(row[name] for row in rows)) for name in ("part", "data"))
+    size = 3.6 * len(names), 3.2 * len(parts)
+    figure, axes = plt.subplots(len(parts), len(names), figsize=size, layout="constrained", squeeze=False)
+    for (part, data), axis in zip(itertools.product(parts, names), axes.flat, strict=True):
         here, sweep = [row for row in rows if (row["part"], row["data"]) == (part, data)], sweeps[part]
         for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
             points = sorted((float(row["setting"]), float(row[sweep.score])) for row in here if row["method"] == method)
@@ -101,5 +103,8 @@ def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
             else:
                 axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
         axis.set(xscale="log", xlabel=sweep.axis, ylabel=sweep.label, title=data)
+        axis.set_xticks(sorted({int(row["setting"]) for row in here}), minor=False)
+        axis.xaxis.set_major_formatter("{x:.0f}")
+        axis.xaxis.set_minor_locator(plt.NullLocator())
         axis.legend(fontsize=7)
     figure.savefig(path)
