@@ -14,6 +14,7 @@ nodes are spread around its peak, with the covariance of the Laplace approximati
 Cost: O(C) per expectation; O(Q C + C^3) per predictive density. Symbols: C kinds, B rows, Q nodes.
 """
 
+import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -64,9 +65,9 @@ class Multinomial(Likelihood):
         bound = super().for_rows(weights)
         if trials is None:
             return bound
-        found = super().for_rows(torch.ones(())) if bound is self else bound
-        found.__dict__.update(weights=bound.weights, total_count=trials)
-        return found
+        bound = copy.copy(bound)
+        bound.__dict__["total_count"] = trials
+        return bound
 
     def check(self, y: Tensor) -> None:
         """Raise unless y, (C, N), are counts of at least two kinds that sum to their row's trials."""
