@@ -48,6 +48,7 @@ class ShardedData(ShardedPoints):
         rows: places of the own rows in the source (n,).
         positions: places of the own rows in the random ordering, ascending (n,).
         values: tensors of the own rows, by name, all of the dtype of x.
+        x: the own rows of inputs, `values["x"]`.
         sample: tensors of some rows of all processes, by name.
 
     Raises:
