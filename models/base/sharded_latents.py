@@ -98,8 +98,7 @@ class ShardedLatents(PredictiveMethod):
         asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
         self._place_medians()
         q, of_halo = self.local.distribution(asked.to(self.x.device)), cast(ShardedNeighborhoods, self.graph).halo
-        every = of_halo.complete(torch.arange(data.num_own) + data.first).to(self.x.device)
-        pattern = torch.where(q.pattern < 0, -1, every[q.pattern.clamp(min=0).long()])
+        pattern = of_halo.numbers_at(q.pattern)
         parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
         loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
         rows = numbers.to(self.x.device)

@@ -41,10 +41,16 @@ class ShardedFactor:
         graph: the neighbors.
         conditional: maps rows (B,) and their neighbors (B, K), places in the graph, -1 padded, to the weights (B, K)
             and variances (B,) of the conditionals of the prior.
+
+    Attributes:
+        graph: the neighbors.
+        w: weights of the own rows (n, K), 0 where there is no neighbor.
+        var: variances of the own rows (n,).
+        neighbors: places of their neighbors among own rows and halo (n, K), -1 padded.
     """
 
     def __init__(self, graph: ShardedGraph, conditional: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
-        self._graph, self._world, self._conditional = graph, graph.data.world, conditional
+        self.graph, self._world, self._conditional = graph, graph.data.world, conditional
         every, near = torch.arange(graph.num_points, device=graph.x.device), graph.neighbors[: graph.num_points].long()
         w, self.var = (part.detach().double() for part in conditional(every, near))
         self.w, self.neighbors = w.masked_fill(near < 0, 0.0), near
@@ -55,7 +61,7 @@ class ShardedFactor:
 
     @cached_property
     def _triangle(self) -> ShardedTriangle:
-        return ShardedTriangle(self._graph.rounds(), self.w.cpu(), self.neighbors.cpu(), len(self._graph.halo))
+        return ShardedTriangle(self.graph.rounds(), self.w.cpu(), self.neighbors.cpu(), len(self.graph.halo))
 
     @cached_property
     def _alone(self) -> tuple[Tensor, "_Alone"]:
@@ -68,7 +74,7 @@ class ShardedFactor:
         return var.cpu(), _Alone(w.masked_fill(near < 0, 0.0).cpu(), near.cpu())
 
     def __len__(self) -> int:
-        return self._graph.data.num_rows
+        return self.graph.data.num_rows
 
     @property
     def num_own(self) -> int:
@@ -78,7 +84,7 @@ class ShardedFactor:
     @property
     def rows(self) -> Int[Tensor, " n"]:
         """Places of the own rows in the data."""
-        return self._graph.data.rows.to(self.var.device)
+        return self.graph.data.rows.to(self.var.device)
 
     def total(self, part: Tensor) -> Tensor:
         """The sum over all processes."""
@@ -86,8 +92,7 @@ class ShardedFactor:
 
     def gathered(self) -> VecchiaFactor:
         """The factor of all rows, by number, on each process: for small N."""
-        halo = self._graph.halo.complete(torch.arange(self.num_own) + self._graph.data.first)
-        near = torch.where(self.neighbors.cpu() < 0, -1, halo[self.neighbors.cpu().clamp(min=0)])
+        near = self.graph.halo.numbers_at(self.neighbors)
         w, var, near = (self._world.gather(part.cpu()).to(self.var.device) for part in (self.w, self.var, near))
         return VecchiaFactor(w, var, near).prepared()
 
@@ -97,12 +102,12 @@ class ShardedFactor:
 
     def own(self, every: Float[Tensor, "*L N"]) -> Float[Tensor, "*L n"]:
         """Values at own rows from those at all."""
-        first = self._graph.data.first
+        first = self.graph.data.first
         return every[..., first : first + self.num_own]
 
     def near(self, u: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n K"]:
         """Values at the neighbors of the own rows, anything where there is none."""
-        return self._graph.complete(u)[..., self.neighbors.clamp(min=0)]
+        return self.graph.complete(u)[..., self.neighbors.clamp(min=0)]
 
     def whiten_transposed(self, z: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         """(I - A)' V^-1/2 z at the own rows."""
@@ -117,17 +122,17 @@ class ShardedFactor:
     def product(self, m: Float[Tensor, "*L n"]) -> Float[Tensor, "*L n"]:
         r""":math:`\Lambda m` at the own rows."""
         values = m.cpu().reshape(-1, self._root.shape[0]).mT  # (n, L)
-        every = torch.cat([values, self._graph.halo.fetch(values)]).numpy()
+        every = torch.cat([values, self.graph.halo.fetch(values)]).numpy()
         return self._gathered(self._transposed @ (self._root @ every)).mT.reshape(m.shape).to(m.device)
 
     def diagonal(self) -> Float[Tensor, " n"]:
         r"""Diagonal of :math:`\Lambda` at the own rows."""
-        return self._gathered(self._root.power(2).sum(0)).to(self._graph.x.device)
+        return self._gathered(self._root.power(2).sum(0)).to(self.graph.x.device)
 
     def _gathered(self, found: np.ndarray) -> Tensor:
         """Values at own rows, plus those that all processes have for them in their halos."""
         every, n = torch.from_numpy(found), self._root.shape[0]
-        return every[:n] + self._graph.halo.give_back(every[n:])
+        return every[:n] + self.graph.halo.give_back(every[n:])
 
     def posterior_mean(
         self,
@@ -176,7 +181,7 @@ class ShardedFactor:
     def _preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
         var: Tensor = self.var.cpu()
         triangle: ShardedTriangle | _Alone
-        if len(self) < ROWS_PER_ROUND * self._world.size * len(self._graph.rounds()):
+        if len(self) < ROWS_PER_ROUND * self._world.size * len(self.graph.rounds()):
             var, triangle = self._alone
         else:
             triangle = self._triangle

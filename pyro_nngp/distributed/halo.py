@@ -37,11 +37,20 @@ class Halo:
         return len(self.numbers)
 
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
-        """Places of numbers among own rows and halo; -1 stays."""
+        """Places of numbers among own rows and halo; -1 for numbers of neither, and where the number is -1."""
         away = (numbers >= 0) & ~self._is_own(numbers)
         found = torch.where(numbers < 0, numbers, numbers - self._data.first)
-        found[away] = (self._data.num_own + torch.searchsorted(self.numbers, numbers[away].long())).to(found.dtype)
+        wanted = numbers[away].long()
+        place = torch.searchsorted(self.numbers, wanted)
+        known = torch.cat([self.numbers, self.numbers.new_full((1,), -1)])[place] == wanted
+        found[away] = torch.where(known, self._data.num_own + place, -1).to(found.dtype)
         return found
+
+    def numbers_at(self, places: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+        """Numbers of places among own rows and halo; -1 stays."""
+        own = torch.arange(self._data.first, self._data.first + self._data.num_own)
+        every = torch.cat([own, self.numbers]).to(places.device)
+        return torch.where(places < 0, -1, every[places.clamp(min=0).long()])
 
     def fetch(self, own: Tensor) -> Tensor:
         """Values of the halo (h, ...) from those of the own rows of all processes (n, ...)."""

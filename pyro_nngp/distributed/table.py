@@ -195,8 +195,7 @@ class ShardedNeighborhoods(ShardedGraph):
 
     def _find(self, k: int) -> None:
         super()._find(k)
-        first, numbers = self.halo, self.halo.complete(torch.arange(self.data.num_own) + self.data.first)
-        near = torch.where(self.neighbors < 0, -1, numbers[self.neighbors.clamp(min=0).long()])
+        first, near = self.halo, self.halo.numbers_at(self.neighbors.cpu())
         context = near[:, :0]
         if self._num_context:
             context = without_parents(self.index.others(self._num_context).long(), near)
