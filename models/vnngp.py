@@ -272,9 +272,10 @@ class VNNGP(ShardedLatents):
         """
         if self.learn_inducing:
             self.graph.x.copy_(self.z)
-        self.refresh_table()
         if self.shard is not None and self.at_data:
-            self.take_rows()
+            self.refresh_rows()
+            return
+        self.refresh_table()
         if not self.at_data:
             self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
         self.local.follow(self.graph)
@@ -322,10 +323,9 @@ class VNNGP(ShardedLatents):
         likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
         y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
         found = variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance, total=self.total)
-        if every is not None:
-            parts = (self.complete(part.movedim(-1, 0)).movedim(0, -1) for part in (found.loc, found.scale))
-            found = SparseCholeskyNormal(*parts)
         self.local.assign(found)
+        if self.shard is not None:
+            self.complete_tables()
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""

@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import fail
 from pyro_nngp.distributed import Route, ShardedData, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry
@@ -33,29 +32,29 @@ class ShardedLatents(PredictiveMethod):
         local: q(u).
     """
 
-    row_buffers = frozenset({"data_neighbors", "local.y", "local.response", "local.rank", "local.context"})
+    row_buffers = frozenset(
+        {"data_neighbors", "local.y", "local.response", "local.rank", "local.context", "local.pattern"}
+    )
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
     at_data: Any
     _amortized: Callable[..., AmortizedGaussian]
     _sites: Callable[[], GaussianSites]
 
+    @property
+    def has_factor(self) -> bool:
+        """Whether q(u) has parameters of each point with a factor."""
+        return isinstance(self.local, LocalGaussian) and self.local.pattern is not None
+
     def of_all(self) -> AbstractContextManager:
         """On several processes, a context for inducing values that all of them have."""
         return nullcontext() if self.at_data else self.shared_sites()
 
-    def distribute(self, data: ShardedData, choose: bool) -> None:
-        if isinstance(self.local, LocalGaussian) and self.local.pattern is not None and self.at_data:
-            cure = 'Give posterior="sites", or an encoder.'
-            expectation = "of another family with ShardedData"
-            fail(type(self).__name__, "posterior", expectation, "'factor'", cure, NotImplementedError)
-        super().distribute(data, choose)
-
     def sharded_table(self, data: ShardedData, num_neighbors: int) -> ShardedTable:
         symmetric = isinstance(self.graph, SymmetricGraph)
-        if self.has_row_tables:
+        if self.has_row_tables and not self.has_factor:
             return ShardedGraph(data, num_neighbors, self.neighbor_metric(), symmetric=symmetric)
-        num_context = cast(AmortizedGaussian, self.local).encoder.num_context
+        num_context = self.local.encoder.num_context if isinstance(self.local, AmortizedGaussian) else 0
         settings = {"symmetric": symmetric, "num_context": num_context}
         return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
 
@@ -64,10 +63,12 @@ class ShardedLatents(PredictiveMethod):
         if not self.at_data:
             self.find_rows()
         elif isinstance(self.local, LocalGaussian):
-            tables = self.local.parameters()
-            for table in tables:
-                own = table.detach()[:1].expand(self.num_data, -1) if first else table.detach()[: self.num_data]
-                table.data = self.complete(own.clone())
+            if self.has_factor:
+                self.local.pattern = self.graph.neighbors[:, : self.local.pattern.shape[1]].long()
+            if first:
+                for table in self.local.parameters():
+                    table.data = table.detach()[:1].expand(self.num_data, -1)
+            self.complete_tables()
         elif isinstance(self.local, GaussianSites):
             if first:
                 self.local = self._sites()
@@ -80,6 +81,29 @@ class ShardedLatents(PredictiveMethod):
             self.local.take(cast(Tensor, self.y))
             self.local.follow(self.graph)
 
+    def complete_tables(self) -> None:
+        """Fetch q(u) of the halo's rows, where it has a table of parameters."""
+        for table in self.local.parameters():
+            table.data = self.complete(table.detach()[: self.num_data].clone())
+
+    def refresh_rows(self) -> None:
+        """Find the neighbors of own rows again, and fetch the rows of the halo.
+
+        Entries of q(u) follow their columns.
+        """
+        before = self._columns() if self.has_factor else None
+        self.refresh_table()
+        if before is not None:
+            cast(LocalGaussian, self.local).move_entries(before, self._columns())
+        self.take_rows()
+        if not isinstance(self.local, LocalGaussian):
+            self.local.follow(self.graph)
+
+    def _columns(self) -> Int[Tensor, "n P"]:
+        """Numbers of the rows that are columns of the own rows of the factor of q(u)."""
+        places = self.graph.neighbors[: self.num_data, : cast(Tensor, self.local.pattern).shape[1]]
+        return self.graph.halo.numbers_at(places)
+
     def find_rows(self) -> None:
         if self.at_data:
             super().find_rows()
@@ -90,7 +114,7 @@ class ShardedLatents(PredictiveMethod):
     @torch.no_grad()
     def at_numbers(self: Method, numbers: Int[Tensor, " S"], ordered: bool = False, metric: Any = None) -> Method:
         new = super().at_numbers(numbers, ordered, metric)
-        if self.has_row_tables:
+        if not isinstance(self.graph, ShardedNeighborhoods):
             return new
         data = cast(ShardedData, self.shard)
         route = Route(data.world, data.owners(numbers))

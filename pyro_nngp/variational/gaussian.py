@@ -150,13 +150,17 @@ class LocalGaussian(LocalTables):
 
     @torch.no_grad()
     def assign(self, q: SparseCholeskyNormal) -> None:
-        """Set the parameters so that :meth:`distribution` is `q`, which has all points and the same pattern."""
-        loc, scale = (part.detach().clone().reshape(self.loc.mT.shape) / self.unit for part in (q.loc, q.scale))
-        self.loc.copy_(loc.mT)
-        self.log_scale.copy_(scale.log().mT)
+        """Set the parameters so that :meth:`distribution` is `q`, which has the same pattern, at its points.
+
+        These are all points, or the first ones.
+        """
+        count = q.loc.shape[-1]
+        loc, scale = (part.detach().clone().reshape(-1, count) / self.unit for part in (q.loc, q.scale))
+        self.loc[:count] = loc.mT
+        self.log_scale[:count] = scale.log().mT
         if self.pattern is not None:
             relative = q.weights.reshape(*scale.shape, -1) / (scale[..., None] * self.unit)
-            self.weights.copy_(relative.movedim(0, -2).flatten(-2))
+            self.weights[:count] = relative.movedim(0, -2).flatten(-2)
 
     def follow(self, graph: NeighborGraph) -> None:
         """Change the pattern to the nearest neighbors in a refreshed graph; see :meth:`change_pattern`."""
@@ -166,15 +170,20 @@ class LocalGaussian(LocalTables):
     @torch.no_grad()
     def change_pattern(self, pattern: Int[Tensor, "M K"]) -> None:
         """Change to another pattern of the same width: columns in both keep their entries, new ones start at 0."""
-        old = self.weights.unflatten(-1, (self.loc.shape[1], -1))
+        self.move_entries(self.pattern, pattern)
+        self.pattern.copy_(pattern)
+
+    @torch.no_grad()
+    def move_entries(self, before: Int[Tensor, "B K"], after: Int[Tensor, "B K"]) -> None:
+        """Move the entries of the first B rows from one pattern to another, as :meth:`change_pattern` does."""
+        old = self.weights[: len(after)].unflatten(-1, (self.loc.shape[1], -1))
 
         def block(part: slice) -> tuple[Tensor]:
-            same = (pattern[part][:, :, None] == self.pattern[part][:, None, :]) & (pattern[part] >= 0)[:, :, None]
+            same = (after[part][:, :, None] == before[part][:, None, :]) & (after[part] >= 0)[:, :, None]
             return (torch.einsum("mij,mlj->mli", same.to(old.dtype), old[part]),)
 
-        (new,) = in_blocks(block, len(pattern), pattern.shape[1] ** 2)
-        self.weights.copy_(new.flatten(-2))
-        self.pattern.copy_(pattern)
+        (new,) = in_blocks(block, len(after), after.shape[1] ** 2)
+        self.weights[: len(after)] = new.flatten(-2)
 
 
 class DenseGaussian(GPModule):

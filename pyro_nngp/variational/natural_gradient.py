@@ -25,10 +25,10 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 import math
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.distributed import ShardedFactor
@@ -36,6 +36,7 @@ from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
+from pyro_nngp.variational.sharded_optimum import ShardedFactorOptimum
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
 _SHORTEST, _GROW = 1 / 16, 1.5  # natural-gradient step, and its growth
@@ -76,7 +77,7 @@ def variational_optimum(
         max_steps: largest number of steps of :func:`natural_gradient`.
         tolerance: stop when the error of the mean costs the bound at most tolerance^2 / 2 nats per point.
         limits: choice of the solver of :func:`posterior_mean`; None takes the quickest.
-        total: as of :func:`natural_gradient`; other than the default for own rows, with a diagonal q.
+        total: as of :func:`natural_gradient`; other than the default for own rows.
 
     Returns:
         q(u) at its optimum, on the pattern of `q`. Warns if `max_steps` or the iterations of conjugate gradients did
@@ -85,7 +86,7 @@ def variational_optimum(
     Reference: Khan, Lin (2017), "Conjugate-computation variational inference", AISTATS.
     """
     prior = factor if isinstance(factor, ShardedFactor) else factor.prepared()
-    root = _mean_field(prior) if q.is_diagonal else FactorOptimum(cast(VecchiaFactor, prior), q.pattern)
+    root = _mean_field(prior) if q.is_diagonal else _factor_optimum(prior, q.pattern)
     one_step, first = likelihood.is_gaussian, not bool(total(q.loc.abs().sum()))
     diagonal = prior.diagonal()
     easy, precision, used, moved, improved = True, q.loc, None, 0.0, True
@@ -114,8 +115,7 @@ def variational_optimum(
         if not improved:
             q = before
             break
-        known = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES * tolerance
-        if q.is_diagonal or known:
+        if q.is_diagonal or (used is not None and same_sites(precision, used, _SAME_SITES * tolerance, total)):
             break
         q, used = _with_factor(q, *root(precision)), precision
         if one_step:
@@ -123,6 +123,11 @@ def variational_optimum(
     if not one_step:
         warn_unsettled("variational_optimum", moved, improved or max_steps <= 0, first)
     return q
+
+
+def same_sites(precision: Tensor, before: Tensor, tolerance: float, total: Total = whole) -> bool:
+    """Whether precisions of sites changed by less than a relative tolerance, in root mean square."""
+    return bool(average((precision / before).log().square(), total).sqrt() < tolerance)
 
 
 def warn_unsettled(where: str, moved: float, began: bool, first: bool) -> None:
@@ -284,6 +289,12 @@ def average(values: Tensor, total: Total = whole, dim: int | None = None) -> Ten
     count = values.new_tensor(float(values.numel() if dim is None else values.shape[dim]))
     added = values.sum() if dim is None else values.sum(dim, keepdim=True)
     return total(added) / total(count)
+
+
+def _factor_optimum(
+    prior: VecchiaFactor | ShardedFactor, pattern: Int[Tensor, "N P"]
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    return (ShardedFactorOptimum if isinstance(prior, ShardedFactor) else FactorOptimum)(prior, pattern)
 
 
 def _mean_field(prior: VecchiaFactor | ShardedFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

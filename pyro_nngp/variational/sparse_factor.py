@@ -74,11 +74,18 @@ class FactorOptimum:
         prior: (I - A, V) of the prior.
         pattern: columns of R beside the diagonal in each row, -1 padded.
         limits: block sizes; None takes the quickest.
+        num_columns: compute so many columns, the first ones, of which alone the pattern may have entries; None is N.
     """
 
-    def __init__(self, prior: VecchiaFactor, pattern: Int[Tensor, "N P"], limits: FactorLimits | None = None) -> None:
+    def __init__(
+        self,
+        prior: VecchiaFactor,
+        pattern: Int[Tensor, "N P"],
+        limits: FactorLimits | None = None,
+        num_columns: int | None = None,
+    ) -> None:
         self._prior, self._limits = prior, limits or FactorLimits()
-        self._supports = _Supports(pattern.cpu().numpy(), self._limits)
+        self._supports = _Supports(pattern.cpu().numpy(), self._limits, num_columns)
         self._blocks = list(self._supports.blocks(prior.row_bounds()))
         self._kept = prior.sparse(self._blocks[0][1]) if len(self._blocks) == 1 else None
 
@@ -89,12 +96,12 @@ class FactorOptimum:
             tau: positive precisions of the Gaussian sites, one set per leading index.
 
         Returns:
-            Diagonal of R, and its entries at the pattern, 0 where that is padded.
+            Diagonal of R, and its entries at the pattern, 0 where that is padded, and without the other columns.
 
         Columns for which 1,000 iterations of conjugate gradients do not suffice are left unfinished, with a warning.
         """
         tau = tau.double().contiguous()
-        scale, weights = torch.empty_like(tau), tau.new_zeros(*tau.shape, self._supports.width)
+        scale, weights = torch.zeros_like(tau), tau.new_zeros(*tau.shape, self._supports.width)
         entries, unfinished = weights.view(*tau.shape[:-1], -1), 0
         for columns, rows in self._blocks:
             precision = self._prior.sparse(rows) if self._kept is None else self._kept
@@ -162,9 +169,10 @@ def _by_gradients(
 class _Supports:
     """The supports of the columns of R, and the places of their entries in the pattern."""
 
-    def __init__(self, pattern: np.ndarray, limits: FactorLimits) -> None:
+    def __init__(self, pattern: np.ndarray, limits: FactorLimits, num_columns: int | None) -> None:
         self._limits = limits
         self._num_points, self.width = pattern.shape
+        self._num_columns = self._num_points if num_columns is None else num_columns
         self._column = pattern.ravel()  # column of each place
         self._places = np.argsort(self._column, kind="stable")[np.count_nonzero(self._column < 0) :]  # by column
         self._members = self._places // max(self.width, 1)
@@ -186,10 +194,11 @@ class _Supports:
 
     def blocks(self, row_bounds: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Columns in blocks with the sorted union of their supports; the row bounds of a block have a bounded sum."""
-        columns = np.arange(self._num_points)
+        columns = np.arange(self._num_columns)
         if row_bounds.sum() > self._limits.block_entries:  # puts near columns into one block
             inside = np.ones(len(self._places), np.int8), self._members, np.append(self._start, len(self._places))
-            columns = reverse_cuthill_mckee(csr_array(inside, shape=2 * columns.shape)).astype(np.int64)
+            order = reverse_cuthill_mckee(csr_array(inside, shape=2 * (self._num_points,))).astype(np.int64)
+            columns = order[order < self._num_columns]
         waiting = [columns]
         while waiting:
             columns = waiting.pop()

@@ -11,7 +11,7 @@ from pyro_nngp.inference import CheckpointError, DivergenceError, Schedule, Vali
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, StudentT
 from pyro_nngp.means import LinearMean
-from pyro_nngp.models import LMC, LOO, NPVI, VNNGP, MLLk, Vecchia
+from pyro_nngp.models import LMC, LOO, MLLk, Vecchia
 from tests.oracles.processes import on_processes
 
 N = 400
@@ -283,9 +283,6 @@ def test_what_is_not_there_on_several_processes():
         gp.model()
     with pytest.raises(TypeError, match="LMC: expected x to be a tensor or a table for this method"):
         LMC(data, kernels=[Matern52(2)], likelihoods=[Gaussian()])
-    for method, options in ((VNNGP, {"guide_neighbors": 4}), (NPVI, {})):
-        with pytest.raises(NotImplementedError, match="posterior of another family with ShardedData, got 'factor'"):
-            method(data, num_neighbors=4, **options)
     with pytest.raises(TypeError, match="expected ShardedData without y and other positional arguments, got more"):
         Vecchia(data, y)
     with pytest.raises(ValueError, match="expected seed to be 0, that of the data, got 3"):
