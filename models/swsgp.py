@@ -277,7 +277,7 @@ class SWSGP(PredictiveMethod):
         if self.num_inducing > LARGEST_FULL:
             expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
             fail("SWSGP.loo", "M", expectation, self.num_inducing, cure)
-        near, leave_one_out = self.neighbors(None), InducingLeaveOneOut(fitc=False)
+        near, leave_one_out = self.neighbors(None), InducingLeaveOneOut(False, self.total)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             cov = bind(self.kernel)
@@ -295,11 +295,11 @@ class SWSGP(PredictiveMethod):
             local, z = near[part], self.z[near[part]]
             inverse = torch.cholesky_inverse(cholesky(cov(z, z), self.jitter))
             places = local[:, :, None] * self.num_inducing + local[:, None, :]
-            total.index_add_(0, places.flatten(), inverse.double().flatten() / self.num_data)
+            total.index_add_(0, places.flatten(), inverse.double().flatten() / self.num_rows)
             return (local[:, 0],)
 
         in_blocks(block, self.num_data, 4 * near.shape[1] ** 2)
-        average = total.view(self.num_inducing, -1)
+        average = self.total(total).view(self.num_inducing, -1)
         unseen = average.diagonal() == 0
         return average + torch.diag(unseen.to(average))
 

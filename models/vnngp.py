@@ -314,12 +314,8 @@ class VNNGP(ShardedLatents):
                 self._place_medians()
                 self.local.correct()
             return
-        if self.shard is None:
-            factor: Any = NNGP(self.kernel, self.graph, jitter=self.jitter).factor
-            own, every = slice(None), None
-        else:
-            factor = prior_factor(bind(self.kernel), self.graph, self.jitter)
-            own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
+        factor = prior_factor(bind(self.kernel), self.graph, self.jitter)
+        own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
         likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
         y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
         found = variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance, total=self.total)
@@ -434,29 +430,27 @@ class VNNGP(ShardedLatents):
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Densities from the Gaussian sites at these hyperparameters; q(u) serves at most as their start."""
-        self._check_neighbors(num_neighbors, self.num_data - 1)
+        self._check_neighbors(num_neighbors, self.num_rows - 1)
         moments = self._loo_at_data(num_neighbors) if self.at_data else self._loo_at_inducing(sampled)
         return self.scores(rows, moments)
 
     def _loo_at_data(self, num_neighbors: int | None) -> Callable:
         """O(N K^3) per natural-gradient step, and conjugate gradients for the mean."""
         most = max(self.graph.num_neighbors, _LOO_NEIGHBORS) if num_neighbors is None else num_neighbors
-        near = self.graph.others(min(most, self.num_data - 1))
-        start = None
+        near, own, start = self.nearest_others(min(most, self.num_rows - 1)), slice(self.num_data), None
         if isinstance(self.local, GaussianSites) and self.local.solved:
-            start = self.local.loc, self.local.variance
-        leave_one_out = LatentLeaveOneOut(self.x, near, self.jitter, start)
+            start = self.local.loc[..., own], self.local.variance[..., own]
+        leave_one_out = LatentLeaveOneOut(self.x[own], near, self.jitter, start)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             kernel = bind(self.kernel)
-            prior = NNGP(kernel, self.graph, jitter=self.jitter).factor.prepared()
-            return leave_one_out(likelihood, y, mean, kernel, prior)
+            return leave_one_out(likelihood, y, mean, kernel, prior_factor(kernel, self.graph, self.jitter))
 
         return moments
 
     def _loo_at_inducing(self, sampled: bool) -> Callable:
         """O(N M^2 + M^3) per natural-gradient step."""
-        leave_one_out = InducingLeaveOneOut(fitc=sampled)
+        leave_one_out = InducingLeaveOneOut(sampled, self.total)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
             kernel, z, near = bind(self.kernel), self._points(), self.data_neighbors

@@ -82,7 +82,7 @@ class LeaveOneOutMethod(GPMethod):
         Raises:
             ValueError, TypeError: for malformed samples.
         """
-        can = entries is not None and (self.takes_draws_together or self.takes_draws_mapped)
+        can = entries is not None and self.shard is None and (self.takes_draws_together or self.takes_draws_mapped)
         return min(count_draws(where, samples), at_once(_ENTRIES, cast(int, entries)) if can else 1)
 
     def loo_entries(self, rows: Int[Tensor, " I"] | None, num_neighbors: int | None) -> int | None:
@@ -109,7 +109,8 @@ class LeaveOneOutMethod(GPMethod):
         inducing points are not changed.
 
         Args:
-            idx: rows of the data; None is all.
+            idx: rows of the data; None is all. On several processes own rows, different ones on each; all processes
+                must call it at the same time.
             num_neighbors: neighbors of each datum, among the others; None is the method's choice. Methods with inducing
                 points ignore it.
             samples: posterior draws of the hyperparameters, such as ``mcmc.get_samples()``. None takes the
@@ -127,7 +128,9 @@ class LeaveOneOutMethod(GPMethod):
         O(N M^2 + M^3) with M inducing points. Once, or for each draw; several draws are taken at once by methods that
         condition on observations of the neighbors, and with Gaussian data by those with inducing points.
         """
-        self.check_whole("loo")
+        view, idx, num_neighbors = self.with_neighbors_of(idx, num_neighbors)
+        if view is not self:
+            return view.loo(idx, num_neighbors=num_neighbors, samples=samples)
         densities = self._densities(idx, num_neighbors, samples is not None)
         if samples is None:
             self._place_medians()
@@ -154,7 +157,9 @@ class LeaveOneOutMethod(GPMethod):
         Raises:
             ValueError, TypeError: as in :meth:`loo`.
         """
-        self.check_whole("loo_by_draw")
+        view, idx, num_neighbors = self.with_neighbors_of(idx, num_neighbors)
+        if view is not self:
+            return view.loo_by_draw(idx, num_neighbors=num_neighbors, from_guide=from_guide)
         densities, found = self._densities(idx, num_neighbors, not from_guide), None
 
         def at(draw: Draw) -> Tensor:
@@ -164,6 +169,16 @@ class LeaveOneOutMethod(GPMethod):
             return found
 
         return at
+
+    def with_neighbors_of(
+        self, idx: Int[Tensor, " I"] | None, num_neighbors: int | None
+    ) -> tuple["LeaveOneOutMethod", Int[Tensor, " I"] | None, int | None]:
+        """The method that has the neighbors of some rows: this one, or on several processes a copy.
+
+        Returns:
+            The method, the rows as it numbers them, and the number of neighbors.
+        """
+        return self, idx, num_neighbors
 
     def leave_one_out(self, rows: Int[Tensor, " I"], num_neighbors: int | None, sampled: bool) -> Densities:
         """A function that computes log densities of some rows of the data; it is called with hyperparameters set.
@@ -183,11 +198,12 @@ class LeaveOneOutMethod(GPMethod):
             rows: rows of the data.
             moments: maps the likelihood, y (outputs first) and the mean function (of the shape of f) to the moments.
         """
-        y = cast(Tensor, self._targets(None))
+        own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
+        y = cast(Tensor, self._targets(every))
 
         def densities(draw: Draw | None) -> Tensor:
-            likelihood = self.likelihood_at()
-            mean = self._mean_at(self.x, slice(None)).expand(*self.latent_shape, -1)
+            likelihood = self.likelihood_at(own)
+            mean = self._mean_at(self.x[own], own).expand(*self.latent_shape, -1)
             return likelihood.marginal(*moments(likelihood, y, mean)).log_prob(y)[..., rows]
 
         return densities

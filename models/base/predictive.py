@@ -167,13 +167,15 @@ class PredictiveMethod(LeaveOneOutMethod):
         Cost: O((q K)^3) for each set.
         """
         where = f"{type(self).__name__}.joint"
-        self.check_whole("joint")
         if self.latent_shape:
             fail(where, "method", "with one output", self.latent_shape, "Build one model per output.")
         if fantasies is not None and not isinstance(self.likelihood, Gaussian):
             cure = "Condition on one set of observations: condition_on."
             fail(where, "fantasies", "of a Gaussian likelihood", type(self.likelihood).__name__, cure, TypeError)
         flat = x_new.reshape(-1, x_new.shape[-1])
+        if self.shard is not None and self.predicts_from_rows:
+            near, k = self._near("joint", flat, num_neighbors)
+            return near.joint(x_new, num_neighbors=k, fantasies=fantasies)
         self._check_new("joint", flat)
         self._place_medians()
         k = self.neighbors_or_default(num_neighbors)
@@ -193,11 +195,16 @@ class PredictiveMethod(LeaveOneOutMethod):
         loc, cov = joint_posterior(bind(self.kernel), x_new, points, residual, noise, real, self.jitter)
         return self._mean_at_sets(x_new) + loc, cov
 
-    def _near(self, method: str, x_new: Tensor, num_neighbors: int | None) -> tuple["PredictiveMethod", int]:
-        """A copy on the rows near new points of this process, and the number of neighbors."""
+    def _near(
+        self, method: str, x_new: Tensor, num_neighbors: int | None, jointly: bool = False
+    ) -> tuple["PredictiveMethod", int]:
+        """A copy on the rows near new points of this process, and the number of neighbors.
+
+        With `jointly` these may also be other new points, and the rows are in a graph.
+        """
         self._check_new(method, x_new)
         k = self.neighbors_or_default(num_neighbors)
-        return self.near(x_new, k), k
+        return self.near(x_new, min(k, self.num_rows) if jointly else k, jointly), k
 
     def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
         return self._mean_at(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
@@ -245,9 +252,10 @@ class PredictiveMethod(LeaveOneOutMethod):
         Cost: once for all draws, or for each draw where hyperparameters differ between them, several at once where the
         method can.
         """
-        if self.predicts_from_rows:
-            self.check_whole("sample")
         self._check_sample(x_new, num_samples, seed)
+        if self.shard is not None and self.predicts_from_rows:
+            near, k = self._near("sample", x_new, num_neighbors, True)
+            return near.sample(x_new, num_samples, num_neighbors=k, seed=seed, samples=samples, offset=offset)
         added = self.new_offset("sample", x_new, offset)
         with seeded(seed, x_new):
             plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
@@ -287,7 +295,10 @@ class PredictiveMethod(LeaveOneOutMethod):
         Raises:
             ValueError, TypeError: as in :meth:`sample`.
         """
-        self.check_whole("predictions_by_draw")
+        if self.shard is not None and self.predicts_from_rows:
+            near, k = self._near("predictions_by_draw", x_new, num_neighbors, True)
+            by_row = {"offset": offset, "trials": trials, "limits": limits}
+            return near.predictions_by_draw(x_new, num_neighbors=k, seed=seed, **by_row)
         self._check_new("predictions_by_draw", x_new)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
         each = self.new_by_row(x_new, trials, limits)

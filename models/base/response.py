@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_nngp._checks import check_int, fail
+from pyro_nngp._checks import check_batch, check_int, fail
 from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed import ShardedData
@@ -25,7 +25,7 @@ from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
-from pyro_nngp.models.base.leave_one_out import Densities, Draw
+from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.sites import latents_first
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
@@ -133,11 +133,13 @@ class ResponseMethod(PredictiveMethod):
         if enough >= most:
             return enough
         view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
-        view._place_medians()
         return trial.enough(lambda near: view._log_variances(trial.rows, near), enough, worthwhile)
 
+    @pyro_entry
+    @torch.no_grad()
     def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         """Logarithms of the predictive variances of y at some rows, given its neighbors."""
+        self._place_medians()
         own, positions = distinct_rows(near)
         observations = self.observations(self.likelihood_at(own), own, None)
         _, var = self._given_neighbors(self.x[rows], own, positions, *observations)
@@ -179,8 +181,7 @@ class ResponseMethod(PredictiveMethod):
         self._place_medians()
         mean = cast(BasisMean, self.mean)
         view, rows, near = self._preceding()
-        view._place_medians()
-        x, (obs, noise) = view.x[rows], view.observations(view.likelihood_at(rows), rows, None)
+        x, (obs, noise) = view.x[rows], view._observations_at(rows)
         if view.offset is not None:
             obs = obs - view.offset[rows].movedim(0, -1)
         w, var = graph_conditional(self.kernel, x, x, near, noise, self.jitter)
@@ -236,6 +237,16 @@ class ResponseMethod(PredictiveMethod):
         is_uncertain = draw is None and self._has_posterior
         loc, var = self._given_neighbors(x_new, rows, positions, obs, noise, uncertain_trend=is_uncertain)
         return loc, var.expand(loc.shape)
+
+    def with_neighbors_of(
+        self, idx: Tensor | None, num_neighbors: int | None
+    ) -> tuple[LeaveOneOutMethod, Tensor | None, int | None]:
+        if self.shard is None:
+            return self, idx, num_neighbors
+        if idx is not None:
+            check_batch(f"{type(self).__name__}.loo", "idx", idx, self.num_data)
+        k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
+        return *self.with_others(idx, k), k
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Given the observations of the nearest other points; O(I K^3)."""
@@ -294,6 +305,13 @@ class ResponseMethod(PredictiveMethod):
         Auxiliary variables, if any, are at their guide, or at a posterior draw.
         """
         self.undefined("observations")
+
+    @pyro_entry
+    @torch.no_grad()
+    def _observations_at(self, rows: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
+        """:meth:`observations` under the guide, at its medians."""
+        self._place_medians()
+        return self.observations(self.likelihood_at(rows), rows, None)
 
     def _given_neighbors(
         self,

@@ -170,18 +170,40 @@ class ShardedRows(DataSites):
         for name, rows in tables.items():
             setattr(self.local, name, nn.Parameter(rows, requires_grad=False))
 
-    def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Method:
+    def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int, ordered: bool = False) -> Method:
         """A copy on the rows nearest to some new points, different ones on each process.
 
         Args:
             x_new: new points, at least one.
             num_neighbors: rows per new point.
+            ordered: as of :meth:`at_numbers`.
         """
         data = cast(ShardedData, self.shard)
         check_num_neighbors(type(self).__name__, num_neighbors, data.num_rows)
-        numbers = self.graph.index.nearest(x_new.detach().cpu(), num_neighbors).unique().long()
+        numbers = self.graph.index.nearest(x_new.detach().cpu(), max(2, num_neighbors)).unique().long()
+        return self.at_numbers(self._ordered(numbers), ordered)
+
+    def with_others(
+        self: Method, rows: Int[Tensor, " B"] | None, num_neighbors: int
+    ) -> tuple[Method, Int[Tensor, " B"]]:
+        """A copy on some own rows (None: all) and the nearest others of each, and the places of these rows in it.
+
+        All processes must call it at the same time, each with any rows.
+        """
+        data = cast(ShardedData, self.shard)
+        check_num_neighbors(type(self).__name__, num_neighbors, data.num_rows - 1)
+        rows = torch.arange(data.num_own) if rows is None else rows.cpu()
+        near = self.graph.index.others(num_neighbors, rows).long()
+        numbers = self._ordered(torch.cat([rows + data.first, near.flatten()]).unique())
+        order = numbers.argsort()
+        places = order[torch.searchsorted(numbers[order], rows + data.first)]
+        return self.at_numbers(numbers), places.to(self.x.device)
+
+    def _ordered(self, numbers: Int[Tensor, " S"]) -> Int[Tensor, " S"]:
+        """Numbers in the random ordering of the rows."""
+        data = cast(ShardedData, self.shard)
         (positions,) = data.fetch(numbers, data.positions)
-        return self.at_numbers(numbers[positions.argsort()])
+        return numbers[positions.argsort()]
 
     def neighbor_trial(self, most: int) -> Trial:
         """Some rows with that many nearest others, the same on all processes; kept until neighbors change."""
@@ -189,10 +211,7 @@ class ShardedRows(DataSites):
         if table.kept_trial is None or table.kept_trial[0] != most:
             tried = data.numbers_of(rows_to_try(data.num_rows, torch.device("cpu")))
             own = tried[data.owners(tried) == data.world.rank]
-            near = table.index.nearest(data.values["x"][own - data.first], most + 1).long()
-            is_self = near == own[:, None]
-            is_self[:, -1] |= ~is_self.any(-1)  # further copies of the point are nearer
-            near = near[~is_self].view(-1, most)
+            near = table.index.others(most, own - data.first).long()
             tried, near = data.world.gather(own), data.world.gather(near)
             numbers = torch.cat([tried, near.flatten()]).unique()
             places = torch.searchsorted(numbers, tried), torch.searchsorted(numbers, near)

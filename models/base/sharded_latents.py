@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.distributed import Route, ShardedData, ShardedGraph, ShardedNeighborhoods, ShardedTable
+from pyro_nngp.distributed import Near, Route, ShardedData, ShardedGraph, ShardedNeighborhoods, ShardedTable
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.models.base.predictive import PredictiveMethod
@@ -81,6 +81,12 @@ class ShardedLatents(PredictiveMethod):
             self.local.take(cast(Tensor, self.y))
             self.local.follow(self.graph)
 
+    def nearest_others(self, num_neighbors: int) -> Int[Tensor, "N K"] | Near:
+        """The nearest other points of each datum, of own rows on several processes."""
+        if self.shard is None:
+            return self.graph.others(num_neighbors)
+        return Near(self.shard, self.graph.index.others(num_neighbors).long())
+
     def complete_tables(self) -> None:
         """Fetch q(u) of the halo's rows, where it has a table of parameters."""
         for table in self.local.parameters():
@@ -139,8 +145,8 @@ class ShardedLatents(PredictiveMethod):
         else:
             super().place_rows(tables)
 
-    def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int) -> Method:
-        new = super().near(x_new, num_neighbors)
+    def near(self: Method, x_new: Float[Tensor, "P D"], num_neighbors: int, ordered: bool = False) -> Method:
+        new = super().near(x_new, num_neighbors, ordered)
         if isinstance(self.local, GaussianSites):
             cast(GaussianSites, new.local).place_near(self.local, x_new, num_neighbors)
         return new

@@ -14,7 +14,7 @@ inputs, R processes, n rows of this process.
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_seed, fail
@@ -138,6 +138,14 @@ class ShardedData(ShardedPoints):
         here = self.positions < count
         numbers = torch.arange(self.first, self.first + self.num_own)[here]
         return self.world.gather(numbers)[self.world.gather(self.positions[here]).argsort()]
+
+    def in_order(self, values: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L N"]:
+        """Values of all rows in the order of the source, on each process, from those of its own rows.
+
+        All processes must call it at the same time.
+        """
+        rows, every = self.world.gather(self.rows), self.world.gather(values.detach().cpu().movedim(-1, 0))
+        return every[rows.argsort()].movedim(0, -1).to(values.device)
 
     def _positions(self, start: int, stop: int) -> Int[Tensor, " n"]:
         """Places in the random ordering of consecutive rows."""

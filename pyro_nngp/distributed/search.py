@@ -50,9 +50,10 @@ class ShardedIndex:
         """Numbers of the k nearest rows that precede each own row in the ordering, -1 padded."""
         return self._in_blocks(self._points, k, self._data.positions, None)[0]
 
-    def others(self, k: int) -> Int[Tensor, "n k"]:
-        """Numbers of the k nearest rows other than each own row."""
-        return self._in_blocks(self._points, k, None, torch.arange(self._data.num_own))[0]
+    def others(self, k: int, rows: Int[Tensor, " B"] | None = None) -> Int[Tensor, "B k"]:
+        """Numbers of the k nearest rows other than each own row, or than each of some own rows."""
+        rows = torch.arange(self._data.num_own) if rows is None else rows.cpu()
+        return self._in_blocks(self._points[rows], k, None, rows)[0]
 
     def nearest(self, x: Float[Tensor, "Q D"], k: int) -> Int[Tensor, "Q k"]:
         """Numbers of the k nearest rows of any places, different ones on each process."""

@@ -111,11 +111,13 @@ class VecchiaFactor:
         return (VecchiaFactor(w, var, self.neighbors, self.levels) for w, var in zip(*every, strict=True))
 
     def prepared(self) -> "VecchiaFactor":
-        """A copy for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
+        """The form for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
 
         Without gradients a solve with the triangle is then one pass over its rows in their order of dependency, by
         compiled code or SciPy's SuperLU. Preparing it pays from about five solves on.
         """
+        if self._triangle is not None:
+            return self
         found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
         if self.w.device.type == "cpu" and not self.batch_shape:
             found._triangle = SparseTriangle(found.w, found.neighbors, found.levels)

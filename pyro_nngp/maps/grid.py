@@ -104,7 +104,8 @@ def predict_grid(
         world, parts = None, Parts(folder, parts_of, len(cells.tiles) + 1)
     else:
         if num_draws:
-            gp.check_whole("sample")
+            cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
+            fail(where, "num_draws", "0 on several processes", num_draws, cure)
         like = results.outline(cells)
         parts = SharedStore(world, target, parts_of, like, len(cells.dims), len(cells.tiles))
 

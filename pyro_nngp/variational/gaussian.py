@@ -90,9 +90,11 @@ class GivenGaussian(nn.Module):
         super().__init__()
         self._q = q
 
-    def distribution(self, rows: Int[Tensor, " U"]) -> SparseCholeskyNormal:
-        """q at some of the points."""
+    def distribution(self, rows: Int[Tensor, " U"] | None = None) -> SparseCholeskyNormal:
+        """q at some of the points (None: all)."""
         q = self._q
+        if rows is None:
+            return q
         parts = q.loc[..., rows], q.scale[..., rows], q.weights[..., rows, :], q.pattern[rows]
         return SparseCholeskyNormal(*parts, None if q.rows is None else q.rows[rows])
 

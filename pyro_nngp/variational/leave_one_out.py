@@ -30,10 +30,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import Near, ShardedFactor
 from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.variational.natural_gradient import gaussian_sites, natural_gradient
+from pyro_nngp.variational.natural_gradient import Total, gaussian_sites, natural_gradient, same_sites, whole
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 Moments: TypeAlias = tuple[Tensor, Tensor]
@@ -67,7 +68,7 @@ class LatentLeaveOneOut:
     Each call starts at the previous solution, which saves steps when hyperparameters change little.
 
     Args:
-        x: inputs (N, D).
+        x: inputs (N, D), of own rows on several processes.
         others: rows of the K nearest other points of each (N, K).
         jitter: relative nugget.
         start: means of f less the mean function, and variances, (*L, N), that the first call starts at, such as those
@@ -75,13 +76,19 @@ class LatentLeaveOneOut:
     """
 
     def __init__(
-        self, x: Float[Tensor, "N D"], others: Int[Tensor, "N K"], jitter: float, start: Moments | None = None
+        self, x: Float[Tensor, "N D"], others: Int[Tensor, "N K"] | Near, jitter: float, start: Moments | None = None
     ) -> None:
         self._x, self._others, self._jitter = x, others, jitter
+        self._points = self._complete(x.mT).mT
         self._start = start
 
     def __call__(
-        self, likelihood: Likelihood, y: Tensor, mean: Float[Tensor, "*L N"], kernel: Any, prior: VecchiaFactor
+        self,
+        likelihood: Likelihood,
+        y: Tensor,
+        mean: Float[Tensor, "*L N"],
+        kernel: Any,
+        prior: VecchiaFactor | ShardedFactor,
     ) -> Moments:
         """Means and variances of f at each datum given the others, (*L, N).
 
@@ -90,17 +97,19 @@ class LatentLeaveOneOut:
             y: data, outputs first.
             mean: mean function at the data, of the shape of f.
             kernel: the kernel.
-            prior: prior of the latent values, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`.
+            prior: prior of the latent values, from :func:`~pyro_nngp.variational.prior_factor`.
 
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
         u, var = (0 * mean, torch.full_like(mean, _START_VAR)) if self._start is None else self._start
         easy, steps = True, MAX_STEPS
         natural: tuple[Tensor, Tensor] | None = None
+        total = prior.total if isinstance(prior, ShardedFactor) else whole
+        near = self._others.places.to(mean.device) if isinstance(self._others, Near) else self._others
 
         def state() -> tuple[Tensor, Tensor, float]:
             """Moments, and the divergence from the prior up to a constant while variances are fixed."""
-            return mean + u, var, float((u * prior.product(u.double())).sum()) / 2
+            return mean + u, var, float(total((u * prior.product(u.double())).sum())) / 2
 
         def step(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
             nonlocal u, easy, natural
@@ -111,18 +120,23 @@ class LatentLeaveOneOut:
         used = None
         while True:
             before = u, natural
-            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE, natural)
+            taken, moved, improved = natural_gradient(likelihood, y, state(), step, steps, _TOLERANCE, natural, total)
             steps -= taken
             u, natural = (u, natural) if improved else before
-            target, precision = gaussian_sites(likelihood, y, mean + u, var)
-            _, left = graph_conditional(kernel, self._x, self._x, self._others, 1 / precision, self._jitter)
-            settled = used is not None and (precision / used).log().square().mean().sqrt() < _SAME_SITES
+            target, precision = gaussian_sites(likelihood, y, mean + u, var, total=total)
+            noise = self._complete(1 / precision)
+            _, left = graph_conditional(kernel, self._x, self._points, near, noise, self._jitter)
+            settled = used is not None and same_sites(precision, used, _SAME_SITES, total)
             if isinstance(likelihood, Gaussian) or settled or steps <= 0 or not improved:
                 break
             var, used = left / (1 + left * precision), precision
         _warn(steps > 0 and improved, moved)
         self._start = u, left / (1 + left * precision)
         return mean + u + left * precision * (mean + u - target), left
+
+    def _complete(self, values: Float[Tensor, "*L N"]) -> Float[Tensor, "*L M"]:
+        """Values at all points that :attr:`others` counts."""
+        return self._others.complete(values) if isinstance(self._others, Near) else values
 
 
 class InducingLeaveOneOut:
@@ -133,10 +147,11 @@ class InducingLeaveOneOut:
     Args:
         fitc: whether the variance of f given the inducing values is noise of each datum, as in the model, or is
             integrated over inside the bound, as under a guide.
+        total: as of :func:`~pyro_nngp.variational.natural_gradient.natural_gradient`; the data are then own rows.
     """
 
-    def __init__(self, fitc: bool) -> None:
-        self._fitc = fitc
+    def __init__(self, fitc: bool, total: Total = whole) -> None:
+        self._fitc, self._total = fitc, total
         self._start: Moments | None = None
 
     def __call__(
@@ -166,12 +181,12 @@ class InducingLeaveOneOut:
         if isinstance(seen, Gaussian):
             target, variance = gaussian_observations(seen, y, None, mean.dtype)
             precision = 1 / variance.expand(mean.shape)
-            loc, spread, _ = _projected(blocks, prior, target - mean, precision)
+            loc, spread, _ = _projected(blocks, prior, target - mean, precision, self._total)
             loc, var = without_site(mean + loc, spread, target, precision)
             return loc, var + noise
 
         def state(target: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, float]:
-            loc, spread, divergence = _projected(blocks, prior, target - mean, precision)
+            loc, spread, divergence = _projected(blocks, prior, target - mean, precision, self._total)
             return mean + loc, spread + added, float(divergence)
 
         sites = (mean, 1 / prior_var.expand(mean.shape)) if self._start is None else self._start
@@ -183,10 +198,10 @@ class InducingLeaveOneOut:
             return last
 
         natural = sites[0] * sites[1], sites[1]
-        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural)
+        steps, moved, improved = natural_gradient(seen, y, start, step, MAX_STEPS, _TOLERANCE, natural, self._total)
         _warn(steps < MAX_STEPS and improved, moved)
         loc, var, _ = last if improved else start
-        target, precision = self._start = gaussian_sites(seen, y, loc, var)
+        target, precision = self._start = gaussian_sites(seen, y, loc, var, total=self._total)
         loc, var, _ = state(target, precision)
         loc, var = without_site(loc, var - added, target, precision)
         return loc, var + noise
@@ -212,14 +227,17 @@ def scattered(w: Float[Tensor, "N K"], near: Int[Tensor, "N K"], var: Float[Tens
     return blocks
 
 
-def _projected(blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _projected(
+    blocks: Blocks, prior: Tensor, residual: Tensor, precision: Tensor, total: Total
+) -> tuple[Tensor, Tensor, Tensor]:
     """Posterior moments of the weighted inducing values given observations of them, and their divergence."""
-    dtype, system = residual.dtype, prior.expand(*residual.shape[:-1], *prior.shape)
+    dtype, system = residual.dtype, torch.zeros(*residual.shape[:-1], *prior.shape).to(prior)
     right = torch.zeros_like(system[..., 0])
     for rows, a, _ in blocks():
         a, weight = a.double(), precision[..., rows].double()
         system = system + (a.mT * weight[..., None, :]) @ a
         right = right + (weight * residual[..., rows].double()) @ a
+    system, right = prior + total(system), total(right)
     tril, prior_tril = torch.linalg.cholesky(system), torch.linalg.cholesky(prior)
     loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
     means, variances = [], []

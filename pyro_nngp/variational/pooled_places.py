@@ -129,7 +129,8 @@ class ShardedPlaces:
         self, x_new: Float[Tensor, "P D"], num_neighbors: int, values: Float[Tensor, "*L n"]
     ) -> tuple[Float[Tensor, "S D"], Float[Tensor, "*L S"]]:
         """The places nearest to any of some new points, and values there."""
-        numbers = self._index.nearest(x_new.detach().cpu(), num_neighbors).unique().long()
+        count = min(max(2, num_neighbors), self.count)  # two at least, since a table has as many
+        numbers = self._index.nearest(x_new.detach().cpu(), count).unique().long()
         x, found = self.points.fetch(numbers, self.points.x, values.movedim(-1, 0).contiguous().cpu())
         return x.to(values), found.movedim(0, -1).to(values)
 

@@ -59,7 +59,7 @@ def with_errors(path):
     gp = method(True)
     with pytest.raises(ValueError, match="expected path to end in .zarr on 2 processes, got None"):
         predict_grid(gp, AXES)
-    with pytest.raises(TypeError, match="Vecchia.sample: expected method with all rows"):
+    with pytest.raises(ValueError, match="predict_grid: expected num_draws 0 on several processes, got 2"):
         predict_grid(gp, AXES, path=path, num_draws=2)
     return {}
 
