@@ -43,6 +43,7 @@ from pyro_nngp.models.base import (
     warn_untrained,
 )
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
+from pyro_nngp.neighbors.numbers import NeighborTrial
 from pyro_nngp.variational import (
     AmortizedGaussian,
     GaussianSites,
@@ -411,16 +412,19 @@ class VNNGP(ShardedLatents):
 
     @pyro_entry
     def prediction_neighbors(self) -> int:
-        """The default number of neighbors in predictions: with sites their choice, else K."""
+        """The default number of neighbors in predictions: K; with sites 64, or more for f smooth in many inputs."""
         if not isinstance(self.local, GaussianSites):
             return self.graph.num_neighbors
-        if self.shard is None:
-            return self.local.prediction_neighbors()
         first, most = self.local.prediction_range()
         if first >= most:
             return first
-        view, trial = self.neighbor_trial(most)
-        return view.local.enough(trial, first)
+        view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
+        return view._enough_neighbors(trial, first)
+
+    @pyro_entry
+    def _enough_neighbors(self, trial: NeighborTrial, first: int) -> int:
+        self._place_medians()
+        return cast(GaussianSites, self.local).enough(trial, first)
 
     def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.local, GaussianSites):

@@ -230,17 +230,6 @@ class GaussianSites(GPModule):
 
         self.excess.update(find, self.loc.shape[:-1].numel() * graph.num_rows)
 
-    @pyro_entry
-    @torch.no_grad()
-    def prediction_neighbors(self) -> int:
-        """The default number of nearest points per new point: 64, or more where f is smooth in many inputs.
-
-        It is doubled, up to 512, while that lowers the predictive variance at 64 of the points by more than 1 % on
-        average.
-        """
-        first, most = self.prediction_range()
-        return first if first >= most else self.enough(self._prior[1].trial(most), first)
-
     def prediction_range(self) -> tuple[int, int]:
         """Smallest and largest number of nearest points that predictions take by default."""
         return prediction_range(self._prior[1], bool(self.solved))
@@ -248,7 +237,10 @@ class GaussianSites(GPModule):
     @pyro_entry
     @torch.no_grad()
     def enough(self, trial: NeighborTrial, first: int) -> int:
-        """The number of :meth:`prediction_neighbors`, doubled from `first`, at some points."""
+        """The default number of nearest points per new point, doubled from `first`: 64, up to 512.
+
+        Doubling ends where it lowers the predictive variance at some points by less than 1 % on average.
+        """
         kernel, graph, _, jitter, _ = self._prior
         cov, variance = bind_double(kernel, graph.x.dtype), self.variance[..., trial.rows]
         return enough_for_predictions(trial, first, cov, graph.x.double(), variance, jitter)

@@ -264,18 +264,13 @@ def test_errors_in_a_group(tmp_path):
 
 
 def test_what_is_not_there_on_several_processes():
-    x, y, new = problem()
+    x, y, _ = problem()
     data = ShardedData(x, y)
     gp = Vecchia(data, num_neighbors=4, kernel=Matern52(2, 1.0, 0.3), likelihood=Gaussian(0.1))
     for name, call in {
         "extend": lambda: gp.extend(x, y),
         "condition_on": lambda: gp.condition_on(x, y),
         "save": lambda: gp.save("model.safetensors"),
-        "loo": lambda: gp.loo(),
-        "loo_by_draw": lambda: gp.loo_by_draw(),
-        "joint": lambda: gp.joint(new),
-        "sample": lambda: gp.sample(new, 3),
-        "predictions_by_draw": lambda: gp.predictions_by_draw(new),
     }.items():
         with pytest.raises(TypeError, match=rf"Vecchia.{name}: expected method with all rows, got one of ShardedData"):
             call()

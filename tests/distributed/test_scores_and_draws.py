@@ -9,6 +9,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson, StudentT
 from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.variational import sites
 from tests.oracles.problems import surface
 from tests.oracles.processes import on_processes
 
@@ -111,6 +112,19 @@ def test_posterior_draws_of_hyperparameters(tmp_path):
     assert expected["loo"].shape == (3, N)
     for found in on_processes(2, tmp_path, at_samples, True):
         check_same(found, expected, 1e-8)
+
+
+def test_neighbors_of_predictions_are_chosen_at_medians(monkeypatch):
+    values, choose = [], sites.enough_for_predictions
+    monkeypatch.setattr(sites, "enough_for_predictions", lambda *args: values.append(args[2](x, x)) or choose(*args))
+    x, y, _ = surface(Gaussian)
+    for data in ((x, y), (ShardedData(x, y),)):
+        kernel = Matern52(2, 1.0, 0.3)
+        kernel.lengthscale = PyroSample(dist.LogNormal(torch.full((2,), -1.0), 0.5).to_event(1))
+        gp = VNNGP(*data, kernel=kernel, num_neighbors=8)
+        gp.solve()
+        gp.prediction_neighbors()
+    assert torch.equal(*values)
 
 
 def test_malformed_rows_and_numbers_of_neighbors():
