@@ -7,12 +7,18 @@ A step is the computation of a process, plus a reduction of 48 bytes (six number
 
 with R processes. An iteration of conjugate gradients for q(u) at the data exchanges the halo twice, 8 bytes per row,
 and takes two such reductions; a cell on the unit square has a perimeter of 4 / sqrt(R), with 3 rows of the halo per
-distance of N^(-1/2) (1.7 and 2.9 were counted at 10^6 and 10^7 rows on two processes).
+distance of N^(-1/2) (1.7 and 2.9 were counted at 10^6 and 10^7 rows on two processes). With the preconditioner of all
+rows it exchanges parts of the halo twice in each round besides. An exchange is a message to each process that owns a
+row, and one back: up to 19 owners of a whole halo, some 8 of that of a round. Rounds at 10^6 rows and their growth with
+rows are those that benchmarks/speed/shards_rounds.py counts.
 
 Latencies of NCCL are those of its own cost model (src/graph/tuning.cc of NCCL 2.2x, trees with the LL
 protocol: 6.8 us, and 5.0 us per hop over a network); 50 GB/s is a port of 400 Gb/s. One way through the TCP stack of a
-kernel takes 10 to 30 us; 25 us and 10 Gb/s are taken. Computation and memory are those measured with
-benchmarks/speed/shards.py, given here as arguments. Run: ``python benchmarks/speed/shards_model.py``.
+kernel takes 10 to 30 us; 25 us and 10 Gb/s are taken. A message of Gloo costs .1 ms of the processor (measured: 190 us
+for two processes, .9 ms for sixteen with two neighbors each, with everything around it). Computation and memory are
+those measured with benchmarks/speed/shards.py, given here as arguments.
+
+Run from the project root: ``python benchmarks/speed/shards_model.py``.
 """
 
 import argparse
@@ -20,7 +26,9 @@ import math
 
 BYTES = 48
 NCCL_BASE, NCCL_HOP, NCCL_BANDWIDTH = 6.8e-6, 5.0e-6, 50e9
-TCP_HOP, TCP_BANDWIDTH = 25e-6, 1.25e9
+TCP_HOP, TCP_BANDWIDTH, TCP_MESSAGE = 25e-6, 1.25e9, 1e-4
+OWNERS, OWNERS_PER_ROUND = 19, 8
+ROUNDS = {8: (131, 20), 64: (166, 20), 512: (206, 26)}  # at 10^6 rows, and for each further factor of ten
 
 
 def nccl(size):
@@ -33,9 +41,15 @@ def gloo(size):
     return 2 * (size - 1) * TCP_HOP + 2 * BYTES / TCP_BANDWIDTH
 
 
-def exchange(halo, hop, bandwidth):
-    """Seconds of the two exchanges of a halo with the eight cells around, one after the other."""
-    return 2 * (8 * hop + 8 * halo / bandwidth)
+def exchange(owners, halo, message, bandwidth):
+    """Seconds of the two exchanges of a halo, one message after the other."""
+    return 2 * (owners * message + 8 * halo / bandwidth)
+
+
+def iteration(halo, size, rounds, message, bandwidth, reduction):
+    """Seconds of communication in an iteration: with the preconditioner of own rows, and with that of all rows."""
+    own = exchange(min(size - 1, OWNERS), halo, message, bandwidth) + 2 * reduction
+    return own, own + rounds * exchange(min(size - 1, OWNERS_PER_ROUND), halo / rounds, message, bandwidth)
 
 
 def main():
@@ -59,17 +73,18 @@ def main():
         for size in (8, 64, 512):
             own = args.base_mb / 1e3 + rows / size * args.row_bytes / 1e9
             print(f"| 10^{round(math.log10(rows))} | {size} | {own:.2f} GB | {7 * rows / 1e9:.2f} GB |")
-    print(
-        "\n| rows of all | processes | halo rows | computation ms | communication, NCCL ms | communication, Gloo ms |"
-    )
-    print("|---|---|---|---|---|---|")
+    names = "NCCL ms: own rows", "all rows", "Gloo ms: own rows", "all rows"
+    print(f"\n| rows of all | processes | halo rows | rounds | computation ms | {' | '.join(names)} |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for rows in (10**7, 10**8, 10**9):
         for size in (8, 64, 512):
             halo, compute = 3 * 4 * math.sqrt(rows / size), 1e-3 * args.iteration_us * rows / size
-            fast = 1e3 * (exchange(halo, NCCL_HOP, NCCL_BANDWIDTH) + 2 * nccl(size))
-            slow = 1e3 * (exchange(halo, TCP_HOP, TCP_BANDWIDTH) + 2 * gloo(size))
-            start = f"| 10^{round(math.log10(rows))} | {size} | {halo:.0f}"
-            print(f"{start} | {compute:.1f} | {fast:.2f} | {slow:.2f} |")
+            decades = round(math.log10(rows))
+            rounds = ROUNDS[size][0] + (decades - 6) * ROUNDS[size][1]
+            fast = iteration(halo, size, rounds, NCCL_HOP, NCCL_BANDWIDTH, nccl(size))
+            slow = iteration(halo, size, rounds, TCP_MESSAGE, TCP_BANDWIDTH, gloo(size))
+            times = " | ".join(f"{1e3 * part:.1f}" for part in (*fast, *slow))
+            print(f"| 10^{decades} | {size} | {halo:.0f} | {rounds} | {compute:.1f} | {times} |")
     print("\n| cells | processes | s per process |")
     print("|---|---|---|")
     for size in (2, 8, 64, 512):

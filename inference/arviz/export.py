@@ -151,6 +151,7 @@ def to_arviz(
     method = method_of(draws.model)
     if method is not None:
         method.warn_of_intervals()
+        method.check_whole("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
     densities = predict = None
     if method is not None and method.has_loo and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")

@@ -42,13 +42,11 @@ class ShardedRows(DataSites):
         can_distribute: whether the method takes :class:`~pyro_nngp.distributed.ShardedData`.
         has_row_tables: whether parameters of ``local`` have a row per datum.
         predicts_from_rows: whether predictions condition on the data, or on latent values at them.
-        row_buffers: buffers with a row per datum that follow from the data and the neighbors.
     """
 
     can_distribute = False
     has_row_tables = True
     predicts_from_rows = True
-    row_buffers: frozenset[str] = frozenset({"data_neighbors"})
     graph: Any
     local: Any
 
@@ -103,6 +101,11 @@ class ShardedRows(DataSites):
         """Values of own rows with those of the halo behind them; unchanged where there is no halo."""
         table = getattr(self, "graph", None)
         return table.halo.complete(own) if isinstance(table, ShardedTable) else own
+
+    @property
+    def row_buffers(self) -> set[str]:
+        """Buffers with a row per datum that follow from the data and the neighbors."""
+        return {"data_neighbors"}
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum.
@@ -220,12 +223,15 @@ class ShardedRows(DataSites):
             table.kept_trial = most, Trial(self.at_numbers(numbers), trial)
         return table.kept_trial[1]
 
-    def check_whole(self, what: str) -> None:
+    def check_whole(
+        self,
+        what: str,
+        cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
+    ) -> None:
         """Raise for an operation that is not there on several processes.
 
         Raises:
             TypeError: names the operation and the cure.
         """
         if self.shard is not None:
-            cure = "Copy the hyperparameters by start=gp into a method built on tensors, on one process."
             fail(f"{type(self).__name__}.{what}", "method", "with all rows", "one of ShardedData", cure, TypeError)

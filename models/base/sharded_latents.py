@@ -32,14 +32,16 @@ class ShardedLatents(PredictiveMethod):
         local: q(u).
     """
 
-    row_buffers = frozenset(
-        {"data_neighbors", "local.y", "local.response", "local.rank", "local.context", "local.pattern"}
-    )
     local: LocalGaussian | AmortizedGaussian | GaussianSites
     data_neighbors: Any
     at_data: Any
     _amortized: Callable[..., AmortizedGaussian]
     _sites: Callable[[], GaussianSites]
+
+    @property
+    def row_buffers(self) -> set[str]:
+        found = super().row_buffers | {f"local.{name}" for name in ("y", "response", "rank", "context")}
+        return found | {"local.pattern"} if self.at_data else found
 
     @property
     def has_factor(self) -> bool:

@@ -82,7 +82,7 @@ class ShardedData(ShardedPoints):
         if self.num_rows < 2 * self.world.size:
             fail(where, "x", f"with at least {2 * self.world.size} rows", self.num_rows, "Use fewer processes.")
         start, stop = self.block
-        block = {name: read_rows(source, start, stop) for name, source in sources.items()}
+        block = {name: read_rows(where, name, source, start, stop) for name, source in sources.items()}
         for name, values in block.items():
             check_finite(where, name, values)
             block[name] = values.to(block["x"].dtype)

@@ -61,26 +61,48 @@ def open_source(where: str, arg: str, value: Any) -> Any:
     """A source of rows, with files opened.
 
     Raises:
-        TypeError: if `value` is neither a source nor the path of a ``.npy`` file or ``.zarr`` store.
+        TypeError: if `value` is not a source.
+        ValueError: for a path that does not end in ``.npy`` or ``.zarr``, or a file of another kind.
+        FileNotFoundError: if there is no such file.
     """
-    if isinstance(value, str | os.PathLike):
-        suffix = Path(value).suffix
-        if suffix == ".npy":
-            return np.load(value, mmap_mode="r", allow_pickle=False)
-        if suffix == ".zarr":
-            return import_extra(where, "zarr", "maps").open_array(store=os.fspath(value), mode="r")
-        cure = "Open other files yourself, and pass the array; ParquetColumns reads Parquet."
-        fail(where, arg, "to end in .npy or .zarr", str(value), cure)
-    if not (hasattr(value, "shape") and hasattr(value, "__getitem__")):
+    source = _opened(where, arg, value) if isinstance(value, str | os.PathLike) else value
+    if not (hasattr(source, "shape") and hasattr(source, "__getitem__")):
         cure = "Pass a memory map, a tensor, a Zarr array, or ParquetColumns(path, names)."
-        fail(where, arg, "to be an array that can be read by slices", type(value).__name__, cure, TypeError)
-    return value
+        fail(where, arg, "to be an array that can be read by slices", type(source).__name__, cure, TypeError)
+    return source
 
 
-def read_rows(source: Any, start: int, stop: int) -> Tensor:
-    """Rows of a source as a tensor: float32 and float64 as they are, other numbers in float64."""
+def _opened(where: str, arg: str, path: Any) -> Any:
+    """The array of a file."""
+    suffix = Path(path).suffix
+    if suffix not in (".npy", ".zarr"):
+        cure = "Open other files yourself, and pass the array; ParquetColumns reads Parquet."
+        fail(where, arg, "to end in .npy or .zarr", str(path), cure)
+    if not Path(path).exists():
+        cure = f"Each process looks for it from its own folder, {Path.cwd()}: all of them have to see it."
+        fail(where, arg, "to be a file or store that exists", str(path), cure, FileNotFoundError)
+    if suffix == ".zarr":
+        return import_extra(where, "zarr", "maps").open_array(store=os.fspath(path), mode="r")
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        cure = "Write it by numpy.save, from an array of numbers."
+        fail(where, arg, "to be a .npy file of numbers", str(path), cure, ValueError, error)
+
+
+def read_rows(where: str, arg: str, source: Any, start: int, stop: int) -> Tensor:
+    """Rows of a source as a tensor: float32 and float64 as they are, other real numbers in float64.
+
+    Raises:
+        TypeError: for anything but real numbers.
+    """
     rows = source[start:stop]
     if not isinstance(rows, Tensor):
         array = np.asarray(rows)
-        rows = torch.from_numpy(np.array(array, array.dtype if array.dtype.kind in "fiub" else np.float64))
+        if array.dtype.kind not in "fiub":
+            cure = "Convert them, to float64 for instance."
+            fail(where, arg, "to hold real numbers", f"dtype {array.dtype}", cure, TypeError)
+        rows = torch.from_numpy(np.array(array, array.dtype.newbyteorder("=")))
+    elif rows.is_complex():
+        fail(where, arg, "to hold real numbers", rows.dtype, "Convert them, to float64 for instance.", TypeError)
     return rows.clone() if rows.dtype in (torch.float32, torch.float64) else rows.double()

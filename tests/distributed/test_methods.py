@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pyro_nngp.distributed import ShardedData
-from pyro_nngp.inference import CheckpointError, DivergenceError, Schedule, Validation, fit
+from pyro_nngp.inference import CheckpointError, DivergenceError, Schedule, Validation, fit, to_arviz
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, StudentT
 from pyro_nngp.means import LinearMean
@@ -271,6 +271,7 @@ def test_what_is_not_there_on_several_processes():
         "extend": lambda: gp.extend(x, y),
         "condition_on": lambda: gp.condition_on(x, y),
         "save": lambda: gp.save("model.safetensors"),
+        "to_arviz": lambda: to_arviz(gp),
     }.items():
         with pytest.raises(TypeError, match=rf"Vecchia.{name}: expected method with all rows, got one of ShardedData"):
             call()

@@ -135,6 +135,27 @@ def test_malformed_data():
         ShardedData(x, 1.0)
     with pytest.raises(ValueError, match="expected y to be finite"):
         ShardedData(x, torch.full((1500,), torch.nan))
+    with pytest.raises(TypeError, match="expected y to hold real numbers, got torch.complex64"):
+        ShardedData(x, torch.zeros(1500, dtype=torch.complex64))
+
+
+def test_malformed_files(tmp_path):
+    x, y = points(), tmp_path / "y.npy"
+    for name in ("y.npy", "y.zarr"):
+        with pytest.raises(FileNotFoundError, match="expected y to be a file or store that exists, got"):
+            ShardedData(x, tmp_path / name)
+    for values in (np.full(1500, "1.0"), np.full(1500, 1j)):
+        np.save(y, values)
+        with pytest.raises(TypeError, match=f"expected y to hold real numbers, got dtype {values.dtype}"):
+            ShardedData(x, y)
+    np.save(y, np.full(1500, 1.5, ">f4"))
+    assert torch.equal(ShardedData(x, y).values["y"], torch.full((1500,), 1.5, dtype=x.dtype))
+    np.save(y, np.array([None] * 1500), allow_pickle=True)
+    with pytest.raises(ValueError, match="expected y to be a .npy file of numbers"):
+        ShardedData(x, y)
+    y.write_text("no array")
+    with pytest.raises(ValueError, match="expected y to be a .npy file of numbers"):
+        ShardedData(x, y)
 
 
 def test_tables_refuse_what_needs_all_rows():
