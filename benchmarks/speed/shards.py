@@ -112,14 +112,15 @@ class CountedProducts:
         ShardedFactor.product = self._product
 
 
-def measure_solve(folder, neighbors, noise, prior):
-    """One row of the table of solutions for a mean-field q(u)."""
+def measure_solve(folder, neighbors, noise, prior, has_factor):
+    """One row of the table of solutions for q(u): mean-field, or with a factor on the neighbors."""
     warnings.simplefilter("ignore")
     factor.ROWS_PER_ROUND = {"own": 10**9, "all": 0, None: factor.ROWS_PER_ROUND}[prior]
     join_group()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
     world, likelihood = data.world, Gaussian(noise)
-    options = {"likelihood": likelihood, "num_neighbors": neighbors, "posterior": "mean-field"}
+    family = {"guide_neighbors": neighbors} if has_factor else {"posterior": "mean-field"}
+    options = {"likelihood": likelihood, "num_neighbors": neighbors, **family}
     gp = nngp.VNNGP(data, kernel=Matern32(2, 0.25, 0.05), **options)
     row = {"rows": data.num_rows, "processes": world.size, "halo rows": world.max(len(gp.graph.halo))}
     world.traffic.clear()
@@ -142,13 +143,14 @@ def main():
     parser.add_argument("--neighbors", type=int, default=16)
     parser.add_argument("--cells", type=int, default=10**6)
     parser.add_argument("--solve", action="store_true", help="the solution of VNNGP for q(u) in place of training")
+    parser.add_argument("--factor", action="store_true", help="that solution for a factor in place of mean-field")
     parser.add_argument("--noise", type=float, default=0.01, help="variance of the noise of that model")
     parser.add_argument("--prior", choices=["own", "all"], help="rows of the preconditioner; the default chooses")
     parser.add_argument("--data", type=Path, help="folder of x.npy and y.npy")
     args = parser.parse_args()
     if args.data is not None:
         if args.solve:
-            measure_solve(args.data, args.neighbors, args.noise, args.prior)
+            measure_solve(args.data, args.neighbors, args.noise, args.prior, args.factor)
         else:
             measure(args.data, args.neighbors, args.cells)
         return
@@ -158,7 +160,7 @@ def main():
             for count in counts:
                 launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
                 own = [__file__, "--data", folder, "--neighbors", str(args.neighbors), "--cells", str(args.cells)]
-                own += ["--noise", str(args.noise)] + ["--solve"] * args.solve
+                own += ["--noise", str(args.noise)] + ["--solve"] * args.solve + ["--factor"] * args.factor
                 own += [] if args.prior is None else ["--prior", args.prior]
                 subprocess.run([sys.executable, *launch, *own], check=True)
 
