@@ -90,9 +90,10 @@ def main():
     lines = [
         "# Two threads",
         "",
-        f"{os.cpu_count()} cores; {args.seconds:g} s of alternating rounds each; torch {torch.__version__}. Wall times are the",
-        "least of the rounds, processor times medians. The last ratios are wall times on one thread to those on n: more than 1",
-        "where threads help. `python benchmarks/speed/threads.py --out benchmarks/results/threads.md`.",
+        f"{os.cpu_count()} cores; {args.seconds:g} s of alternating rounds each; torch {torch.__version__}.",
+        "Wall times are the least of the rounds, processor times medians. The last ratios are wall times on one thread to",
+        "those on n: more than 1 where threads help. `python benchmarks/speed/threads.py --out",
+        "benchmarks/results/threads.md`.",
         "",
         f"| work | {' | '.join(names)} | least: 1 / n | median: 1 / n | rounds, load |",
         "|---" * (len(args.threads) + 4) + "|",
