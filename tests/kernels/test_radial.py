@@ -53,7 +53,7 @@ def by_seconds(kernel: Kernel) -> object:
     return pytest.param(kernel, id=name_of(kernel), marks=[pytest.mark.slow] * slow)
 
 
-@pytest.mark.parametrize("kernel", map(by_seconds, smooth_kernels()))
+@pytest.mark.parametrize("kernel", [by_seconds(kernel) for kernel in smooth_kernels()])
 def test_first_and_second_derivatives(kernel: Kernel) -> None:
     x, z = points(2, 2).requires_grad_(), points(2, 3, 2).requires_grad_()  # x broadcasts over the batch of z
 
