@@ -24,6 +24,7 @@ class Sweep:
         columns: of the table.
         value: heading of the column "value".
         score: the column that the picture shows; its label is `label`, that of the setting `axis`.
+        x: the column along the picture, "setting" or "seconds".
     """
 
     caption: str
@@ -33,6 +34,7 @@ class Sweep:
     label: str
     axis: str
     value: str = "value"
+    x: str = "setting"
 
 
 def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
@@ -97,14 +99,16 @@ def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
     for (part, data), axis in zip(itertools.product(parts, names), axes.flat, strict=True):
         here, sweep = [row for row in rows if (row["part"], row["data"]) == (part, data)], sweeps[part]
         for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
-            points = sorted((float(row["setting"]), float(row[sweep.score])) for row in here if row["method"] == method)
+            points = sorted((float(row[sweep.x]), float(row[sweep.score])) for row in here if row["method"] == method)
             if len(points) == 1:
                 axis.axhline(points[0][1], color=f"C{i}", linestyle="--", label=method)
             else:
                 axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
-        axis.set(xscale="log", xlabel=sweep.axis, ylabel=sweep.label, title=data)
-        axis.set_xticks(sorted({int(row["setting"]) for row in here}), minor=False)
-        axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.xaxis.set_minor_locator(plt.NullLocator())
+        steps = sweep.x == "setting"
+        axis.set(xscale="log", xlabel=sweep.axis if steps else sweep.x, ylabel=sweep.label, title=data)
+        if steps:
+            axis.set_xticks(sorted({float(row["setting"]) for row in here}), minor=False)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_locator(plt.NullLocator())
         axis.legend(fontsize=7)
     figure.savefig(path)
