@@ -6,8 +6,8 @@
 - training (figure 4): validation NLL against processor seconds of training with everything learned; a run is looked
   at after 10, 20, ..., 640 steps, which its clock leaves out.
 
-Precipitation anomalies of 5,906 stations and counts of robins, models and recipe as in `npvi.py` beside this file, first
-split; in "lengthscale" the stations alone, whose inputs are places alone.
+Precipitation anomalies of 5,906 stations and counts of robins; models and recipe as in `npvi.py` beside this file,
+first split; in "lengthscale" the stations alone, whose inputs are places alone.
 
 Rows are appended to a CSV file; one that is there is not run again.
 
@@ -21,7 +21,7 @@ import time
 from functools import cache, partial
 
 import torch
-from npvi import BATCH, ENCODER_BATCH, methods, prepared  # beside this file
+from npvi import BATCH, ENCODER_BATCH, prepared  # beside this file
 from sweeps import Sweep, main
 
 from pyro_nngp.inference import fit
