@@ -1,7 +1,6 @@
 """Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers."""
 
 import argparse
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,20 +82,25 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict]) -> str:
 
 
 def _cell(column: str, text: str) -> str:
-    return "" if text == "" else f"{float(text):.{0 if column == 'seconds' else 3}f}"
+    if text == "":
+        return ""
+    digits = 3 if column != "seconds" else 1 if float(text) < 10 else 0
+    return f"{float(text):.{digits}f}"
 
 
 def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
-    """A row of panels per part, one per data set; a method with one setting is a dashed line."""
+    """A panel per part and data set, in a row per part if all have the same sets; one setting is a dashed line."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    parts, names = (list(dict.fromkeys(row[name] for row in rows)) for name in ("part", "data"))
-    size = 3.6 * len(names), 3.2 * len(parts)
-    figure, axes = plt.subplots(len(parts), len(names), figsize=size, layout="constrained", squeeze=False)
-    for (part, data), axis in zip(itertools.product(parts, names), axes.flat, strict=True):
+    panels = list(dict.fromkeys((row["part"], row["data"]) for row in rows))
+    parts, names = (len({panel[i] for panel in panels}) for i in (0, 1))
+    shape = (parts, names) if parts * names == len(panels) else (1, len(panels))
+    size = 3.6 * shape[1], 3.2 * shape[0]
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False)
+    for (part, data), axis in zip(panels, axes.flat, strict=True):
         here, sweep = [row for row in rows if (row["part"], row["data"]) == (part, data)], sweeps[part]
         for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
             points = sorted((float(row[sweep.x]), float(row[sweep.score])) for row in here if row["method"] == method)
