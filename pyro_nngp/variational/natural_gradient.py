@@ -294,7 +294,7 @@ def average(values: Tensor, total: Total = whole, dim: int | None = None) -> Ten
 def _factor_optimum(
     prior: VecchiaFactor | ShardedFactor, pattern: Int[Tensor, "N P"]
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    return (ShardedFactorOptimum if isinstance(prior, ShardedFactor) else FactorOptimum)(prior, pattern)
+    return ShardedFactorOptimum(prior, pattern) if isinstance(prior, ShardedFactor) else FactorOptimum(prior, pattern)
 
 
 def _mean_field(prior: VecchiaFactor | ShardedFactor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
