@@ -83,7 +83,8 @@ def factors():
     return {"rows": data.rows, "scale": scale, "weights": weights}
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3])
 def test_factors_are_those_of_one_process(count, tmp_path):
     x, _, _ = surface(Gaussian)
     graph = NeighborGraph(x, 8)
