@@ -196,19 +196,22 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], siz
 
 
 def _needed(where: str, steps: list[_Step], results: tuple[Tensor, ...]) -> list[_Step]:
-    """Steps that the results or a branch need."""
+    """Steps that the results or a branch need, those that write to their memory among them."""
     varying, used, kept = _made(steps), {id(t) for t in results}, []
+    memory = {_memory(t) for t in results}
     for step in reversed(steps):
         masks = [t for t in step.args[1] if t is not None and t.dtype == torch.bool] if step.selects() else []
         if any(id(t) in varying for t in masks) or (step.has(torch.Tag.dynamic_output_shape) and not step.selects()):
             _refuse(where, "selects by values, so that shapes depend on them")  # used or not: a branch may ask for them
-        if not (step.function in _READS or step.written() or any(id(t) in used for t in _tensors(step.result))):
+        written = any(_memory(t) in memory for t in step.written())
+        if not (step.function in _READS or written or any(id(t) in used for t in _tensors(step.result))):
             continue
         if step.has(torch.Tag.nondeterministic_seeded):
             _refuse(where, "draws random numbers")
         if step.function is aten._local_scalar_dense.default and step.args[0].is_floating_point():
             _refuse(where, "reads a number out of a tensor")
         used.update(map(id, step.inputs()))
+        memory.update(map(_memory, step.inputs()))
         kept.append(step)
     return kept[::-1]
 

@@ -16,7 +16,7 @@ Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(300, generator=GENERATOR)
 STEPS = 60
 QUICK = ("mean-field", "Vecchia")
 SOLVE_EVERY = {"sites": 30, "counts": 30}
-DRAWING = {"labels", "SVGP", "SWSGP"}  # draws that count: of omega, of u, of rows of inducing points
+DRAWING = {"labels"}  # draws that count: of omega
 METHODS = {
     "mean-field": lambda mean: VNNGP(X, Y, num_neighbors=8, posterior="mean-field", mean=mean),
     "factor": lambda mean: VNNGP(X, Y, num_neighbors=8, guide_neighbors=3, mean=mean),
