@@ -19,6 +19,7 @@ training rows: one iteration of the slowest takes minutes on all.
 Usage: python benchmarks/speed/curves.py terrain|elevators|protein [--start default|same] [--seconds 60] [--rounds 1]
            [--rows 20000] [--systems ...] [--peer-python PYTHON] [--out FILE]. GPyTorch needs the `bench` extra;
            GPBoost runs in --peer-python where it is given. Data as in pyro_nngp.data.datasets.
+       python benchmarks/speed/curves.py --figure docs/_static/curves.svg draws the tables of results/curves.md.
 """
 
 import argparse
@@ -302,9 +303,31 @@ def run_of(system, args, place):
     return [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
 
 
+def draw(tables, path):
+    """NLL against seconds, a panel for each table; a point at .1 s stands for less."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parts = re.findall(r"^(\w+), [\d,]+ training.*?start: (\w+),(.*?)(?=^\w+, [\d,]+ training|\Z)", tables, re.M | re.S)
+    count = math.ceil(len(parts) / 2)
+    figure, axes = plt.subplots(count, 2, figsize=(9, 3.6 * count), layout="constrained", squeeze=False)
+    colors = {system: f"C{i}" for i, system in enumerate(SYSTEMS)}
+    for axis, (name, start, text) in zip(axes.flat, sorted(parts), strict=False):
+        curves = {}
+        for system, seconds, nll in re.findall(r"^\| (\S+) \| [^|]+ \| ([\d.]+) \| [\d.]+ \| (\S+) \|$", text, re.M):
+            curves.setdefault(system, []).append((max(float(seconds), 0.1), float(nll)))
+        for system, points in curves.items():
+            axis.plot(*zip(*points, strict=True), color=colors[system], marker="o", markersize=3, label=system)
+        axis.set(xscale="log", xlabel="processor seconds", ylabel="test NLL", title=f"{name}, {start} start")
+        axis.legend(fontsize=7)
+    figure.savefig(path)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=["terrain", "elevators", "protein"])
+    parser.add_argument("name", choices=["terrain", "elevators", "protein"], nargs="?")
     parser.add_argument("--start", choices=["default", "same"], default="default")
     parser.add_argument("--seconds", type=float, default=60, help="of training, for each system")
     parser.add_argument("--rounds", type=int, default=1)
@@ -312,12 +335,19 @@ def main():
     parser.add_argument("--systems", nargs="+", default=SYSTEMS)
     parser.add_argument("--peer-python")
     parser.add_argument("--out", type=Path, help="file that the table is added to")
+    parser.add_argument("--figure", type=Path, help="picture of the recorded tables, in place of a run")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args)
         return
+    if args.figure:
+        results = Path(__file__).parents[1] / "results" / "curves.md"
+        draw(results.read_text(encoding="utf-8"), args.figure)
+        return
+    if args.name is None:
+        parser.error("name a data set")
     train, test = split(args.name, args.rows)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "rows.npz")
