@@ -7,7 +7,8 @@ without the mark, or whose latent site has no marginal, are unchanged.
 
 With Pyro's validation off, as in :func:`~pyro_nngp.inference.fit` after its first step, log densities are computed only
 when they are read: not for latent sites whose divergence has a closed form, nor for integrated sites. Model and guide
-of one method share what both need.
+of one method share what both need, and sites that the guide draws as the model does, ``infer={"as_model": True}``, have
+no divergence: where everything else is integrated, too, random draws do not enter the loss.
 """
 
 from contextlib import nullcontext
@@ -63,7 +64,8 @@ class IntegratedELBO(TraceMeanField_ELBO):
         """
         if is_validation_enabled():
             return super().differentiable_loss(model, guide, *args, **kwargs)
-        return sum(_loss(*traces) / self.num_particles for traces in self._get_traces(model, guide, args, kwargs))
+        traces, one_method = self._get_traces(model, guide, args, kwargs), _of_one_method(model, guide)
+        return sum(_loss(*pair, one_method) / self.num_particles for pair in traces)
 
 
 def _of_one_method(model: Any, guide: Any) -> bool:
@@ -72,7 +74,7 @@ def _of_one_method(model: Any, guide: Any) -> bool:
     return owner is not None and owner is getattr(guide, "__self__", None)
 
 
-def _loss(model_trace: poutine.Trace, guide_trace: poutine.Trace) -> Tensor:
+def _loss(model_trace: poutine.Trace, guide_trace: poutine.Trace, one_method: bool) -> Tensor:
     """The loss of ``TraceMeanField_ELBO`` at one draw, not read."""
     loss: Any = 0
     for name, site in model_trace.nodes.items():
@@ -82,6 +84,8 @@ def _loss(model_trace: poutine.Trace, guide_trace: poutine.Trace) -> Tensor:
             loss = loss - site["log_prob_sum"]
             continue
         drawn = guide_trace.nodes[name]
+        if one_method and drawn["infer"].get("as_model"):
+            continue
         try:
             divergence = torch.as_tensor(kl_divergence(drawn["fn"], site["fn"])).expand(drawn["fn"].batch_shape)
             loss = loss + torch.as_tensor(scale_and_mask(divergence, drawn["scale"], drawn["mask"])).sum()

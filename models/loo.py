@@ -355,7 +355,7 @@ class LOO(ResponseMethod):
         with latents, data:
             own = pyro.sample(self.site("omega"), family(batch.rows[batch.targets]))
         omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
-        outside = _others(batch)
+        outside = _others(batch.rows, batch.targets)
         if len(outside) == 0:
             return omega
         with latents, pyro.plate(self.site("halo"), len(outside), dim=-1):
@@ -364,6 +364,6 @@ class LOO(ResponseMethod):
 
 
 @operation
-def _others(batch: Batch) -> Tensor:
+def _others(rows: Tensor, targets: Tensor) -> Tensor:
     """Positions of the rows of a batch that are not its targets."""
-    return torch.ones_like(batch.rows, dtype=torch.bool).index_fill(0, batch.targets, False).nonzero()[:, 0]
+    return torch.ones_like(rows, dtype=torch.bool).index_fill(0, targets, False).nonzero()[:, 0]

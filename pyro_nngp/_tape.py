@@ -44,7 +44,10 @@ class AnotherBranch(RuntimeError):
 
 
 def operation(function: Callable) -> Callable:
-    """Mark a function that writes none of its arguments as one operation of a :class:`Tape`."""
+    """Mark a function as one operation of a :class:`Tape`.
+
+    It writes none of its arguments, and these show their tensors: numbers, tensors, and tuples of them.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -68,15 +71,18 @@ class Tape:
         examples: tensors to record it at; values have their shapes and dtypes.
         others: other values, for a function in which sizes vary; None where they do not.
         most_bytes: memory for intermediate results while recording; None has no limit.
+        draws: whether the results may depend on random draws. A replay then draws all that the function draws, in its
+            order and from the same generators, so that it also leaves these as the function does.
 
     Attributes:
         source: the operations that a replay executes, as Python code.
+        has_draws: whether these include random draws.
 
     Raises:
         ValueError: if the examples are on another device than the CPU, or one run does not determine the operations:
             for numbers other than integers and booleans that are read out of tensors that depend on the examples,
-            results whose shape depends on values, random draws, and changes in place of tensors from outside; or if
-            two runs differ in more than sizes, or the memory does not suffice.
+            results whose shape depends on values, random draws (but see `draws`), and changes in place of tensors from
+            outside; or if two runs differ in more than sizes, or the memory does not suffice.
     """
 
     def __init__(
@@ -86,6 +92,7 @@ class Tape:
         *examples: Tensor,
         others: tuple[Tensor, ...] | None = None,
         most_bytes: int | None = None,
+        draws: bool = False,
     ) -> None:
         if any(example.device.type != "cpu" for example in examples):
             _refuse(where, "computes on another device than the CPU")
@@ -94,11 +101,13 @@ class Tape:
             recorder = _Recorder(where, most_bytes)
             with _recording(recorder), recorder:
                 results = function(*values)
-            return _needed(where, _dependent(where, recorder.steps, values, others is not None), results), results
+            dependent = _dependent(where, recorder.steps, values, others is not None)
+            return _needed(where, dependent, results, draws), results
 
         steps, results = steps_at(examples)
         if others is not None:
             steps = _with_sizes(where, (steps, examples), (steps_at(others)[0], others))
+        self.has_draws = any(step.draws() for step in steps)
         writer = _Writer(steps, examples)
         self.source = writer.write(results)
         exec(self.source, writer.globals)
@@ -128,6 +137,9 @@ class _Step(NamedTuple):
 
     def has(self, tag: torch.Tag) -> bool:
         return isinstance(self.function, OpOverload) and self.function not in _READS and tag in self.function.tags
+
+    def draws(self) -> bool:
+        return self.has(torch.Tag.nondeterministic_seeded)
 
     def written(self) -> list[Tensor]:
         """Arguments that the operation changes in place."""
@@ -187,7 +199,7 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], siz
                 _refuse(where, "passes values on outside torch")
         results = _tensors(step.result)
         depends = any(id(t) in known for t in step.inputs()) and step.function not in fixed
-        if depends or step.has(torch.Tag.nondeterministic_seeded) or any(_memory(t) in rewritten for t in results):
+        if depends or step.draws() or any(_memory(t) in rewritten for t in results):
             kept.append(step)
             known.update(map(id, results))
             memory.update(_memory(t) for t in results if t.numel())
@@ -195,22 +207,43 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], siz
     return kept
 
 
-def _needed(where: str, steps: list[_Step], results: tuple[Tensor, ...]) -> list[_Step]:
-    """Steps that the results or a branch need."""
+def _needed(
+    where: str, steps: list[_Step], results: tuple[Tensor, ...], draws: bool, every_draw: bool = False
+) -> list[_Step]:
+    """Steps that the results or a branch need, those that write to their memory among them, or all draws and these."""
     varying, used, kept = _made(steps), {id(t) for t in results}, []
+    memory, drawn = {_memory(t) for t in results}, _drawn(steps)
     for step in reversed(steps):
         masks = [t for t in step.args[1] if t is not None and t.dtype == torch.bool] if step.selects() else []
         if any(id(t) in varying for t in masks) or (step.has(torch.Tag.dynamic_output_shape) and not step.selects()):
             _refuse(where, "selects by values, so that shapes depend on them")  # used or not: a branch may ask for them
-        if not (step.function in _READS or step.written() or any(id(t) in used for t in _tensors(step.result))):
+        written = any(_memory(t) in memory for t in step.written()) or (every_draw and step.draws())
+        if not (step.function in _READS or written or any(id(t) in used for t in _tensors(step.result))):
             continue
-        if step.has(torch.Tag.nondeterministic_seeded):
+        if step.draws() and not draws:
             _refuse(where, "draws random numbers")
-        if step.function is aten._local_scalar_dense.default and step.args[0].is_floating_point():
+        if step.draws() and not every_draw:
+            return _needed(where, steps, results, draws, every_draw=True)
+        if step.function is aten._local_scalar_dense.default and _is_number(step.args[0], drawn):
             _refuse(where, "reads a number out of a tensor")
         used.update(map(id, step.inputs()))
+        memory.update(map(_memory, step.inputs()))
         kept.append(step)
     return kept[::-1]
+
+
+def _drawn(steps: list[_Step]) -> set[int]:
+    """Results that depend on random draws."""
+    found = set[int]()
+    for step in steps:
+        if step.draws() or any(id(t) in found for t in step.inputs()):
+            found.update(map(id, _tensors(step.result)))
+    return found
+
+
+def _is_number(tensor: Tensor, drawn: set[int]) -> bool:
+    """Whether what is read varies more than a branch or a size does."""
+    return tensor.is_floating_point() or (id(tensor) in drawn and tensor.dtype != torch.bool)
 
 
 class _Size(NamedTuple):
@@ -298,7 +331,7 @@ class _Writer:
 
     def _write_step(self, step: _Step) -> None:
         call = self._write_call(step)
-        name = None if self._is_rewritten(step) else self._seen.get(call)
+        name = None if step.draws() or self._is_rewritten(step) else self._seen.get(call)
         if name is None:
             name = self._seen[call] = f"result_{len(self._lines)}"
             self._lines.append(f"{name} = {call}")

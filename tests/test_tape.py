@@ -137,6 +137,33 @@ def test_random_draws_that_change_nothing_are_left_out():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_random_draws_are_made_anew_in_the_order_of_the_function():
+    own = torch.Generator()
+
+    def function(x):
+        unused = torch.empty(5).normal_()  # advances the generator
+        same = torch.randn(3) - torch.randn(3)
+        return (x * torch.empty(3).normal_() + same, torch.rand(3, generator=own) + 0 * x, unused[:0])
+
+    with torch.random.fork_rng():
+        tape = Tape("test", function, torch.ones(3), draws=True)
+        assert tape.has_draws
+        results, states = [], []
+        for run in (tape, function):
+            torch.manual_seed(0)
+            own.manual_seed(1)
+            results.append([part for _ in range(2) for part in run(torch.full((3,), 2.0))])
+            states.append((torch.get_rng_state(), own.get_state()))
+    assert all(map(torch.equal, *results))
+    assert all(map(torch.equal, *states))
+    assert not torch.equal(results[0][0], results[0][3])
+
+
+def test_numbers_read_out_of_draws_are_refused():
+    with pytest.raises(ValueError, match="got one that reads a number out of a tensor"):
+        Tape("test", lambda x: (x * torch.rand(int(torch.randint(1, 9, ())))[0],), torch.ones(3), draws=True)
+
+
 @operation
 def positive(x):
     return x[x > 0]

@@ -13,21 +13,26 @@ training rows: one iteration of the slowest takes minutes on all.
     vecchia, vnngp, loo, svgp   methods here, trained by `fit` with nothing set (svgp: M = 512)
     gpytorch-vnngp-RATE         GPyTorch's VNNGP, batches of 1,024, Adam at RATE
     gpytorch-svgp-RATE          GPyTorch's SVGP, M = 512 random rows, batches of 1,024, Adam at RATE
-    gpboost                     Vecchia approximation, exact predictions; each row a run of its own with more iterations
+    gpboost                     Vecchia approximation; the parameters after each iteration, scored by predictions here
+                                from as many nearest training rows, since its own take minutes
 
 Usage: python benchmarks/speed/curves.py terrain|elevators|protein [--start default|same] [--seconds 60] [--rounds 1]
            [--rows 20000] [--systems ...] [--peer-python PYTHON] [--out FILE]. GPyTorch needs the `bench` extra;
            GPBoost runs in --peer-python where it is given. Data as in pyro_nngp.data.datasets.
+       python benchmarks/speed/curves.py --figure docs/_static/curves.svg draws the tables of results/curves.md.
 """
 
 import argparse
 import json
 import math
 import os
+import pty
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -221,36 +226,64 @@ def run_gpytorch(name, start, train, test, limit):
 
 
 def run_gpboost(_, start, train, test, limit):
+    """Parameters after each iteration of one fit, read off its trace; whoever started this process scores them."""
     import gpboost as gpb
 
-    (x, y), (x_new, y_new) = ([np.asarray(part, np.float64) for part in parts] for parts in (train, test))
-    given = np.array([SAME["noise"], SAME["variance"], *[SAME["lengthscale"]] * x.shape[1]])
-    for iterations in (0, 1, 2, 5, 10, 20, 50, 1000):
-        begin = time.process_time()
-        model = gpb.GPModel(
-            gp_coords=x,
-            cov_function="matern_ard",
-            cov_fct_shape=2.5,
-            gp_approx="vecchia",
-            num_neighbors=K,
-            likelihood="gaussian",
-            num_parallel_threads=1,
-        )
-        params = {"maxit": iterations} | ({"init_cov_pars": given} if start == "same" else {})
-        options = {"gp_coords_pred": x_new, "predict_var": True, "X_pred": np.ones((len(x_new), 1))}
-        if iterations:
-            model.fit(y=y, X=np.ones((len(x), 1)), params=params)
-        elif start == "same":
-            options = {"gp_coords_pred": x_new, "predict_var": True, "y": y, "cov_pars": given}
-        else:
-            continue  # its default start is found in fit
+    x, y = (np.asarray(part, np.float64) for part in train)
+    out, (ours, its) = os.fdopen(os.dup(1), "w"), pty.openpty()  # a terminal gets each line at once
+    os.dup2(its, 1)
+    begin = time.process_time()
+
+    def report(step, values):
         seconds = time.process_time() - begin
-        found = model.predict(predict_response=True, **options)
-        loc, sd = found["mu"], np.sqrt(found["var"])
-        row = scores(y_new, loc, sd) | {"seconds": seconds, "steps": iterations}
-        print(json.dumps(row | {"prediction": time.process_time() - begin - seconds}), flush=True)
+        print(json.dumps({"seconds": seconds, "steps": step, "parameters": values}), file=out, flush=True)
         if seconds > limit:
-            return
+            os._exit(0)
+
+    def follow():
+        step, values = None, []
+        for line in os.fdopen(ours):
+            header = re.search(r"initial parameters|parameters after optimization iteration number (\d+)", line)
+            value = re.search(r"(cov_pars|beta)\[\d+\]: (\S+)", line)
+            if header:
+                step, values = int(header[1] or 0), []
+            elif value and step is not None:
+                values.append(float(value[2]))
+                if value[1] == "beta":
+                    report(step, values)
+                    step = None
+
+    threading.Thread(target=follow, daemon=True).start()
+    model = gpb.GPModel(
+        gp_coords=x,
+        cov_function="matern_ard",
+        cov_fct_shape=2.5,
+        gp_approx="vecchia",
+        num_neighbors=K,
+        likelihood="gaussian",
+        num_parallel_threads=1,
+    )
+    given = np.array([SAME["noise"], SAME["variance"], *[SAME["lengthscale"]] * x.shape[1]])
+    params = {"trace": True} | ({"init_cov_pars": given} if start == "same" else {})
+    model.fit(y=y, X=np.ones((len(x), 1)), params=params)
+    report(model._get_num_optim_iter(), [*model.get_cov_pars().values[0], float(model.get_coef().values[0, 0])])
+
+
+def scored(row, train, test):
+    """A row of :func:`run_gpboost` with its scores: predictions from the same neighbors and parameters."""
+    import torch
+
+    from pyro_nngp.kernels import Matern52
+    from pyro_nngp.likelihoods import Gaussian
+    from pyro_nngp.models import Vecchia
+
+    (noise, variance, *scale), level = row["parameters"][:-1], row["parameters"][-1]
+    (x, y), (x_new, _) = ([torch.as_tensor(part, dtype=torch.float64) for part in parts] for parts in (train, test))
+    kernel = Matern52(x.shape[1], variance=torch.tensor(variance).to(x), lengthscale=torch.tensor(scale).to(x))
+    gp = Vecchia(x, y - level, kernel, Gaussian(noise), num_neighbors=K, mean=lambda x: torch.zeros_like(x[:, 0]))
+    with torch.no_grad():
+        predictive = gp.predict(x_new)
+    return row | scores(test[1], level + predictive.mean.numpy(), predictive.stddev.numpy())
 
 
 def serve(args):
@@ -270,9 +303,31 @@ def run_of(system, args, place):
     return [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
 
 
+def draw(tables, path):
+    """NLL against seconds, a panel for each table; a point at .1 s stands for less."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    parts = re.findall(r"^(\w+), [\d,]+ training.*?start: (\w+),(.*?)(?=^\w+, [\d,]+ training|\Z)", tables, re.M | re.S)
+    count = math.ceil(len(parts) / 2)
+    figure, axes = plt.subplots(count, 2, figsize=(9, 3.6 * count), layout="constrained", squeeze=False)
+    colors = {system: f"C{i}" for i, system in enumerate(SYSTEMS)}
+    for axis, (name, start, text) in zip(axes.flat, sorted(parts), strict=False):
+        curves = {}
+        for system, seconds, nll in re.findall(r"^\| (\S+) \| [^|]+ \| ([\d.]+) \| [\d.]+ \| (\S+) \|$", text, re.M):
+            curves.setdefault(system, []).append((max(float(seconds), 0.1), float(nll)))
+        for system, points in curves.items():
+            axis.plot(*zip(*points, strict=True), color=colors[system], marker="o", markersize=3, label=system)
+        axis.set(xscale="log", xlabel="processor seconds", ylabel="test NLL", title=f"{name}, {start} start")
+        axis.legend(fontsize=7)
+    figure.savefig(path)
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("name", choices=["terrain", "elevators", "protein"])
+    parser.add_argument("name", choices=["terrain", "elevators", "protein"], nargs="?")
     parser.add_argument("--start", choices=["default", "same"], default="default")
     parser.add_argument("--seconds", type=float, default=60, help="of training, for each system")
     parser.add_argument("--rounds", type=int, default=1)
@@ -280,12 +335,19 @@ def main():
     parser.add_argument("--systems", nargs="+", default=SYSTEMS)
     parser.add_argument("--peer-python")
     parser.add_argument("--out", type=Path, help="file that the table is added to")
+    parser.add_argument("--figure", type=Path, help="picture of the recorded tables, in place of a run")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--data", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args)
         return
+    if args.figure:
+        results = Path(__file__).parents[1] / "results" / "curves.md"
+        draw(results.read_text(encoding="utf-8"), args.figure)
+        return
+    if args.name is None:
+        parser.error("name a data set")
     train, test = split(args.name, args.rows)
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "rows.npz")
@@ -293,7 +355,8 @@ def main():
         runs = {system: [] for system in args.systems}
         for _ in range(args.rounds):
             for system in args.systems:
-                runs[system].append(run_of(system, args, place))
+                found = run_of(system, args, place)
+                runs[system].append([scored(row, train, test) if "parameters" in row else row for row in found])
                 print(system, "done", flush=True)
     lines = [
         f"{args.name}, {len(train[0]):,} training and {len(test[0]):,} held-out rows, start: {args.start}, one thread, "

@@ -2,10 +2,11 @@
 
     python benchmarks/speed/gpu.py [--sections tests step ...] [--out benchmarks/results/gpu]
 
-It runs the tests marked `gpu`, then measures, each section within its own seconds: the conditional beside torch and as
-a part of the peak that a product of matrices reaches, shapes of its tiles, a training step beside GPyTorch's VNNGP (if
-GPyTorch is installed) at the same K, batch and dtype, the graph of 10^7 points, VNNGP and LOO on 10^7 points, and
-methods at settings of their papers on real data (if PYRO_NNGP_DATA names them). After each section it writes OUT.md and
+It runs the tests marked `gpu`, then measures, each section within its own seconds: the conditional beside torch, as a
+part of the peak that a product of matrices reaches and of what memory allows, shapes of its tiles, a training step
+beside GPyTorch's VNNGP (if GPyTorch is installed) at the same K, batch and dtype, the graph of 10^7 points, VNNGP and
+LOO on 10^7 points with a refresh of their neighbors in steps, and five methods at settings of their papers on real data
+(if PYRO_NNGP_DATA names them). After each section it writes OUT.md and
 OUT.json, with the device and all versions. What fails, or has no time left, is a row that says so.
 
 `--smoke` measures nothing: it runs every section on tiny problems, on a CPU too. `pack_wheels.py` beside this file
@@ -24,17 +25,21 @@ import time
 from pathlib import Path
 
 import torch
+from pyro.infer import MCMC
 
 import pyro_nngp
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.gpu import installed
-from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.hyperparameters import lognormal_priors
+from pyro_nngp.inference import SGHMC, Minibatch, fit
+from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.models import LOO, VNNGP, Vecchia
+from pyro_nngp.models import BSGP, LOO, NPVI, SWSGP, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph, nearest_predecessors
 
+STEPS = [(1024, 32), (1024, 128), (1024, 256), (8192, 32), (8192, 128), (65536, 32), (8192, 256), (65536, 128)]
+STEPS += [(65536, 256)]
 ROOT = Path(__file__).parents[2]
 SECONDS = {"tests": 90, "conditional": 50, "tiles": 40, "step": 130, "graph": 40, "large": 120, "papers": 110}
 
@@ -129,11 +134,22 @@ def peak(dtype, section):
     return 2 * size**3 / (section.median(lambda: a @ a) / 1e3)
 
 
+def bandwidth(section):
+    """Bytes per second of a large copy, which reads and writes."""
+    size = 2**10 if section.smoke else 2**28
+    a = torch.empty(size, dtype=torch.float32, device=section.device)
+    b = torch.empty_like(a)
+    return 2 * 4 * size / (section.median(lambda: b.copy_(a)) / 1e3)
+
+
 def conditional(section):
-    """Forward and backward pass; operations are those of one factorization and of both covariance blocks."""
+    """Forward and backward pass. Operations are those of one factorization, four substitutions and both covariance
+    blocks. The bound is the largest share of the peak that memory allows: each neighbor is read, and each factor, if it
+    is kept, written and read.
+    """
     sizes = [(4, 4)] if section.smoke else list(itertools.product((1024, 8192, 65536), (32, 64, 128, 256)))
     for dtype in (torch.float32, torch.float64):
-        most = peak(dtype, section)
+        most = peak(dtype, section), bandwidth(section)
         for b, k in sizes:
             for engine in ("Triton", "torch"):
                 given = {"dtype": str(dtype)[6:], "B": b, "K": k, "engine": engine}
@@ -149,8 +165,12 @@ def engine_row(section, engine, b, k, dtype, most):
     finally:
         os.environ.pop("PYRO_NNGP_TRITON")
     operations = b * (k**3 / 3 + 2 * 2 * k**2 + 2 * k**2 / 2 * 20)  # factor, four substitutions, 20 per covariance
-    share = operations / (milliseconds / 1e3) / most
-    return {"ms": round(milliseconds, 3), "share of peak": round(share, 4)}
+    size = dtype.itemsize
+    kept = b * k * k * size if b * k * k * size <= on_gpu.FACTORS_BYTES else 0
+    moved = 2 * b * k * (8 + 2 * size) + 2 * kept + 4 * b * k * size  # coordinates, factors, weights
+    share = operations / (milliseconds / 1e3) / most[0]
+    bound = min(1.0, operations / moved * most[1] / most[0])
+    return {"ms": round(milliseconds, 3), "share of peak": round(share, 4), "bound": round(bound, 4)}
 
 
 def tiles(section):
@@ -178,7 +198,7 @@ def tiles(section):
 
 def step(section):
     """A training step of VNNGP, mean-field, everything included, at D = 2 and one point per unit of area."""
-    sizes = [(8, 4)] if section.smoke else [(1024, 32), (1024, 128), (1024, 256), (8192, 32), (8192, 128), (65536, 32)]
+    sizes = [(8, 4)] if section.smoke else STEPS
     for b, k in sizes:
         for system in ("ours", "GPyTorch"):
             section.row(
@@ -238,7 +258,7 @@ def graph_row(section, dim, count, k):
 
 
 def large(section):
-    """Methods on many points: building, 300 steps of 8,192 rows, and the prediction at 10^6 places."""
+    """Methods on many points: building, 300 steps of 8,192 rows, prediction at 10^6 places, a refresh in steps."""
     count, steps, batch, places = (400, 3, 64, 20) if section.smoke else (10**7, 300, 8192, 10**6)
     for method in (VNNGP, LOO):
         given = {"method": method.__name__, "N": count}
@@ -257,17 +277,22 @@ def large_row(section, method, count, steps, batch, places):
     x_new = x[:places] + 0.3
     with torch.no_grad():
         predict, (mean, _) = section.once(lambda: gp(x_new))
+    refresh, _ = section.once(lambda: (gp.refresh_neighbors(), gp.graph.batch(None)))
     error = (mean - torch.sin(x_new[:, 0] / 10)).square().mean().sqrt().item()
     return {
         "build s": round(build, 1),
         "train s": round(train, 1),
         "predict s": round(predict, 1),
+        "refresh s": round(refresh, 2),
+        "refresh in steps": round(refresh / train * steps),
         "RMSE of f": round(error, 4),
     }
 
 
 def papers(section):
-    """Methods at K = 256 and up to 300 epochs of 1,024 rows on real data, standardized; or as far as time allows."""
+    """The methods of the five papers on real data, standardized: K = 256 (NPVI 20, SWSGP 32 of 1,024 inducing points),
+    300 epochs of 1,024 rows, or as far as time allows; BSGP, of one layer, SGHMC for as long. Vecchia in addition.
+    """
     from pyro_nngp.data import Standardizer, load, random_split, rmse
 
     if section.smoke:
@@ -277,10 +302,14 @@ def papers(section):
     else:
         section.rows.append({"note": "PYRO_NNGP_DATA names no data"})
         return
-    share = (section.end - time.perf_counter()) / (3 * len(sets))
-    for (name, given), method in itertools.product(sets.items(), (VNNGP, LOO, Vecchia)):
+    k = 4 if section.smoke else 256
+    near, inducing = {"num_neighbors": k}, {"inducing": 40 if section.smoke else 1024}
+    methods = {VNNGP: near, LOO: near, NPVI: {"num_neighbors": min(k, 20)}, BSGP: {}}
+    methods |= {SWSGP: {"num_neighbors": min(k, 32)} | inducing, Vecchia: near}
+    share = (section.end - time.perf_counter()) / (len(methods) * len(sets))
+    for (name, given), (method, options) in itertools.product(sets.items(), methods.items()):
 
-        def run(name=name, given=given, method=method):
+        def run(name=name, given=given, method=method, options=options):
             if given is None:
                 data = load(name)
                 x, y, mask = data.x.float(), data.y.float().reshape(len(data.x), -1)[:, 0], data.test_mask
@@ -293,20 +322,39 @@ def papers(section):
                 train, test = (~inside).nonzero()[:, 0], inside.nonzero()[:, 0]
             x, y = Standardizer(x[train]).transform(x), Standardizer(y[train]).transform(y)
             x, y = x.to(section.device), y.to(section.device)
-            k, epochs = (4, 1) if section.smoke else (256, 300)
-            gp = method(x[train], y[train], num_neighbors=k)
-            steps = epochs * max(1, len(train) // 1024)
-            seconds, result = section.once(
-                lambda: fit(gp, steps, lr=0.03, batch_size=1024, max_seconds=share, progress=False)
-            )
+            if method is BSGP:
+                (x, y), seconds = (x.double(), y.double()), 1 if section.smoke else share
+                seconds, (gp, done, *draws) = section.once(lambda: bsgp_draws(section, x[train], y[train], seconds))
+            else:
+                gp = method(x[train], y[train], **options)
+                draws, steps = (), (1 if section.smoke else 300) * max(1, len(train) // 1024)
+                seconds, result = section.once(
+                    lambda: fit(gp, steps, lr=0.03, batch_size=1024, max_seconds=share, progress=False)
+                )
+                done = f"{len(result.losses)} of {steps}"
             with torch.no_grad():
-                predictive = gp.predict(x[test])
+                predictive = gp.predict(x[test], *draws)
             score = -predictive.log_prob(y[test]).mean().item()
             error = rmse(y[test], predictive.mean).item()
-            done = f"{len(result.losses)} of {steps}"
             return {"steps": done, "s": round(seconds, 1), "RMSE": round(error, 4), "NLL": round(score, 4)}
 
         section.row({"data": name, "method": method.__name__}, run)
+
+
+def bsgp_draws(section, x, y, seconds):
+    """BSGP, the number of updates that some seconds allow, and 16 draws of SGHMC after as much burn-in."""
+    prior = lognormal_priors(RBF(x.shape[1], lengthscale=torch.ones_like(x[0])), like=x)
+    gp = BSGP(x, y, prior, num_layers=1, inducing=20 if section.smoke else 100)
+
+    def sample(count, thin):
+        kernel = SGHMC(gp.model, num_steps=thin, optim={"lr": 0.01}, init_strategy=gp.init_strategy)
+        mcmc = MCMC(kernel, count, count, disable_progbar=True)
+        mcmc.run(Minibatch(len(x), min(1000, len(x)), device=x.device))
+        return mcmc.get_samples()
+
+    of_forty, _ = section.once(lambda: sample(4, 5))
+    thin = max(1, int(40 / 32 * seconds / of_forty)) if not section.smoke else 1
+    return gp, f"{32 * thin} updates", sample(16, thin)
 
 
 def versions():
@@ -330,7 +378,7 @@ def markdown(result, command):
     lines = ["# On a GPU", "", f"`{command}`. " + "; ".join(f"{k} {v}" for k, v in result["versions"].items()) + "."]
     for name, rows in result["sections"].items():
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        lines += ["", f"## {name}", "", f"{SECTIONS[name].__doc__}", ""]
+        lines += ["", f"## {name}", "", " ".join(SECTIONS[name].__doc__.split()), ""]
         lines += ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
         lines += ["| " + " | ".join(str(row.get(key, "")) for key in columns) + " |" for row in rows]
     return "\n".join(lines) + "\n"

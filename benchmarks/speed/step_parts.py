@@ -4,8 +4,10 @@ N = 139,000 points in 2 dimensions, K = 32, B = 1024, float32, one thread. "Cond
 would do for the same batch: neighbors of the rows, their distinct rows, coordinates (and targets, or mean and scale of
 q(u), at these), weights and variances with their gradient by lengthscales, variance and noise, and for VNNGP the sparse
 gradient of q(u); no likelihood, no divergence, no optimizer, no Pyro. Steps are timed with model and guide run at each
-(PYRO_NNGP_REPLAY=0) and replayed. All three alternate in one run; times are those of the processor.
-Usage: python benchmarks/speed/step_parts.py [--points 139000] [--rounds 10] [--out benchmarks/results/step_parts.md]
+(PYRO_NNGP_REPLAY=0) and replayed. All three alternate in one run; times are those of the processor. Methods with draws
+that count, of hyperparameters or auxiliary variables, have no such conditional.
+Usage: python benchmarks/speed/step_parts.py [--points 139000] [--rounds 10] [--methods LOO Vecchia]
+           [--out benchmarks/results/step_parts.md]
 """
 
 import argparse
@@ -17,16 +19,19 @@ import warnings
 from pathlib import Path
 
 import torch
+from pyro.distributions import LogNormal
+from pyro.nn import PyroSample
 from torch.nn.functional import embedding
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.inference import fit
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, VNNGP, Vecchia
 
 METHODS = {"VNNGP, mean-field": (VNNGP, {"posterior": "mean-field"}), "LOO": (LOO, {}), "Vecchia": (Vecchia, {})}
+DRAWING = {"LOO, labels": (LOO, {}), "LOO, a prior on lengthscales": (LOO, {})}
 FIRST = 24  # steps before those that are timed
 MARKS = {"VNNGP, mean-field": 12 / 7, "LOO": 9 / 4, "Vecchia": 9 / 4}
 
@@ -35,9 +40,12 @@ def method(name, num_points, num_neighbors):
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(num_points, 2, generator=generator) * num_points**0.5 / 10
     y = torch.sin(x[:, 0]) + 0.1 * torch.randn(num_points, generator=generator)
-    kind, options = METHODS[name]
-    kernel = Matern52(2, variance=torch.tensor(1.0), lengthscale=torch.ones(2))
-    return kind(x, y, kernel, Gaussian(0.1), num_neighbors=num_neighbors, **options)
+    kind, options = (METHODS | DRAWING)[name]
+    scale = PyroSample(LogNormal(torch.zeros(2), 1.0).to_event(1)) if "prior" in name else torch.ones(2)
+    kernel, likelihood = Matern52(2, variance=torch.tensor(1.0), lengthscale=scale), Gaussian(0.1)
+    if "labels" in name:
+        y, likelihood = (y > 0).float(), Bernoulli()
+    return kind(x, y, kernel, likelihood, num_neighbors=num_neighbors, **options)
 
 
 def steps(gp, count, replays):
@@ -79,6 +87,7 @@ def main():
     parser.add_argument("--neighbors", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--methods", nargs="+", default=[*METHODS, *DRAWING])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -89,19 +98,25 @@ def main():
         "| method | program at each step | replayed | conditional, gathers | replayed / conditional | mark |",
         "|---|---|---|---|---|---|",
     ]
-    for name, mark in MARKS.items():
+    for name in args.methods:
         gp = method(name, args.points, args.neighbors)
         times = [[], [], []]
         for round_ in range(args.rounds + 1):
             for kept, found in zip(
                 times,
-                (steps(gp, args.steps, False), steps(gp, args.steps, True), conditionals(gp, args.steps)),
+                (
+                    steps(gp, args.steps, False),
+                    steps(gp, args.steps, True),
+                    conditionals(gp, args.steps) if name in MARKS else [],
+                ),
                 strict=True,
             ):
                 kept += found if round_ else []  # the first round warms up
-        middle, least = [statistics.median(kept) for kept in times], [min(kept) for kept in times]
-        cells = [f"{middle[i]:.1f} ({least[i]:.1f})" for i in range(3)]
-        cells += [f"{middle[1] / middle[2]:.2f} ({least[1] / least[2]:.2f})", f"{mark:.2f}"]
+        pairs = [(statistics.median(kept), min(kept)) for kept in times if kept]
+        cells = [f"{middle:.1f} ({least:.1f})" for middle, least in pairs]
+        if name in MARKS:
+            cells += ["{:.2f} ({:.2f})".format(*(a / b for a, b in zip(*pairs[1:], strict=True))), f"{MARKS[name]:.2f}"]
+        cells += [""] * (5 - len(cells))
         lines.append(f"| {name} | {' | '.join(cells)} |")
         print(lines[-1], flush=True)
     if args.out:

@@ -1,6 +1,7 @@
 """Time of a training step in two checkouts of the project, alternating in one run: the ratio of medians.
 
-Usage: python benchmarks/speed/two_versions.py OLD NEW [--points 20000] [--neighbors 32] [--out step_ratio.md]
+Usage: python benchmarks/speed/two_versions.py OLD NEW [--points 20000] [--neighbors 32] [--first 2]
+       [--out step_ratio.md]. The first steps of each round are left out; `fit` replays from the 24th step on.
 Times are those of the processor, which other processes disturb less.
 Each checkout must have its compiled library (``python setup.py build_ext --inplace``). Every hyperparameter is set, so
 that only steps are timed; arguments that one of the versions does not have are left out there.
@@ -27,7 +28,7 @@ METHODS = {
 }
 
 
-def worker(points, neighbors):
+def worker(points, neighbors, first):
     """Read names of methods from the standard input; answer each with the milliseconds of some steps."""
     import torch
 
@@ -55,14 +56,14 @@ def worker(points, neighbors):
         ticks = []
         fit(
             built[name],
-            int(steps),
+            first + int(steps),
             batch_size=1024,
             solve_every=0,
             **settings,
             progress=False,
             callback=lambda *_, ticks=ticks: ticks.append(time.process_time()),
         )
-        print(*(f"{1e3 * (b - a):.4f}" for a, b in itertools.pairwise(ticks[2:])), flush=True)
+        print(*(f"{1e3 * (b - a):.4f}" for a, b in itertools.pairwise(ticks[first:])), flush=True)
 
 
 def start(checkout, folder, args):
@@ -73,6 +74,7 @@ def start(checkout, folder, args):
         (package / part.name).symlink_to(part)
     environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, __file__, "--worker", "--points", str(args.points), "--neighbors", str(args.neighbors)]
+    command += ["--first", str(args.first)]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
 
@@ -89,13 +91,14 @@ def main():
     parser.add_argument("--worker", action="store_true")
     parser.add_argument("--points", type=int, default=20_000)
     parser.add_argument("--neighbors", type=int, default=32)
+    parser.add_argument("--first", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     if args.worker:
-        worker(args.points, args.neighbors)
+        worker(args.points, args.neighbors, args.first)
         return
     lines = ["| method | old step [ms] | new step [ms] | new / old |", "|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as folder:

@@ -3,8 +3,9 @@
 A step with a thousand rows spends more time in Pyro's handlers, modules, distributions and autograd's graph than in
 tensor operations. Model and guide are run as usual until neither data, neighbors nor solved parameters have changed
 for some steps; then the operations of one evaluation, gradient included, are recorded (:mod:`pyro_nngp._tape`) and
-replayed. Numbers are the same to the last bit. The program runs as usual where it would take another branch, and always
-where one run does not determine its operations: random draws that count, numbers read out of tensors, other devices.
+replayed. Numbers are the same to the last bit; random draws are made anew each time, from the same generators. The
+program runs as usual where it would take another branch, and always where one run does not determine its operations:
+numbers read out of tensors, other devices.
 
 Cost: a recording takes about four evaluations; a replay 2 - 4 microseconds per operation beyond the arithmetic.
 """
@@ -21,7 +22,6 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
-from pyro_nngp._random import RandomStream
 from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.linalg import NotPositiveDefiniteError
@@ -41,6 +41,7 @@ class Replay:
         modules: the modules of model and guide.
         params: the parameters that are trained; others are constants until they change.
         local: identities of those with a row per datum, whose gradients are sparse.
+        generator: what `evaluate` draws from besides torch's generator.
         possible: whether to record at all.
     """
 
@@ -51,9 +52,11 @@ class Replay:
         modules: list[nn.Module],
         params: list[Tensor],
         local: set[int],
+        generator: torch.Generator,
         possible: bool,
     ) -> None:
         self._evaluate, self._params = evaluate, params
+        self._generators = [torch.default_generator, generator]
         self._dense = [param for param in params if id(param) not in local]
         self._trained = {id(param) for param in params}
         self._parts = [part for module in modules for part in module.modules()]
@@ -76,15 +79,19 @@ class Replay:
             self._record(rows)
         if self._tape is None:
             return None
+        before = self._states()
         try:
             found = self._tape(rows, *self._params)
         except AnotherBranch:
+            self._set(before)
             return None
         except (RuntimeError, IndexError):  # a size that had been the same by chance
+            self._set(before)
             self._tape, self._age = None, 0
             return None
         self._count += 1
-        if self._count % _CHECK_EVERY == 0 and not _are_close(found, self._run(rows)):
+        if self._count % _CHECK_EVERY == 0 and not _are_close(found, self._run_from(before, rows)):
+            self._set(before)
             warnings.warn(
                 "fit: the loss at the same rows and parameters has changed during the run, which is possible where a "
                 "function counts its calls. Model and guide are run at every step from here on; "
@@ -99,17 +106,31 @@ class Replay:
     def _record(self, rows: Tensor) -> None:
         """Record the program at some rows and at others, and check it at rows that it was not recorded at."""
         others = [(rows + shift).remainder(int(rows.max()) + 1) for shift in range(1, _TRIES + 2)]
-        params, self._possible = self._params, False
-        with RandomStream(0, []), suppress(ValueError, NotPositiveDefiniteError):
-            if min(self._seconds(rows) for _ in range(2)) > _MOST_SECONDS:
-                return
-            for second, third in pairwise(others):  # again where sizes of the two happen to be the same
-                tape = Tape("fit", self._run, rows, *params, others=(second, *params), most_bytes=_MOST_BYTES)
-                expected = self._run(third)
-                with suppress(RuntimeError, IndexError):
-                    if _are_close(tape(third, *params), expected):
-                        self._tape, self._possible = tape, True
-                        return
+        params, self._possible, before = self._params, False, self._states()
+        options: dict[str, Any] = {"most_bytes": _MOST_BYTES, "draws": True}
+        with suppress(ValueError, NotPositiveDefiniteError):
+            if min(self._seconds(rows) for _ in range(2)) <= _MOST_SECONDS:
+                for second, third in pairwise(others):  # again where sizes of the two happen to be the same
+                    tape = Tape("fit", self._run, rows, *params, others=(second, *params), **options)
+                    expected = self._run_from(before, third)
+                    self._set(before)
+                    with suppress(RuntimeError, IndexError):
+                        if _are_close(tape(third, *params), expected):
+                            self._tape, self._possible = tape, True
+                            break
+        self._set(before)
+
+    def _run_from(self, states: list[Tensor], rows: Tensor) -> tuple[Tensor, ...]:
+        """:meth:`_run` with the draws that follow some states of the generators."""
+        self._set(states)
+        return self._run(rows)
+
+    def _states(self) -> list[Tensor]:
+        return [generator.get_state() for generator in self._generators]
+
+    def _set(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators, states, strict=True):
+            generator.set_state(state)
 
     def _run(self, rows: Tensor, *_: Tensor) -> tuple[Tensor, ...]:
         """The loss, the gradient of each dense parameter, and for each read of a table its rows and their gradient."""

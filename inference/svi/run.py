@@ -178,7 +178,8 @@ class Run:
         """What records the loss: for Adam on minibatches of a method, on a CPU and one process."""
         possible = self.owner is not None and optimizer == "adam" and self.ranks.shard is None
         possible = possible and self.device.type == "cpu" and self.batches.size is not None
-        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, possible)
+        generator = self.batches.generator
+        return Replay(self._loss, self.elbo, self.modules, self.free_parameters(), self.sparse, generator, possible)
 
     def _evaluate(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows; an error where it cannot be computed."""

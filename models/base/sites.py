@@ -215,9 +215,11 @@ class DataSites(GPModule):
         """The site f ~ N(loc, var) given the inducing values.
 
         The guide gives `marginal`, mean and variance with the inducing values integrated out, which the integrating
-        ELBO reads.
+        ELBO reads; given the inducing values it draws f as the model does.
         """
-        infer = {} if marginal is None else {"marginal": dist.Normal(marginal[0], marginal[1].sqrt())}
+        infer: dict[str, Any] = {}
+        if marginal is not None:
+            infer = {"marginal": dist.Normal(marginal[0], marginal[1].sqrt()), "as_model": True}
         data, latents = plates
         with latents, data:
             return pyro.sample(self.site("f"), dist.Normal(loc, var.sqrt().expand(loc.shape)), infer=infer)

@@ -9,6 +9,7 @@ from scipy.cluster.vq import kmeans2
 from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_seed, fail
+from pyro_nngp._tape import operation
 from pyro_nngp.neighbors import nearest
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex
 
@@ -91,9 +92,14 @@ def nearest_inducing(
     if hasattr(metric, "features"):
         return CorrelationIndex(z, metric, progress=False).nearest(x, num_neighbors)[0]
     if metric is None or isinstance(metric, Tensor):
-        scale = 1.0 if metric is None else metric.double()
-        return nearest(x.double() / scale, z.double() / scale, num_neighbors, progress=False)
+        return _nearest_scaled(x, z, num_neighbors, metric)
     return nearest(x, z, num_neighbors, metric=metric, progress=False)
+
+
+@operation
+def _nearest_scaled(x: Tensor, z: Tensor, num_neighbors: int, metric: Tensor | None) -> Tensor:
+    scale = 1.0 if metric is None else metric.double()
+    return nearest(x.double() / scale, z.double() / scale, num_neighbors, progress=False)
 
 
 def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:

@@ -141,13 +141,16 @@ class SparseTriangle:
         w: weights in double precision, 0 where there is no neighbor.
         neighbors: rows of the neighbors, -1 padded.
         levels: dependency levels of the neighbors.
+
+    Attributes:
+        order: the rows in level order.
     """
 
     def __init__(self, w: Float[Tensor, "N K"], neighbors: Int[Tensor, "N K"], levels: list[Int[Tensor, " _"]]) -> None:
-        self._order = torch.cat(levels)
-        self._place = self._order.argsort()
-        near, own = neighbors[self._order], torch.arange(len(w))
-        self._w, self._near = w[self._order], torch.where(near < 0, -1, self._place[near])
+        self.order = torch.cat(levels)
+        self._place = self.order.argsort()
+        near, own = neighbors[self.order], torch.arange(len(w))
+        self._w, self._near = w[self.order], torch.where(near < 0, -1, self._place[near])
         self._rows = own
         if not compiled.supported(w, w):
             columns = torch.cat([own[:, None], torch.where(near < 0, own[:, None], self._near)], -1)
@@ -158,12 +161,16 @@ class SparseTriangle:
 
     def solve(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
         """Solve (I - A) u = right, or (I - A)' u = right; without gradients."""
-        rows = right.reshape(-1, right.shape[-1])[:, self._order]
+        return self.solve_ordered(right[..., self.order], transposed)[..., self._place]
+
+    def solve_ordered(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
+        """:meth:`solve` of values in level order, in :attr:`order`, which spares looking each of them up twice."""
+        rows = right.reshape(-1, right.shape[-1])
         if hasattr(self, "_factor"):
             found = torch.from_numpy(self._factor.solve(rows.numpy().T, "T" if transposed else "N")).mT
         else:
             found = compiled.solve(self._w[None], self._near, rows.mT[None], self._rows, transposed)[0].mT
-        return found[:, self._place].view(right.shape)
+        return found.reshape(right.shape)
 
 
 def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:

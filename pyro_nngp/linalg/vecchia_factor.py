@@ -237,12 +237,20 @@ class VecchiaFactor:
         Returns:
             z, of the shape of `right`.
         """
+        if self._triangle is not None:
+            order, substitute = self._triangle.order, self._triangle.solve_ordered
+            right, precision, root = right[..., order], precision[..., order], self.var[order].sqrt()
+            start = None if start is None else start[..., order]
+        else:
+            order, substitute, root = None, self._substitute, self.var.sqrt()
 
         def product(z: Tensor) -> Tensor:
-            return z + self.color_transposed(precision * self.color(z))
+            return z + root * substitute(precision * substitute(root * z), transposed=True)
 
-        diagonal = 1 + self.var * precision
+        diagonal = 1 + root.square() * precision
         z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
+        if order is not None:
+            z = torch.empty_like(z).index_copy_(-1, order, z)
         if worst > tolerance:
             warn_of_residual("VecchiaFactor.solve", worst, max_iterations, stacklevel=2)
         return z

@@ -137,3 +137,27 @@ def test_model_and_guide_of_one_method_share_the_conditional(method, monkeypatch
     for other in (shared, separate):
         for one, two in zip(other, before, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["VNNGP, inducing points", "SVGP", "SWSGP"])
+def test_draws_do_not_enter_where_the_guide_draws_f_as_the_model(name):
+    torch.manual_seed(0)
+    gp, found = CASES[name](), []
+    params, generator = list(gp.parameters()), torch.Generator().manual_seed(1)
+    args = gp.batch_args(torch.arange(0, N, 3), generator) if hasattr(gp, "batch_args") else (torch.arange(0, N, 3),)
+    with validation_off():
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            loss = IntegratedELBO().differentiable_loss(gp.model, gp.guide, *args)
+            found.append([loss.detach(), *torch.autograd.grad(loss, params, allow_unused=True)])
+    assert all(one is two is None or torch.equal(one, two) for one, two in zip(*found, strict=True))
+
+
+def test_the_divergence_of_f_counts_where_the_model_is_another_one():
+    torch.manual_seed(0)
+    gp = CASES["SVGP"]()
+    other = SVGP(gp.x, gp.y, Matern52(2, 2.0, 0.3), Gaussian(0.1), inducing=gp.z.detach().clone())
+    args, params = (torch.arange(0, N, 3),), list(gp.parameters())
+    checked = loss_and_gradients(IntegratedELBO(), other.model, gp.guide, params, args)
+    with validation_off():
+        assert_same(loss_and_gradients(IntegratedELBO(), other.model, gp.guide, params, args), checked)
