@@ -174,8 +174,8 @@ class PredictiveMethod(LeaveOneOutMethod):
             fail(where, "fantasies", "of a Gaussian likelihood", type(self.likelihood).__name__, cure, TypeError)
         flat = x_new.reshape(-1, x_new.shape[-1])
         if self.shard is not None and self.predicts_from_rows:
-            near, k = self._near("joint", flat, num_neighbors)
-            return near.joint(x_new, num_neighbors=k, fantasies=fantasies)
+            view, k = self._near("joint", flat, num_neighbors)
+            return view.joint(x_new, num_neighbors=k, fantasies=fantasies)
         self._check_new("joint", flat)
         self._place_medians()
         k = self.neighbors_or_default(num_neighbors)

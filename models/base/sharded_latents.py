@@ -57,7 +57,7 @@ class ShardedLatents(PredictiveMethod):
         if self.has_row_tables and not self.has_factor:
             return ShardedGraph(data, num_neighbors, self.neighbor_metric(), symmetric=symmetric)
         num_context = self.local.encoder.num_context if isinstance(self.local, AmortizedGaussian) else 0
-        settings = {"symmetric": symmetric, "num_context": num_context}
+        settings: dict[str, Any] = {"symmetric": symmetric, "num_context": num_context}
         return ShardedNeighborhoods(data, num_neighbors, self.neighbor_metric(), **settings)
 
     def take_rows(self, first: bool = False) -> None:
@@ -129,7 +129,7 @@ class ShardedLatents(PredictiveMethod):
         arrived = route.forward(numbers) - data.first
         asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
         self._place_medians()
-        q, of_halo = self.local.distribution(asked.to(self.x.device)), cast(ShardedNeighborhoods, self.graph).halo
+        q, of_halo = self.local.distribution(asked.to(self.x.device)), self.graph.halo
         pattern = of_halo.numbers_at(q.pattern)
         parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
         loc, scale, weights, pattern = (route.back(part.cpu()[places[:-1]]).to(self.x.device) for part in parts)
