@@ -1,9 +1,9 @@
 """Why intervals of y under `LOO` with Student-t noise are short on rain: its hyperparameters, or its q(omega)?
 
-Rain of April 1948 at 1,000 of the 5,906 observed stations (us_precip_194804), scored at 1,000 others, raw units. `VNNGP`
-and `LOO` are trained from nothing set. "LOO, from df = 1.5" starts near the optimum of `VNNGP`; "LOO at VNNGP's" keeps
-the hyperparameters of `VNNGP` and solves for q(omega) alone. "its own LOO" is the mean leave-one-out density on the
-training rows, to be compared with the density at new stations.
+Rain of April 1948 at 1,000 of the 5,906 observed stations (us_precip_194804), scored at 1,000 others, raw units.
+`VNNGP` and `LOO` are trained from nothing set. "LOO, from df = 1.5" starts near the optimum of `VNNGP`. "LOO at
+VNNGP's" keeps the hyperparameters of `VNNGP` and solves for q(omega) alone. "its own LOO" is the mean leave-one-out
+density on the training rows, to be compared with the density at new stations.
 
 Usage: python benchmarks/accuracy/student_t.py [--rows 1000]
 The data come from the folder that PYRO_NNGP_DATA names; use one thread.
