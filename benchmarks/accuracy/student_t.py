@@ -56,6 +56,7 @@ def main():
     print("|---|---|---|---|---|---|---|---|---|---|")
     row("LOO", trained(LOO, *data, likelihood=StudentT()), *held_out)
     row("LOO, from df = 1.5", trained(LOO, *data, likelihood=StudentT(df=1.5, scale=8.0)), *held_out)
+    row('LOO, divergence="prior"', trained(LOO, *data, likelihood=StudentT(), divergence="prior"), *held_out)
     vnngp = trained(VNNGP, *data, likelihood=StudentT())
     row("VNNGP", vnngp, *held_out)
     loo = LOO(*data, start=vnngp)
