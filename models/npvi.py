@@ -68,7 +68,7 @@ class NPVI(VNNGP):
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
-        prior.
+            prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.

@@ -169,6 +169,8 @@ CHECKS = {
 }
 SKIPPED = {"docs/diagnostics.md"}  # its blocks are alternatives; three of them run below
 SLOW = {  # pages of more than a second, which run on their own before a release and in .ci/run
+    "README.md",
+    "docs/gibbs.md",
     "docs/howto/checkpoints.md",
     "docs/howto/cluster.md",
     "docs/howto/gpu.md",

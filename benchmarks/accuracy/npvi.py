@@ -107,30 +107,37 @@ def unit(y):
     return (y - y.min()) / (y.max() - y.min()) + 0.05
 
 
-def run(data, rows, name, steps, seed, nugget):
+def prepared(data, name, rows=20_000, seed=0, nugget=1e-5, part=1, lengthscale=0.5):
+    """A method at its start on training rows, the rows of another part (1: validation, 2: test), settings of `fit`."""
     x, y, likelihood = DATA[data](rows)
-    train, _, test = random_split(len(x), (0.7, 0.1, 0.2), seed)
+    parts = random_split(len(x), (0.7, 0.1, 0.2), seed)
+    train, other = parts[0], parts[part]
     to_x = Standardizer(x[train])
     dim = x.shape[1]
     make, settings, how = methods(dim)[name]
     torch.manual_seed(seed)
-    kernel = Matern32(dim, variance=torch.tensor(1.0), lengthscale=torch.full((dim,), 0.5))
+    kernel = Matern32(dim, variance=torch.tensor(1.0), lengthscale=torch.full((dim,), lengthscale))
     mean = torch.nn.Linear(dim, 1)
     torch.nn.init.zeros_(mean.weight)
     mean.bias.data.fill_(float(log_response(likelihood(), y[train]).mean()))
     gp = make(to_x.transform(x[train]), y[train], kernel, likelihood(), mean=mean, jitter=nugget, seed=seed, **settings)
+    return gp, (to_x.transform(x[other]), y[other]), how
+
+
+def run(data, rows, name, steps, seed, nugget):
+    gp, (x, y), how = prepared(data, name, rows, seed, nugget, part=2)
     begin = time.process_time()
-    if "encoder" in settings:
+    if "NPVI-NN" in name:
         fit(gp, 4 * steps, batch_size=ENCODER_BATCH, lr=0.02, seed=seed, progress=False, **how)
     else:
         fit(gp, steps, batch_size=BATCH, lr=0.02, seed=seed, progress=False, **how)
     seconds = time.process_time() - begin
     with torch.no_grad():
-        parts = [(gp.predict(to_x.transform(x[some])), y[some]) for some in test.split(5000)]
+        parts = [(gp.predict(a), b) for a, b in zip(x.split(5000), y.split(5000), strict=True)]
         nll = torch.cat([-p.log_prob(values) for p, values in parts]).mean()
         error = torch.cat([(p.mean - values).abs() for p, values in parts]).median()
     size = sum(p.numel() for p in gp.parameters())
-    values = len(x), name, seed, steps, nugget, float(nll), float(error), seconds, size
+    values = len(DATA[data](rows)[0]), name, seed, steps, nugget, float(nll), float(error), seconds, size
     return dict(zip(FIELDS, (data, *values), strict=True))
 
 

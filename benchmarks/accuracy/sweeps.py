@@ -1,7 +1,6 @@
 """Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers."""
 
 import argparse
-import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ class Sweep:
         columns: of the table.
         value: heading of the column "value".
         score: the column that the picture shows; its label is `label`, that of the setting `axis`.
+        x: the column along the picture, "setting" or "seconds".
     """
 
     caption: str
@@ -33,6 +33,7 @@ class Sweep:
     label: str
     axis: str
     value: str = "value"
+    x: str = "setting"
 
 
 def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
@@ -81,30 +82,37 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict]) -> str:
 
 
 def _cell(column: str, text: str) -> str:
-    return "" if text == "" else f"{float(text):.{0 if column == 'seconds' else 3}f}"
+    if text == "":
+        return ""
+    digits = 3 if column != "seconds" else 1 if float(text) < 10 else 0
+    return f"{float(text):.{digits}f}"
 
 
 def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:
-    """A row of panels per part, one per data set; a method with one setting is a dashed line."""
+    """A panel per part and data set, in a row per part if all have the same sets; one setting is a dashed line."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    parts, names = (list(dict.fromkeys(row[name] for row in rows)) for name in ("part", "data"))
-    size = 3.6 * len(names), 3.2 * len(parts)
-    figure, axes = plt.subplots(len(parts), len(names), figsize=size, layout="constrained", squeeze=False)
-    for (part, data), axis in zip(itertools.product(parts, names), axes.flat, strict=True):
+    panels = list(dict.fromkeys((row["part"], row["data"]) for row in rows))
+    parts, names = (len({panel[i] for panel in panels}) for i in (0, 1))
+    shape = (parts, names) if parts * names == len(panels) else (1, len(panels))
+    size = 3.6 * shape[1], 3.2 * shape[0]
+    figure, axes = plt.subplots(*shape, figsize=size, layout="constrained", squeeze=False)
+    for (part, data), axis in zip(panels, axes.flat, strict=True):
         here, sweep = [row for row in rows if (row["part"], row["data"]) == (part, data)], sweeps[part]
         for i, method in enumerate(dict.fromkeys(row["method"] for row in here)):
-            points = sorted((float(row["setting"]), float(row[sweep.score])) for row in here if row["method"] == method)
+            points = sorted((float(row[sweep.x]), float(row[sweep.score])) for row in here if row["method"] == method)
             if len(points) == 1:
                 axis.axhline(points[0][1], color=f"C{i}", linestyle="--", label=method)
             else:
                 axis.plot(*zip(*points, strict=True), color=f"C{i}", marker="o", markersize=3, label=method)
-        axis.set(xscale="log", xlabel=sweep.axis, ylabel=sweep.label, title=data)
-        axis.set_xticks(sorted({int(row["setting"]) for row in here}), minor=False)
-        axis.xaxis.set_major_formatter("{x:.0f}")
-        axis.xaxis.set_minor_locator(plt.NullLocator())
+        steps = sweep.x == "setting"
+        axis.set(xscale="log", xlabel=sweep.axis if steps else sweep.x, ylabel=sweep.label, title=data)
+        if steps:
+            axis.set_xticks(sorted({float(row["setting"]) for row in here}), minor=False)
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_locator(plt.NullLocator())
         axis.legend(fontsize=7)
     figure.savefig(path)

@@ -49,7 +49,8 @@ def conditional(k):
 def steps(method, **options):
     x, y = data(139_000, 2)
     gp = method(x, y, kernel(2), Gaussian(0.1), num_neighbors=32, **options)
-    return lambda: fit(gp, 20, batch_size=1024, refresh_every=0, solve_every=0, progress=False)
+    rates = {"lr": 1e-6, "progress": False}  # many rounds of one method: parameters stay where they are
+    return lambda: fit(gp, 20, batch_size=1024, refresh_every=0, solve_every=0, **rates)
 
 
 def solve(likelihood, size):
@@ -87,7 +88,12 @@ def main():
     args = parser.parse_args()
     names = [f"{n} thread{'s' * (n > 1)}: wall, processor [ms]" for n in args.threads]
     lines = [
+        "# Two threads",
+        "",
         f"{os.cpu_count()} cores; {args.seconds:g} s of alternating rounds each; torch {torch.__version__}.",
+        "Wall times are the least of the rounds, processor times medians. The last ratios are wall times on one thread",
+        "to those on n: more than 1 where threads help.",
+        "`python benchmarks/speed/threads.py --out benchmarks/results/threads.md`.",
         "",
         f"| work | {' | '.join(names)} | least: 1 / n | median: 1 / n | rounds, load |",
         "|---" * (len(args.threads) + 4) + "|",

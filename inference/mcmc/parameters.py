@@ -17,7 +17,7 @@ class ParameterOptimizer:
         where: name of the caller, for messages.
         leaves: unconstrained leaf tensor of each parameter.
         optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None, which keeps all
-        parameters fixed.
+            parameters fixed.
 
     Raises:
         ValueError: if there is nothing to optimize.

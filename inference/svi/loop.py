@@ -78,7 +78,7 @@ def fit(
             without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
             and about 20,000 with "lbfgs".
         optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and otherwise the one that
-        suits the loss.
+            suits the loss.
         lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
             others.
         schedule: learning rates over a given number of steps, and bounds; None is ``Schedule()``.

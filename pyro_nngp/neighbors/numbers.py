@@ -31,7 +31,7 @@ class NeighborTrial:
 
         Args:
             scores: maps rows of K neighbors to scores of the points, such as log predictive variances; smaller is
-            better.
+                better.
             first: the first number tried.
             worthwhile: smallest fall that justifies a doubling.
 

@@ -159,7 +159,12 @@ WITH_USED_PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", WITH_USED_PARTS)
+SLOW = ("amortized", "another's", "coregionalized", "layers")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in WITH_USED_PARTS]
+)
 def test_parts_that_have_run_serve_in_a_method(name):
     gp = WITH_USED_PARTS[name]()
     sites = trace(gp.model)

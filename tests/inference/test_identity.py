@@ -104,7 +104,10 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+SLOW = ("elbo.num_particles", "solve_every")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
 def test_fit_refuses_the_checkpoint_of_another_run(tmp_path, name):
     one, other = RUNS[name]
     fit(vnngp(), 2, checkpoint=tmp_path / "a.pt", **one, **SETTINGS)

@@ -48,7 +48,12 @@ def with_leaves(kernel: Kernel, leaves: tuple[Tensor, ...]) -> Covariance:
         return fresh(kernel)
 
 
-@pytest.mark.parametrize("kernel", smooth_kernels(), ids=name_of)
+def by_seconds(kernel: Kernel) -> object:
+    slow = isinstance(kernel, RationalQuadratic | Periodic)
+    return pytest.param(kernel, id=name_of(kernel), marks=[pytest.mark.slow] * slow)
+
+
+@pytest.mark.parametrize("kernel", [by_seconds(kernel) for kernel in smooth_kernels()])
 def test_first_and_second_derivatives(kernel: Kernel) -> None:
     x, z = points(2, 2).requires_grad_(), points(2, 3, 2).requires_grad_()  # x broadcasts over the batch of z
 

@@ -288,7 +288,9 @@ def test_hyperparameters_with_priors_run_under_nuts(name):
 
 
 @pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
-@pytest.mark.parametrize("name", ["VNNGP", "LOO", "NPVI", "SWSGP", "SVGP"], indirect=False)
+@pytest.mark.parametrize(
+    "name", ["VNNGP", "LOO", *(pytest.param(name, marks=pytest.mark.slow) for name in ("NPVI", "SWSGP", "SVGP"))]
+)
 def test_labels_are_classified(name):
     method, settings = METHODS[name]
     x, y = data()

@@ -76,11 +76,12 @@ def varying_moments():
     return torch.zeros(2 * N, **NUMBER), cov, torch.cat([first, torch.zeros(N, N, **NUMBER)], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "moments", "data", "gaussian"),
     [
         (mixed, mixed_moments, Y, ["intercept", "slope", "level", "effect", "f"]),
-        pytest.param(varying, varying_moments, torch.cat([Y, -Y]), ["f", "g"], marks=pytest.mark.slow),
+        (varying, varying_moments, torch.cat([Y, -Y]), ["f", "g"]),
     ],
 )
 def test_gaussian_data_have_the_exact_posterior(model, moments, data, gaussian):

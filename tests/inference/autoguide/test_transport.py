@@ -80,7 +80,7 @@ def run(program, names, white):
 
 
 @pytest.mark.parametrize(
-    "program", [pytest.param(counts, marks=pytest.mark.slow), groups_and_two_processes, one_process]
+    "program", [pytest.param(p, marks=pytest.mark.slow) for p in (counts, groups_and_two_processes)] + [one_process]
 )
 def test_the_density_is_that_of_the_program_times_the_volume_of_the_map(program):
     new, sites = transported(program), latent_sites(program)
