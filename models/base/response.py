@@ -29,10 +29,10 @@ from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMeth
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.sites import latents_first
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, WORTHWHILE_TRAINING
 
 _FIRST_NEIGHBORS = 32
-_MOST_TRAINING, _WORTHWHILE_TRAINING = 128, 0.1  # in training, where each step pays for it
+_MOST_TRAINING = 128  # in training
 _TABLE = 2**24  # largest table of neighbors for which K is increased
 TREND_POINTS = 4096
 
@@ -120,7 +120,7 @@ class ResponseMethod(PredictiveMethod):
         there 32 neighbors explain little of the variance. N K is at most 2^24.
         """
         most = min(_MOST_TRAINING, _TABLE // self.num_rows)
-        enough = self._enough_neighbors(most, _WORTHWHILE_TRAINING)
+        enough = self._enough_neighbors(most, WORTHWHILE_TRAINING)
         if enough != self.graph.num_neighbors:
             self.graph.resize(enough)
             if self.shard is not None:

@@ -4,6 +4,7 @@ Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns
 """
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -155,10 +156,20 @@ class Kernel(GPModule):
 
     Raises:
         ValueError: if ``input_dim`` < 1, or ``active_dims`` is of another length, negative or repeated.
+        TypeError: for keywords that the constructor does not have.
     """
 
     moves_inputs: bool = False
     """Whether lengthscales of its parts are not those of the columns."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> "Kernel":
+        known = inspect.signature(cls.__init__).parameters
+        wrong = settings.keys() - known
+        if wrong and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+            names = ", ".join(name for name, p in known.items() if name != "self" and p.kind is not p.VAR_POSITIONAL)
+            cure = "GPyTorch's outputscale and scikit-learn's length_scale are variance and lengthscale here."
+            fail(cls.__name__, "keywords", f"among {names}", ", ".join(sorted(wrong)), cure, TypeError)
+        return super().__new__(cls)
 
     def __init__(self, input_dim: int, active_dims: Sequence[int] | None = None) -> None:
         super().__init__()

@@ -7,6 +7,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 MOST_NEIGHBORS, WORTHWHILE = 512, 0.01  # for predictions; smallest gain in log variance that justifies another doubling
+WORTHWHILE_TRAINING = 0.1  # the same in training, where each step pays for it
 _TRIED = 64  # points at which numbers of neighbors are compared
 
 

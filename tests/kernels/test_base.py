@@ -1,5 +1,7 @@
 """The protocol of kernels: hyperparameters, binding, names, columns, sums and products, what a user writes."""
 
+import copy
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -12,6 +14,7 @@ from torch.distributions import constraints
 
 from pyro_nngp.kernels import (
     RBF,
+    Constant,
     Kernel,
     Linear,
     Matern32,
@@ -169,3 +172,20 @@ def test_a_bound_kernel_keeps_one_draw_of_its_priors():
 def test_a_kernel_without_a_formula_says_so():
     with pytest.raises(NotImplementedError, match="expected the kernel to define forward or bind, got neither"):
         Kernel(1)(torch.rand(3, 1))
+
+
+@pytest.mark.parametrize("kernel", [RBF, Matern52, Periodic, Constant])
+def test_unknown_keywords_are_named_beside_the_known_ones(kernel: type[Kernel]) -> None:
+    expected = (
+        rf"^{kernel.__name__}: expected keywords among input_dim, .*active_dims.*, got length_scale\. .*lengthscale"
+    )
+    with pytest.raises(TypeError, match=expected):
+        kernel(2, length_scale=1.0)
+
+
+def test_constructors_with_free_keywords_take_them() -> None:
+    class Own(RBF):
+        def __init__(self, input_dim: int, **settings: float) -> None:
+            super().__init__(input_dim, lengthscale=settings["reach"])
+
+    assert float(copy.deepcopy(Own(2, reach=3.0)).lengthscale.detach()) == 3.0

@@ -437,3 +437,45 @@ def test_modules_as_loadings_are_trained():
     before = gp.mixing.net.weight.clone()
     fit(gp, 3, progress=False)
     assert not torch.equal(before, gp.mixing.net.weight)
+
+
+def half_seen(dim, lengthscale):
+    """300 points and two related outputs, each seen at a random half of them."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(300, dim, generator=generator, dtype=F64)
+    y = torch.randn(300, 2, generator=generator, dtype=F64)
+    seen = torch.rand(300, generator=generator) < 0.5
+    y[:, 0] = y[:, 0].where(seen, torch.nan)
+    y[:, 1] = y[:, 1].where(~seen, torch.nan)
+    kernel = RBF(dim, variance=scalar(1.0), lengthscale=scalar(lengthscale))
+    mixing = torch.tensor([[1.0, 0.0], [0.8, 0.6]], dtype=F64)
+    return x, y, {"kernels": kernel, "num_latents": 2, "mixing": mixing, "likelihood": Gaussian(scalar(0.01))}
+
+
+def dense_log_variances(gp, rows, k):
+    """Mean log variance of both outputs at rows, given what is seen at the k nearest others."""
+    found, unit = [], gp.mixing.detach() @ gp.mixing.detach().mT
+    for row in rows.tolist():
+        near = torch.cdist(gp.x[row, None], gp.x)[0].argsort()[1 : k + 1]
+        output = gp.y[near].isnan()[:, 0].long()
+        cov = unit[output][:, output] * gp.kernel[0](gp.x[near]).detach() + 0.01 * torch.eye(k, dtype=F64)
+        cross = unit[:, output] * gp.kernel[0](gp.x[row, None], gp.x[near]).detach()
+        explained = (cross * torch.linalg.solve(cov, cross.mT).mT).sum(-1)
+        found.append((unit.diagonal() - explained + 0.01).log().mean())
+    return float(torch.stack(found).mean())
+
+
+def test_smooth_outputs_of_many_inputs_take_more_neighbors():
+    x, y, settings = half_seen(6, 4.0)
+    gp = LMC(x, y, **settings)
+    rows = torch.linspace(0, 299, 64).long()
+    values = [dense_log_variances(gp, rows, k) for k in (16, 32, 64)]
+    assert values[0] - values[1] > 0.15
+    assert values[1] - values[2] > 0.15
+    assert gp.graph.num_neighbors == 64  # the most, 128 / T
+    assert gp.graph.neighbors.shape == (300, 64)
+    assert LMC(x, y, **settings, num_neighbors=5).graph.num_neighbors == 5
+    rough = LMC(x, y, **settings | {"kernels": RBF(6, variance=scalar(1.0), lengthscale=scalar(0.1))})
+    assert rough.graph.num_neighbors == 16
+    counts = LMC(x, y.abs().round(), **settings | {"likelihood": Poisson()})
+    assert counts.graph.num_neighbors == 16
