@@ -8,7 +8,7 @@ from pyro.infer import MCMC, NUTS
 from pyro.nn import PyroSample
 
 from pyro_nngp.distributed import ShardedData
-from pyro_nngp.inference import SGLD, SGMCMC, Minibatch
+from pyro_nngp.inference import SGHMC, SGLD, SGMCMC, SGNHT, Minibatch
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, SWSGP, Vecchia
@@ -34,12 +34,13 @@ class SeededMinibatch(Minibatch):
         return super().draw()
 
 
-def drawn(sharded, part, seed, size=40):
+def drawn(sharded, part, seed, size=40, sampler=SGLD, step_size=1e-5, **options):
     """Draws with batches of some part of the rows, from a random state that differs between processes."""
     gp = method(sharded)
     rank = gp.shard.world.rank if sharded else 0
     pyro.set_rng_seed(seed + rank)
-    mcmc = SGMCMC(SGLD(gp.model, 1e-5, num_steps=2), size, 10, num_chains=1, vectorize=False, disable_progbar=True)
+    kernel = sampler(gp.model, step_size, num_steps=2, **options)
+    mcmc = SGMCMC(kernel, size, 10, num_chains=1, vectorize=False, disable_progbar=True)
     kind = Minibatch if sharded else SeededMinibatch
     mcmc.run(kind(gp.num_data, round(part * gp.num_data)))
     return mcmc.get_samples()
@@ -50,6 +51,33 @@ def test_all_rows_give_the_draws_of_one_process(tmp_path):
     (name,), (expected,) = zip(*drawn(False, 1.0, 5).items(), strict=True)
     for found in on_processes(2, tmp_path, drawn, True, 1.0, 5):
         torch.testing.assert_close(found[name], expected, rtol=1e-6, atol=1e-9)
+
+
+def anchored(sharded, part):
+    """Draws of each sampler with control variates."""
+    found = {}
+    for sampler, step_size in ((SGLD, 1e-5), (SGHMC, 1e-3), (SGNHT, 1e-3)):
+        ((_, found[sampler.__name__]),) = drawn(
+            sharded, part, 5, 10, sampler=sampler, step_size=step_size, control_variates=True
+        ).items()
+    return found
+
+
+@pytest.mark.slow
+def test_control_variates_give_the_draws_of_one_process(tmp_path):
+    expected = anchored(False, 1.0)
+    for found in on_processes(2, tmp_path, anchored, True, 1.0):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-9)
+            assert value.std() > 0
+
+
+@pytest.mark.slow
+def test_control_variates_of_own_minibatches_give_the_same_draws(tmp_path):
+    one, other = on_processes(2, tmp_path, anchored, True, 0.25)
+    for name, value in one.items():
+        assert torch.equal(other[name], value)
+        assert value.std() > 0
 
 
 def test_processes_draw_the_same_from_their_own_minibatches(tmp_path):
