@@ -10,7 +10,7 @@ with inducing inputs that stay where SVI left them, as parameters. RBF with log-
 ArviZ's, rank-normalized; f at up to 2,000 test points. Flights is the binary task "arrives late" with a probit link.
 
 Usage: python benchmarks/accuracy/bsgp_rhat.py [yacht] [--starts plain SVI draws cyclical] [--inducing 30]
-           [--burn-in 1000] [--draws 60] [--updates 40] [--rows N] [--batch-size B]
+           [--burn-in 1000] [--draws 60] [--updates 40] [--rows N] [--batch-size B] [--noise V] [--control-variates]
 The data come from `pyro_nngp.data.datasets`, or from the folder that PYRO_NNGP_DATA names.
 """
 
@@ -24,7 +24,7 @@ import torch
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_generated, init_to_value
 
-from pyro_nngp.data import Standardizer, flights, nll, random_split, rmse, uci
+from pyro_nngp.data import Standardizer, coverage, flights, gaussian_interval, nll, random_split, rmse, uci
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inference import SGHMC, SGMCMC, Cyclical, Minibatch, fit
 from pyro_nngp.kernels import RBF
@@ -50,10 +50,12 @@ def build(options, start):
         x,
         y[train, 0],
         lognormal_priors(kernel, like=x),
-        Bernoulli("probit") if binary else Gaussian(),
+        Bernoulli("probit") if binary else Gaussian(torch.tensor(options.noise)) if options.noise else Gaussian(),
         inducing=options.inducing,
         inducing_prior=prior,
     )
+    if options.noise:
+        gp.likelihood.requires_grad_(False)
     return gp, to_x.transform(data.x[test]), y[test, 0]
 
 
@@ -73,6 +75,7 @@ def run(gp, start, options):
             cycle = Cyclical(0.1, options.updates, 0.5)
             schedule = {"step_size": cycle, "temperature": cycle.temperature, "adapt": True}
             steps = schedule if start == "cyclical" else {}
+            steps["control_variates"] = options.control_variates
             kernel = SGHMC(gp.model, num_steps=options.updates, init_strategy=own, **steps)
     mcmc = SGMCMC(kernel, options.draws, options.burn_in, CHAINS, disable_progbar=True)
     mcmc.run(Minibatch(gp.num_data, batch_size))
@@ -82,6 +85,11 @@ def run(gp, start, options):
 def drawn(guide):
     with torch.no_grad(), pyro.poutine.block():  # its sites are not those of the chain
         return guide()
+
+
+def interval(predictive):
+    """Central 95 % intervals."""
+    return gaussian_interval(predictive.mean, predictive.stddev)
 
 
 def rhat(values):
@@ -95,8 +103,8 @@ def rhat(values):
 def main(options):
     torch.set_num_threads(1)
     print("R-hat, median and largest.\n")
-    print("| start | f | z | nu | lengthscales | variance | temperature | NLL | RMSE | noise | CPU s |")
-    print("|---" * 11 + "|")
+    print("| start | f | z | nu | lengthscales | variance | temperature | NLL | RMSE | coverage | noise | CPU s |")
+    print("|---" * 12 + "|")
     for start in options.starts:
         pyro.set_rng_seed(0)
         gp, x_test, y_test = build(options, start)
@@ -111,7 +119,8 @@ def main(options):
         cells = [start, rhat(f), *(rhat(sites.get(f"layers.0.{name}")) for name in names)]
         cells += [f"{np.mean(list(temperatures)):.2f}", f"{float(nll(y_test, predictive)):.2f}"]
         noise = f"{gp.likelihood.variance.item():.4f}" if options.data != "flights" else "-"
-        cells += [f"{float(rmse(y_test, predictive.mean)):.3f}", noise, f"{seconds:.0f}"]
+        covered = "-" if options.data == "flights" else f"{100 * float(coverage(y_test, *interval(predictive))):.0f} %"
+        cells += [f"{float(rmse(y_test, predictive.mean)):.3f}", covered, noise, f"{seconds:.0f}"]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -122,6 +131,8 @@ if __name__ == "__main__":
     parser.add_argument("--inducing", type=int, default=30)
     parser.add_argument("--rows", type=int, help="of the training rows; all by default")
     parser.add_argument("--batch-size", type=int, help="all rows by default")
+    parser.add_argument("--noise", type=float, help="noise variance, kept; learned from the data by default")
+    parser.add_argument("--control-variates", action="store_true", help='with "draws", "cyclical" and "fixed z"')
     parser.add_argument("--burn-in", type=int, default=1_000)
     parser.add_argument("--draws", type=int, default=60)
     parser.add_argument("--updates", type=int, default=40, help="per draw after SVI; plain finds them")
