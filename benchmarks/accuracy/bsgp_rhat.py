@@ -11,6 +11,7 @@ ArviZ's, rank-normalized; f at up to 2,000 test points. Flights is the binary ta
 
 Usage: python benchmarks/accuracy/bsgp_rhat.py [yacht] [--starts plain SVI draws cyclical] [--inducing 30]
            [--burn-in 1000] [--draws 60] [--updates 40] [--rows N] [--batch-size B] [--noise V] [--control-variates]
+           [--svi 400]
 The data come from `pyro_nngp.data.datasets`, or from the folder that PYRO_NNGP_DATA names.
 """
 
@@ -66,7 +67,7 @@ def run(gp, start, options):
     else:
         guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
         recipe = {"lr": 0.02, "elbo": Trace_ELBO(), "num_data": gp.num_data, "progress": False}
-        fit((gp.model, guide), 400, batch_size=batch_size, **recipe)
+        fit((gp.model, guide), options.svi, batch_size=batch_size, **recipe)
         if start == "SVI":
             median = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
             kernel = SGHMC(gp.model, num_steps=options.updates, optim={"lr": 0.01}, init_strategy=median)
@@ -131,6 +132,7 @@ if __name__ == "__main__":
     parser.add_argument("--inducing", type=int, default=30)
     parser.add_argument("--rows", type=int, help="of the training rows; all by default")
     parser.add_argument("--batch-size", type=int, help="all rows by default")
+    parser.add_argument("--svi", type=int, default=400, help="steps before the chains")
     parser.add_argument("--noise", type=float, help="noise variance, kept; learned from the data by default")
     parser.add_argument("--control-variates", action="store_true", help='with "draws", "cyclical" and "fixed z"')
     parser.add_argument("--burn-in", type=int, default=1_000)
