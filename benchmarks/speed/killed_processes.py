@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -63,8 +64,9 @@ def trial(folder, wait, method):
                 time.sleep(0.05)
             time.sleep(wait[0])
             if not (folder / "result.json").exists():
-                os.kill(int((folder / f"process{wait[1]}").read_text()), signal.SIGKILL)
-                killed = True
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.kill(int((folder / f"process{wait[1]}").read_text()), signal.SIGKILL)
+                    killed = True
         code = run.wait()
     if code:
         raise RuntimeError((folder / "log").read_text()[-2000:])
