@@ -110,11 +110,16 @@ class Likelihood(GPModule):
             trials: their numbers of trials, of a likelihood that takes them.
             limits: their limits of detection, of a likelihood that takes them.
         """
-        if weights is None:
+        if weights is None and trials is None and limits is None:
             return self
         copied = copy.copy(self)
-        copied.__dict__["weights"] = weights
+        if weights is not None:
+            copied.__dict__["weights"] = weights
+        copied.take_rows(trials, limits)
         return copied
+
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        """Set what a copy for some rows has of them, besides weights: a hook for likelihoods that take one of these."""
 
     @pyro_entry
     def expected_log_prob(

@@ -6,7 +6,6 @@ logarithms, finite in the far tails. Reference: Tobin (1958), "Estimation of rel
 variables", Econometrica. Cost: O(1) per value; O(C) for C intervals.
 """
 
-import copy
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -104,15 +103,10 @@ class Censored(_PartlyObserved):
         self.cure = "Record values beyond a limit as that limit."
         self._limit(low, high)
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> Likelihood:
-        bound = super().for_rows(weights)
-        if limits is None:
-            return bound
-        bound = copy.copy(bound)
-        bound._limit(*(limits if is_of_row else own for is_of_row, own in zip(self._by_row, self._ends, strict=True)))
-        return bound
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        if limits is not None:
+            ends = zip(self._by_row, self._ends, strict=True)
+            self._limit(*(limits if is_of_row else own for is_of_row, own in ends))
 
     def _limit(self, low: float | Tensor, high: float | Tensor) -> None:
         least = 0.0 if self.is_log else -math.inf

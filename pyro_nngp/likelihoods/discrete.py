@@ -7,7 +7,6 @@ gradients, far beyond :math:`f = \pm 50`.
 Cost: O(1) per value and quadrature node; O(C) for C classes or ratings.
 """
 
-import copy
 from typing import Any, Literal, cast
 
 import pyro.distributions as dist
@@ -82,13 +81,9 @@ class OutOfTrials(Likelihood):
             check_int(type(self).__name__, "total_count", total_count, 1, "Pass the number of trials.")
         self._count(1 if total_count is None else total_count)
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> Likelihood:
-        bound = copy.copy(super().for_rows(weights))
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         if trials is not None:
-            bound._count(trials)
-        return bound
+            self._count(trials)
 
     def overdispersion(self) -> Tensor | float:
         """The variance of y given f, in multiples of that of a binomial variable."""

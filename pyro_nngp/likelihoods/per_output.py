@@ -57,17 +57,10 @@ class PerOutput(Likelihood):
         bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
         return bound
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> "PerOutput":
-        """As of every likelihood; weights, trials and limits may be (T, B), one set for each output."""
-        bound = super().for_rows(weights)
-        if bound is self:
-            bound = super().for_rows(torch.ones(()))
-            bound.__dict__["weights"] = self.weights
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        """Trials and limits may be (T, B), one set for each output, as weights may."""
         outputs = enumerate(self.outputs)
-        bound.__dict__["outputs"] = [part.for_rows(None, _row(trials, t), _row(limits, t)) for t, part in outputs]
-        return bound
+        self.__dict__["outputs"] = [part.for_rows(None, _row(trials, t), _row(limits, t)) for t, part in outputs]
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return Outputs([part(f[..., t, :]) for t, part in enumerate(self.outputs)])

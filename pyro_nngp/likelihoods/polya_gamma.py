@@ -11,7 +11,6 @@ Its natural-gradient steps of length one are the coordinate ascent of that paper
 :math:`E\,\omega = \tfrac{b}{2c} \tanh(c/2)` as the precision of each datum. Cost: O(1) per value.
 """
 
-import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -52,13 +51,9 @@ class PolyaGammaBound(Likelihood):
         self.support, self.expectation, self.cure = likelihood.support, likelihood.expectation, likelihood.cure
         self.takes_trials = likelihood.takes_trials
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> Likelihood:
-        bound = copy.copy(super().for_rows(weights))
-        bound.__dict__["base"] = self.base.for_rows(None, trials)
-        bound.__dict__["support"] = bound.base.support
-        return bound
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        base = self.base.for_rows(trials=trials)
+        self.__dict__.update(base=base, support=base.support)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.base(f)

@@ -14,7 +14,6 @@ nodes are spread around its peak, with the covariance of the Laplace approximati
 Cost: O(C) per expectation; O(Q C + C^3) per predictive density. Symbols: C kinds, B rows, Q nodes.
 """
 
-import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -59,15 +58,9 @@ class Multinomial(Likelihood):
     def __init__(self, num_quadrature: int = 32) -> None:
         super().__init__(num_quadrature)
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> Likelihood:
-        bound = super().for_rows(weights)
-        if trials is None:
-            return bound
-        bound = copy.copy(bound)
-        bound.__dict__["total_count"] = trials
-        return bound
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        if trials is not None:
+            self.__dict__["total_count"] = trials
 
     def check(self, y: Tensor) -> None:
         """Raise unless y, (C, N), are counts of at least two kinds that sum to their row's trials."""

@@ -8,7 +8,6 @@ Reference: Kemp (1981), "Efficient generation of logarithmically distributed pse
 Statistics, for the first batch of events of a negative binomial process. Cost: that of the other likelihood.
 """
 
-import copy
 from typing import Any
 
 import pyro.distributions as dist
@@ -63,15 +62,10 @@ class ZeroInflated(_OfCounts):
         self.takes_trials = counts.takes_trials
         self.support, self.expectation, self.cure = counts.support, counts.expectation, counts.cure
 
-    def for_rows(
-        self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
-    ) -> Likelihood:
-        bound = super().for_rows(weights)
-        if trials is None:
-            return bound
-        counts, bound = self.counts.for_rows(trials=trials), copy.copy(bound)
-        bound.__dict__.update(counts=counts, support=counts.support, expectation=counts.expectation)
-        return bound
+    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        if trials is not None:
+            counts = self.counts.for_rows(trials=trials)
+            self.__dict__.update(counts=counts, support=counts.support, expectation=counts.expectation)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.ZeroInflatedDistribution(self.counts(f), gate_logits=self._gate_logits(f))
