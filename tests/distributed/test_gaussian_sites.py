@@ -13,7 +13,7 @@ from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import latent_evidence
 from pyro_nngp.variational.pooling import PooledObservations
 from tests.oracles.problems import surface
-from tests.oracles.processes import on_processes
+from tests.oracles.processes import check_same, on_processes
 
 CASES = {
     "gaussian": (VNNGP, Gaussian, {}),
@@ -52,14 +52,6 @@ def trained(case, sharded):
     found["slope"], found["neighbors"] = gp.local.excess.slope, torch.tensor(gp.prediction_neighbors())
     found["moments"] = torch.stack([*gp(new), gp.predict(new).variance]).detach()
     return found
-
-
-def check_same(found, expected, tolerance):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 @pytest.mark.parametrize("case", SLOW)

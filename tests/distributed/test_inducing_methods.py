@@ -11,7 +11,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
 from tests.oracles.problems import surface
-from tests.oracles.processes import on_processes
+from tests.oracles.processes import check_same, on_processes
 
 N = 300
 CASES = {
@@ -51,12 +51,6 @@ def trained(case, sharded):
     found["moments"] = torch.stack([mean, variance, gp.predict(new).variance]).detach()
     found["draws"] = gp.sample(new, 3, seed=0)
     return found
-
-
-def check_same(found, expected, tolerance):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c == "swsgp" else pytest.mark.slow) for c in CASES])

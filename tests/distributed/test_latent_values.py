@@ -15,7 +15,7 @@ from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.sharded_optimum import ShardedFactorOptimum
 from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 from tests.oracles.problems import surface
-from tests.oracles.processes import on_processes
+from tests.oracles.processes import check_same, on_processes
 
 N = 300
 
@@ -161,8 +161,7 @@ def trained(case, likelihood, sharded, batch_size=N, path=None, end=None):
 def test_training_is_that_of_one_process(case, likelihood, tmp_path):
     expected = trained(case, likelihood, False)
     for found in on_processes(2, tmp_path, trained, case, likelihood, True):
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
+        check_same(found, expected, 1e-6)
 
 
 @pytest.mark.slow
@@ -185,5 +184,4 @@ def test_another_number_of_processes_continues(before, after, tmp_path):
     expected = trained("npvi", Poisson, True)
     on_processes(before, tmp_path / "begun", trained, "npvi", Poisson, True, N, tmp_path, 5)
     for found in on_processes(after, tmp_path / "continued", trained, "npvi", Poisson, True, N, tmp_path):
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name], value, rtol=1e-6, atol=1e-6)
+        check_same(found, expected, 1e-6)

@@ -11,7 +11,7 @@ from pyro_nngp.likelihoods import Gaussian, Poisson, StudentT
 from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
 from pyro_nngp.variational import sites
 from tests.oracles.problems import surface
-from tests.oracles.processes import on_processes
+from tests.oracles.processes import check_same, on_processes
 
 N = 300
 CASES = {
@@ -63,14 +63,6 @@ def found_at(case, sharded):
         torch.manual_seed(0)
         found["predictions"] = gp.predictions_by_draw(new, seed=1)({})[1]
     return found
-
-
-def check_same(found, expected, tolerance):
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
-        )
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c == BY_DEFAULT else pytest.mark.slow) for c in CASES])

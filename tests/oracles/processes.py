@@ -29,6 +29,15 @@ def on_processes(count, folder, work, *args):
     return [torch.load(folder / f"result{rank}", weights_only=True) for rank in range(count)]
 
 
+def check_same(found, expected, tolerance):
+    """Whether the values that two runs return have the same names, and agree to a tolerance."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(
+            found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
 def _run(rank, count, folder, work, args):
     try:
         torch.set_num_threads(1)
