@@ -21,7 +21,6 @@ from pyro_nngp.inference.mcmc.adaptation import (
     follow_scale,
     kinetic_temperature,
 )
-from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Schedule
@@ -46,7 +45,6 @@ class AdaptiveStep(MCMCKernel):
     temperature: Schedule
     gradient_noise: float | None
     adapt: bool
-    control_variates: bool
     potential: ModelPotential
     _where: str
     _optimized: ParameterOptimizer
@@ -100,16 +98,13 @@ class AdaptiveStep(MCMCKernel):
         noise = torch.full_like(position, self.gradient_noise or 0.0)
         state |= {"gradient_variance": noise, "pairs": per_chain[..., None], "center": position}
         state |= {"num_steps": torch.tensor(self.num_steps or 1), "watched": position.new_empty(0)}
-        if self.control_variates:
-            state |= {"anchor": position, "anchor_gradient": torch.zeros_like(position)}
-        return {"position": position, **state, **self.start(position)}
+        return {"position": position, **state, **self.potential.state(position), **self.start(position)}
 
     def _step(self, state: State, updates: int) -> State:
         end = self._warmup_end
         burn_in = updates < end
         params = tuple(self._optimized.leaves.values()) if burn_in else ()
-        if isinstance(self.potential, AnchoredPotential):
-            state = self.potential.follow(state, updates, end)
+        state = self.potential.follow(state, updates, end)
         if burn_in and self.step_size is None:
             state = self._prepare(state, updates)
         potential, gradient, by_params = self.potential.gradient(state["position"], params)

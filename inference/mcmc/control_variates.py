@@ -50,6 +50,9 @@ class AnchoredPotential(ModelPotential):
             cure = "Pass the index of the rows as a Minibatch(N, B)."
             fail(where, "the model", "with one Minibatch for control variates", len(self._minibatches), cure)
 
+    def state(self, position: Float[Tensor, "*C d"]) -> State:
+        return {"anchor": position, "anchor_gradient": torch.zeros_like(position)}
+
     def gradient(
         self, position: Float[Tensor, "*C d"], params: tuple[Tensor, ...] = ()
     ) -> tuple[Float[Tensor, "*C"], Float[Tensor, "*C d"], list[Tensor | None]]:

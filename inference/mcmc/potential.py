@@ -32,6 +32,7 @@ from pyro_nngp._checks import check_device, check_int, check_same_kind, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.distributed import World
 from pyro_nngp.inference._traces import check_supports
+from pyro_nngp.inference.mcmc.adaptation import State
 
 
 class Minibatch:
@@ -168,6 +169,14 @@ class ModelPotential:
         actual = f"none; in the last, {self.not_finite(position)}"
         cure = "Check the model there, or start elsewhere."
         fail(self._where, "init_strategy", f"to find a finite potential in {tries} draws", actual, cure)
+
+    def state(self, position: Float[Tensor, "*C d"]) -> State:
+        """What a chain's state has for the potential, at its start: nothing for plain gradients."""
+        return {}
+
+    def follow(self, state: State, update: int, end: int) -> State:
+        """The state for update number `update`; burn-in has `end` of them."""
+        return state
 
     def gradient(
         self, position: Float[Tensor, "*C d"], params: tuple[Tensor, ...] = ()
