@@ -57,7 +57,8 @@ class NPVI(VNNGP):
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide; None is 20, or all others where there are fewer.
         encoder: None for parameters of each point (NPVI);
-            :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN),
+            :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN), which
+            stay far behind the others,
             :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one that learns in a fraction of the time,
             :class:`~pyro_nngp.variational.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all
             of them.
@@ -67,8 +68,7 @@ class NPVI(VNNGP):
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
-        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
-            prior.
+        jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.

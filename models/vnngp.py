@@ -58,6 +58,7 @@ from pyro_nngp.variational import (
 Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
 
 _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
+_ENCODER_JITTER = 0.01  # means computed one neighborhood at a time deviate from a stiffer prior by too much
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
 
@@ -100,8 +101,7 @@ class VNNGP(ShardedLatents):
             permutation.
         loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
         scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
-        jitter: relative nugget; None takes 1e-6. With an encoder take 0.01 or 0.02: no network can follow a stiff
-            prior.
+        jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
@@ -145,6 +145,7 @@ class VNNGP(ShardedLatents):
         seed: int = 0,
     ) -> None:
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        jitter = _ENCODER_JITTER if jitter is None and encoder is not None else jitter
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
         where = type(self).__name__
         self.at_data = inducing is None

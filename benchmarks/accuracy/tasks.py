@@ -94,6 +94,8 @@ def evaluate(predict, x, y, kind, block=500):
     torch.manual_seed(0)
     for rows in torch.arange(len(x)).split(block):
         predictive, target = predict(x[rows]), y[rows]
+        if kind != "classes":
+            target = target.to(predictive.mean.dtype)
         for name, value in _scores(predictive, target, kind).items():
             totals[name] = totals.get(name, 0.0) + float(value) * len(rows)
     means = {name: total / len(x) for name, total in totals.items()}

@@ -1,6 +1,7 @@
 """Guides computed by an encoder: invariances, gradients, training, transfer to other data, state."""
 
 import copy
+import math
 import pickle
 
 import pyro
@@ -70,7 +71,8 @@ def test_some_rows_in_chunks_are_those_of_all(make):
 @pytest.mark.parametrize("make", ENCODERS)
 def test_predictions_use_the_covariance_between_neighbors(make):
     x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), mean=ConstantMean(0.0))
+    settings = {"mean": ConstantMean(0.0), "jitter": 1e-6}
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, encoder=shaken(make()), **settings)
     new, _ = data(5)
     loc, var = gp(new, num_neighbors=N)
     q, root, cov = gp.local.distribution(), factor(gp), dense_covariance(gp.kernel, x).detach()
@@ -121,13 +123,23 @@ def test_training_amortizing_and_what_is_shared(make):
     assert loss(gp) == kept
 
 
+def test_the_plain_call_for_labels_has_a_nugget_that_an_encoder_can_follow():
+    x, y = data(200)
+    labels = (y > 0).double()
+    gp = NPVI(x, labels, likelihood=Bernoulli(), num_neighbors=8, encoder=ConditionalEncoder())
+    assert gp.jitter == 0.01
+    assert NPVI(x, labels, likelihood=Bernoulli(), num_neighbors=8).jitter == 1e-6
+    fit(gp, 30, progress=False)
+    assert loss(gp) / len(x) < 0.9 * math.log(2)  # of a coin; with a nugget of 1e-6 it is above 2 log 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "left"), [(lambda: SiteEncoder(2), 0.15), (ConditionalEncoder, 0.25)])
 def test_a_trained_encoder_is_near_the_optimum(make, left):
     x, y = data(200)
     k = Matern32(2, variance=torch.tensor(0.5), lengthscale=torch.tensor(0.05)).requires_grad_(False)
     likelihood = Gaussian(0.05).requires_grad_(False)
-    start, best = (NPVI(x, y, k, likelihood, num_neighbors=8, encoder=e) for e in (make(), None))
+    start, best = (NPVI(x, y, k, likelihood, num_neighbors=8, encoder=e, jitter=0.01) for e in (make(), None))
     begun = loss(start)
     best.solve()
     fit(start, 40, batch_size=50, lr=0.05, progress=False)

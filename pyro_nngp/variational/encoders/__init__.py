@@ -18,8 +18,8 @@ as large ones and take many more steps.
 
 All suit data whose lengthscales span few neighborhoods. Where the kernel is smooth at the distance between points, the
 prior allows a point to deviate very little from the prediction of its parents. Means that are computed one neighborhood
-at a time deviate by more, and the divergence is large. A nugget (`jitter` of a percent or so) or a table of parameters
-(no encoder) helps.
+at a time deviate by more, and the divergence is large. That is why the nugget is a percent of the variance by default
+where there is an encoder; a table of parameters (no encoder) needs none.
 
 Cost: :math:`O(U n^2)` for the graph convolution, :math:`O(U n^3)` for the sites.
 Symbols: as in :mod:`pyro_nngp.variational.encoders.base`.

@@ -23,7 +23,7 @@ def test_conditional_encoder_starts_at_the_exact_mean_for_gaussian_noise(num_nei
     x, y = data()
     encoder = ConditionalEncoder(num_context=N - 1)
     mean = torch.nn.Linear(2, 1).double()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=mean)
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=mean, jitter=1e-6)
     noise, q = gp.likelihood.variance.detach(), gp.local.distribution()
     cov = dense_covariance(gp.kernel, x).detach()
     tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
@@ -39,7 +39,7 @@ def test_rows_of_the_conditional_encoder_follow_the_weights_of_the_prior():
     encoder = ConditionalEncoder(num_context=6)
     encoder.network[-1].bias.data[2] = 8 * torch.tensor(0.5 / 8, dtype=F64).atanh()
     gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=encoder)
-    q, (w, var) = gp.local.distribution(), NNGP(gp.kernel, gp.graph).conditionals
+    q, (w, var) = gp.local.distribution(), NNGP(gp.kernel, gp.graph, jitter=gp.jitter).conditionals
     base = (1 / var + 10).rsqrt()
     torch.testing.assert_close(q.scale, base * torch.tensor(0.5, dtype=F64).exp())
     torch.testing.assert_close(q.weights, 0.5 * w * (q.scale / (1 + 10 * var))[:, None])

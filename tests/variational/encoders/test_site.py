@@ -22,7 +22,8 @@ def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
     """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
     x, y = data()
     encoder = SiteEncoder(2, num_context=N - 1)
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, mean=ConstantMean(0.0))
+    settings = {"mean": ConstantMean(0.0), "jitter": 1e-6}
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, **settings)
     variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
     encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
     q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
