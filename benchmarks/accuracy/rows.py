@@ -1,11 +1,21 @@
-"""Results as rows of a CSV file, to which the benchmarks add one per run, so that they can be stopped and repeated."""
+"""Results as rows of a CSV file, to which the benchmarks add one per run, so that they can be stopped and repeated.
+
+Beside FILE.csv, FILE.json says under each commit with which processor and versions its rows were measured.
+"""
 
 import csv
+import json
 import math
+import os
+import platform
 import subprocess
 from functools import cache
+from importlib.metadata import version
+from pathlib import Path
 
 import torch
+
+MEASURED_WITH = ("torch", "pyro-ppl", "numpy", "scipy", "faiss-cpu")
 
 
 def read(path):
@@ -24,6 +34,32 @@ def append(path, fields, row):
         if fresh:
             writer.writeheader()
         writer.writerow({name: _cell(value) for name, value in row.items()})
+    record(path.with_suffix(".json"))
+
+
+def record(path):
+    """Add the environment of this process under its commit, unless it is there."""
+    found = environments(path)
+    known = found.setdefault(commit(), [])
+    if environment() not in known:
+        known.append(environment())
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def environments(path):
+    """What `record` has written: {commit: [environment, ...]}; nothing where there is no file."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+@cache
+def environment():
+    """Processor, cores, threads and versions."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    found = {"processor": names[0] if names else platform.processor(), "cores": os.cpu_count()}
+    found |= {"threads": torch.get_num_threads(), "python": platform.python_version(), "system": platform.system()}
+    return found | {name: version(name) for name in MEASURED_WITH}
 
 
 @cache
