@@ -24,6 +24,7 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets
 
 _POINTS, _FACTOR, _LIMIT, _LEAST_CORRELATION = 200, 8, 1.5, 0.01
+_LEAK = 0.25  # of the loss per label
 
 
 @torch.no_grad()
@@ -92,6 +93,22 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
         largest = (cov(x, z)[:, 0] / (cov.diag(x) * cov.diag(z)).sqrt()).abs().amax(-1)
         found.append(float(largest.median()))
     return max(found)
+
+
+def check_leak(method: Any, stacklevel: int) -> None:
+    """Warn if the leave-one-out densities of a trained method owe much to variables that know the datum."""
+    if not hasattr(method, "leak"):
+        return
+    rows = _some_rows(method.x, 0)
+    leak = method.leak(rows)
+    if leak > max(_LEAK * method.score(rows), 0.01):
+        warnings.warn(
+            f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
+            "what the auxiliary variables of neighbors know of it: kernel and mean fit labels that they have seen, and "
+            'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.',
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def check_neighbors(method: Any, stacklevel: int) -> None:

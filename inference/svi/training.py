@@ -21,7 +21,7 @@ from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
 from pyro_nngp.inference.svi.lbfgs import LBFGS
-from pyro_nngp.inference.svi.neighbor_check import check_neighbors
+from pyro_nngp.inference.svi.neighbor_check import check_leak, check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
@@ -176,6 +176,7 @@ class Training:
         if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
         if not interrupted:
+            check_leak(self.method, stacklevel=3)
             check_neighbors(self.method, stacklevel=3)
         rows = run.batch_size or run.num_data
         seconds = time.perf_counter() - self.begin

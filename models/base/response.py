@@ -254,14 +254,17 @@ class ResponseMethod(PredictiveMethod):
         union, positions = distinct_rows(near)
 
         def densities(draw: Draw | None) -> Tensor:
-            observations = self.observations(self.likelihood_at(union), union, draw)
-            loc, var = self._given_neighbors(self.x[rows], union, positions, *observations, rows)
-            bound = self.likelihood_at(rows)
-            loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
-            found = self._predictive_of_y(loc, var, self.by_row(rows)).log_prob(self._values(rows))
-            return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
+            return self._log_density(rows, union, positions, *self.observations(self.likelihood_at(union), union, draw))
 
         return densities
+
+    def _log_density(self, rows: Tensor, union: Tensor, positions: Tensor, obs: Tensor, noise: Tensor) -> Tensor:
+        """Log densities of y at some rows, given observations at `union`, which `positions` index."""
+        loc, var = self._given_neighbors(self.x[rows], union, positions, obs, noise, rows)
+        bound = self.likelihood_at(rows)
+        loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
+        found = self._predictive_of_y(loc, var, self.by_row(rows)).log_prob(self._values(rows))
+        return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
 
     def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
         """Those of the weights."""

@@ -157,7 +157,7 @@ class ShardedRows(DataSites):
         found = data.fetch(numbers, *own)
         kept = [*self.parameters(), *self.buffers()]
         new = copy.deepcopy(self, {id(value): value for value in kept})
-        new.shard = None
+        new.shard, new.is_part = None, True
         for name, rows in zip(data.values, found, strict=False):
             setattr(new, name, rows.to(self.x))
         metric = self.graph.metric if metric is None else metric

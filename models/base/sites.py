@@ -64,6 +64,7 @@ class DataSites(GPModule):
     vectorizes = False  # whether model and guide run within vectorized plates
     hyper_guide: HyperparameterGuide
     shard: ShardedData | None = None  # the rows of all processes, if these are not all
+    is_part: bool = False  # whether these are rows of a method on several processes
 
     @property
     def num_data(self) -> int:

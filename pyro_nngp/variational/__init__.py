@@ -1,7 +1,7 @@
 """Variational distributions q(u) of latent values and of auxiliary variables, and their optima."""
 
 from pyro_nngp.variational.amortized import AmortizedGaussian
-from pyro_nngp.variational.auxiliary import LocalConjugate, LocalLogNormal
+from pyro_nngp.variational.auxiliary import LocalConjugate, LocalLogNormal, conjugate_posterior
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.gaussian import (
     DenseGaussian,
@@ -30,6 +30,7 @@ __all__ = [
     "LocalTables",
     "combined",
     "combined_variance",
+    "conjugate_posterior",
     "factor",
     "neighbor_variance",
     "prior_factor",

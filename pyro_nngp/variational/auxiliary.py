@@ -61,7 +61,7 @@ class LocalLogNormal(LocalTables):
             y: all targets, outputs first.
             square: values of :func:`~pyro_nngp.likelihoods.augmentation.squared_latent`.
         """
-        like = LocalLogNormal(_conjugate(likelihood, y, square))
+        like = LocalLogNormal(conjugate_posterior(likelihood, y, square))
         self.loc.copy_(like.loc)
         self.log_scale.copy_(like.log_scale)
 
@@ -93,7 +93,7 @@ class LocalConjugate(LocalTables):
         """
         square = self._read(self.log_square, rows).mT.exp()
         square = square[0] if self._single else square
-        return _conjugate(likelihood, y, square)
+        return conjugate_posterior(likelihood, y, square)
 
     @torch.no_grad()
     def put(self, likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L N"]) -> None:
@@ -125,7 +125,8 @@ def _kl_lognormal_gamma(q: dist.LogNormal, p: dist.Gamma) -> Tensor:
     return -q.entropy() - (a * rate.log() - torch.lgamma(a) + (a - 1) * q.loc - rate * q.mean)
 
 
-def _conjugate(likelihood: Likelihood, y: Tensor, square: Tensor) -> Distribution:
+def conjugate_posterior(likelihood: Likelihood, y: Tensor, square: Float[Tensor, "*L U"]) -> Distribution:
+    """The posterior of auxiliary variables given `square`, which ``augmentation.squared_latent`` returns."""
     if isinstance(likelihood, StudentT):
         df = likelihood.df.to(square.dtype)
         return dist.Gamma(((df + 1) / 2).expand(square.shape), (df + square) / 2)

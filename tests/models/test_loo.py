@@ -358,6 +358,48 @@ def test_conditionals_that_differ_in_noise_alone_equal_separate_ones():
     torch.testing.assert_close(together, (noise.grad, k.lengthscale_unconstrained.grad), rtol=1e-9, atol=1e-12)
 
 
+def test_leave_one_out_scores_of_labels_use_variables_that_do_not_know_the_label():
+    """Against dense conditionals, pair by pair; and nearer to scores after solving without the datum."""
+    size = 14
+    x, f = data(size)
+    labels = (f > 0).double()
+    gp = LOO(x, labels, kernel(), Bernoulli(), num_neighbors=size - 1, mean=ConstantMean(0.3))
+    gp.kernel.variance = torch.tensor(40.0)
+    gp.solve(20)
+    omega = gp.local.distribution(gp.likelihood, labels, torch.arange(size)).mean.detach()
+    cov = dense_covariance(gp.kernel, x).detach()
+
+    def given(n, others, omega):
+        noisy = cov[others][:, others] + torch.diag(1 / omega)
+        w = torch.linalg.solve(noisy, cov[others, n])
+        return 0.3 + w @ ((labels[others] - 0.5) / omega - 0.3), cov[n, n] - w @ cov[others, n]
+
+    want, plain, resolved = [], [], []
+    for n in range(size):
+        others = [m for m in range(size) if m != n]
+        of_others = []
+        for m in others:
+            rest = [j for j in others if j != m]
+            (loc, var), value = given(m, rest, omega[rest]), omega[m]
+            for _ in range(100):
+                precision = 1 / var + value
+                c = (((loc / var + labels[m] - 0.5) / precision).square() + 1 / precision).sqrt()
+                value = (c / 2).tanh() / (2 * c)
+            of_others.append(value)
+        moments = given(n, others, torch.stack(of_others)), given(n, others, omega[others])
+        want.append(dense_log_prob(lambda f: dist.Bernoulli(logits=f), labels[n], *moments[0])[0])
+        plain.append(dense_log_prob(lambda f: dist.Bernoulli(logits=f), labels[n], *moments[1])[0])
+        without = LOO(x[others], labels[others], likelihood=Bernoulli(), start=gp, num_neighbors=size - 2)
+        without.solve(20)
+        resolved.append(without.predict(x[n : n + 1]).log_prob(labels[n : n + 1])[0].detach())
+    want, plain, resolved = (torch.stack(found) for found in (want, plain, resolved))
+    found = gp.loo()
+    torch.testing.assert_close(found, want, rtol=1e-3, atol=1e-5)
+    assert gp.leak(torch.arange(size)) == pytest.approx(float(plain.mean() - want.mean()), rel=1e-3)
+    assert plain.mean() > found.mean() > resolved.mean()
+    assert LOO(x, labels, kernel(), Bernoulli(), num_neighbors=5, divergence="posterior").leak(torch.arange(4)) == 0
+
+
 @augmented
 def test_training_improves_every_likelihood(likelihood, make):
     x, f = data(dtype=torch.float32)
