@@ -12,8 +12,9 @@ export MPLBACKEND := Agg
 demo: $(INSTALLED)
 	$(BIN)/python tutorials/demo.py --out demo
 
+# Bytecode is kept whatever the environment says: else each process compiles the package and the tests again.
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto
+	PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n auto
 
 # Every tutorial, the demo among them, at a size that takes seconds.
 smoke: $(INSTALLED)

@@ -66,22 +66,28 @@ def lognormal(kernel):
     return kernel
 
 
+def near(method, y=Y, **settings):
+    """A method with a start, which most cases need not search for."""
+    given = {"kernel": Matern52(2, 1.0, 0.4), "likelihood": Gaussian(0.01), "num_neighbors": 8}
+    return method(X, y, **(given | settings))
+
+
 METHODS = {
     "Vecchia": lambda: nngp.Vecchia(X, Y, num_neighbors=8),
-    "two outputs": lambda: nngp.Vecchia(X, torch.stack([Y, -Y], 1), num_neighbors=8),
+    "two outputs": lambda: near(nngp.Vecchia, torch.stack([Y, -Y], 1)),
     "VNNGP with a prior": lambda: nngp.VNNGP(X, Y, lognormal(Matern52(2)), num_neighbors=8),
     "VNNGP of counts": lambda: nngp.VNNGP(X, (4 * Y.abs()).round(), likelihood=Poisson(), num_neighbors=8),
-    "mean-field": lambda: nngp.VNNGP(X, Y, posterior="mean-field", num_neighbors=8),
-    "LOO of classes": lambda: nngp.LOO(X, (Y > 0).double(), likelihood=Bernoulli(), num_neighbors=8),
+    "mean-field": lambda: near(nngp.VNNGP, posterior="mean-field"),
+    "LOO of classes": lambda: near(nngp.LOO, (Y > 0).double(), likelihood=Bernoulli()),
     "LOO of counts": lambda: nngp.LOO(X, (4 * Y.abs()).round(), likelihood=NegativeBinomial(), num_neighbors=8),
-    "NPVI": lambda: nngp.NPVI(X, Y, num_neighbors=8),
+    "NPVI": lambda: near(nngp.NPVI),
     "SVGP": lambda: nngp.SVGP(X, Y, inducing=10),
-    "SWSGP": lambda: nngp.SWSGP(X, Y, inducing=20, num_neighbors=8),
-    "MLLk": lambda: nngp.MLLk(X, Y, num_neighbors=8),
-    "sum of kernels": lambda: nngp.Vecchia(X, Y, RBF(2) + Matern32(1, active_dims=[1]), num_neighbors=8),
-    "linear mean": lambda: nngp.Vecchia(X, Y, mean=LinearMean(2), num_neighbors=8),
-    "network as the mean": lambda: nngp.Vecchia(X, Y, mean=PyroModule[nn.Linear](2, 1), num_neighbors=8),
-    "lengthscales as the metric": lambda: nngp.Vecchia(X, Y, metric=torch.tensor([1.0, 9.0]).double(), num_neighbors=8),
+    "SWSGP": lambda: near(nngp.SWSGP, inducing=20),
+    "MLLk": lambda: near(nngp.MLLk),
+    "sum of kernels": lambda: near(nngp.Vecchia, kernel=RBF(2, 1.0, 0.4) + Matern32(1, 1.0, 0.4, active_dims=[1])),
+    "linear mean": lambda: near(nngp.Vecchia, mean=LinearMean(2)),
+    "network as the mean": lambda: near(nngp.Vecchia, mean=PyroModule[nn.Linear](2, 1)),
+    "lengthscales as the metric": lambda: near(nngp.Vecchia, metric=torch.tensor([1.0, 9.0]).double()),
 }
 
 

@@ -120,11 +120,18 @@ def test_a_step_beyond_the_run_is_refused(tmp_path):
         fit(gp(), 4, checkpoint=tmp_path / "run.pt", **SETTINGS)
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(tmp_path, name):
-    path = tmp_path / "run.pt"
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """The file of a short run."""
+    path = tmp_path_factory.mktemp("run") / "run.pt"
     fit(gp(), 2, checkpoint=path, **SETTINGS)
-    state = load_checkpoint(path)
+    return path
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_state_that_does_not_fit_is_refused_before_anything_is_loaded(checkpoint, tmp_path, name):
+    path = tmp_path / "run.pt"
+    state = load_checkpoint(checkpoint)
     keys, value = WRONG[name]
     changed(state, *keys, value=value)
     save_checkpoint(path, state)

@@ -56,6 +56,10 @@ CASES = {
     "categorical": ["VNNGP", "SVGP", "LOO", "LOO-posterior", "LOO-conjugate", "BSGP", "NPVI-sites"],
 }
 OWN_DRAW = ("VNNGP-sparse", "NPVI", "NPVI-NN", "NPVI-conditional", "NPVI-sites")  # the density of their own draw alone
+ALIKE = {  # the method has other cases with one output, with two outputs, and with this likelihood
+    *(("two outputs", name) for name in ("NPVI-conditional", "NPVI-sites", "BSGP")),
+    *(("poisson", "SVGP"), ("bernoulli", "NPVI-conditional"), ("student", "NPVI"), ("categorical", "LOO-posterior")),
+}
 MORE = {
     "BSGP": (BSGP, {"inducing": 12, "objective": "vfe"}),
     "BSGP-fixed": (BSGP, {"inducing": 12, "inducing_prior": None}),
@@ -101,7 +105,14 @@ def latent_values(trace, plates):
 
 
 @pytest.mark.parametrize("idx", [pytest.param(None, marks=pytest.mark.slow), ROWS], ids=["all", "rows"])
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in CASES.items() for name in names])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        pytest.param(kind, name, marks=[pytest.mark.slow] if (kind, name) in ALIKE else [])
+        for kind, names in CASES.items()
+        for name in names
+    ],
+)
 def test_model_and_guide_are_a_loop(kind, name, idx):
     gp = built(kind, name)
     particles = pyro.plate("particles", S, dim=-1 - gp.num_plates)
@@ -153,7 +164,9 @@ def test_particles_that_agree_have_the_loss_of_one(kind, name, elbo):
     torch.testing.assert_close(*losses, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize("elbo", [Trace_ELBO, TraceMeanField_ELBO, IntegratedELBO])
+@pytest.mark.parametrize(
+    "elbo", [Trace_ELBO, pytest.param(TraceMeanField_ELBO, marks=pytest.mark.slow), IntegratedELBO]
+)
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("gaussian", "Vecchia"), ("two outputs", "VNNGP"), ("poisson", "SVGP"), ("count and measurement", "LMC")],

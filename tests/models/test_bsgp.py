@@ -452,13 +452,13 @@ def test_chains_start_where_they_are_told(prior):
     torch.testing.assert_close(values["layers.0.z"], gp.layers[0].start)
     assert not values["layers.0.nu"].any()
     mcmc = MCMC(
-        NUTS(gp.model, init_strategy=gp.init_strategy, max_plate_nesting=2, max_tree_depth=3),
-        3,
-        3,
+        NUTS(gp.model, init_strategy=gp.init_strategy, max_plate_nesting=2, max_tree_depth=2),
+        2,
+        2,
         disable_progbar=True,
     )
     mcmc.run()
-    assert mcmc.get_samples()["layers.0.z"].shape == (3, M, 2)
+    assert mcmc.get_samples()["layers.0.z"].shape == (2, M, 2)
 
 
 @pytest.mark.parametrize("name", ["determinantal", "strauss"])

@@ -35,7 +35,7 @@ def agrees(gp, device, **recipe):
     """Train a copy there and `gp` here, in the same way, and compare predictions."""
     moved, x_new = copy.deepcopy(gp).to(device), data()[0][:P] + 0.01
     for method in (gp, moved):
-        fit(method, 3, batch_size=20, progress=False, **recipe)
+        fit(method, 2, batch_size=20, progress=False, **recipe)
     y_new = gp.y[:P]
     log_prob = moved.predict(x_new.to(device)).log_prob(y_new.to(device))
     assert log_prob.device == moved.sample(x_new.to(device), 2).device == device

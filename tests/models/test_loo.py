@@ -407,7 +407,7 @@ def test_training_improves_every_likelihood(likelihood, make):
     gp = LOO(x, make(f), far, likelihood(), num_neighbors=6, mean=ConstantMean(0.0))
     gp.solve()
     before = gp.loo()
-    fit(gp, 24, batch_size=20, lr=0.1, refresh_every=10, progress=False)
+    fit(gp, 12, batch_size=20, lr=0.1, refresh_every=5, progress=False)
     assert gp.predict(x).log_prob(gp.y).shape == (N,)
     after = gp.loo()
     assert after.mean() > before.mean()

@@ -42,7 +42,10 @@ VOCABULARY = {
 }
 
 
-@pytest.fixture(params=METHODS)
+SLOW = ("NPVI-conditional",)  # one of three encoders
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in METHODS])
 def name(request):
     return request.param
 

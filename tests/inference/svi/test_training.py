@@ -85,7 +85,7 @@ def stop_at(step):
     return callback
 
 
-@pytest.mark.parametrize("cut", [4, 9, 13])
+@pytest.mark.parametrize("cut", [*(pytest.param(cut, marks=pytest.mark.slow) for cut in (4, 13)), 9])
 def test_a_run_of_quasi_newton_steps_resumes_with_the_same_bits(tmp_path, cut):
     whole, stopped, resumed = vecchia(), vecchia(), vecchia()
     want = fit(whole, progress=False)

@@ -45,7 +45,9 @@ def build(name, y=Y, **by_row):
     return gp
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "NPVI-conditional")) for name in METHODS]
+)
 def test_an_offset_is_a_shift_of_gaussian_targets(name):
     plain, shifted = build(name), build(name, Y + OFFSET, offset=OFFSET)
     for gp in (plain, shifted):

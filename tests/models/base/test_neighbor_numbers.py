@@ -153,7 +153,7 @@ def test_more_neighbors_in_training_predict_better(method):
     assert scores[1] < scores[0] - 0.1
 
 
-@pytest.mark.parametrize("rows", [2, 11, 20])
+@pytest.mark.parametrize("rows", [2, 11, pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["Vecchia", "LOO", "MLLk", "VNNGP", "NPVI", "SWSGP"])
 def test_few_rows_train_and_predict_with_defaults(method, rows):
     x = torch.linspace(0, 1, rows).double()[:, None]

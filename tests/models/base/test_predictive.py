@@ -223,9 +223,11 @@ def vector_prior(*shape):
 
 
 @pytest.mark.parametrize("outputs", [(), (2,)])
-@pytest.mark.parametrize("size", [2, 5])
 @pytest.mark.parametrize("method", [VNNGP, Vecchia, LOO])
-@pytest.mark.parametrize("mean", [None, "prior"])
+@pytest.mark.parametrize(
+    ("size", "mean"),
+    [(5, "prior"), (2, None), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((5, None), (2, "prior")))],
+)
 def test_draws_together_are_draws_one_by_one(outputs, size, method, mean, monkeypatch):
     y = torch.stack([Y, -Y], 1) if outputs else Y
     built = []
