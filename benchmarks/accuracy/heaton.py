@@ -96,7 +96,7 @@ def satellite(path):
 
 def truth(x, y):
     kernel = Matern12(2, variance=torch.tensor(VARIANCE), lengthscale=torch.tensor(RANGE))
-    return Vecchia(x, y, kernel, Gaussian(NOISE), ConstantMean(MEAN), num_neighbors=100)
+    return Vecchia(x, y, kernel, Gaussian(NOISE), mean=ConstantMean(MEAN), num_neighbors=100)
 
 
 def trained(build):
