@@ -33,8 +33,9 @@ def paragraphs(page: Path) -> list[tuple[set[str], str]]:
 
 def rows(name: str) -> list[float]:
     """All numbers of a table of results."""
-    files = [path for path in (RESULTS / f"{name}.md", RESULTS / f"{name}.csv") if path.exists()]
-    return [float(number) for path in files for number in numbers(path.read_text(encoding="utf-8"))]
+    texts = [path.read_text(encoding="utf-8") for path in RESULTS.glob(f"{name}.md")]
+    texts += [path.read_text(encoding="utf-8").replace(",", " ") for path in RESULTS.glob(f"{name}.csv")]
+    return [float(number) for text in texts for number in numbers(text)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -138,6 +138,7 @@ def run(data, method, problem):
     row |= {"num_test": int(hidden.sum()), "threads": torch.get_num_threads(), "torch": torch.__version__}
     row |= {"mae": (target - loc).abs().mean(), "rmse": rmse(target, loc), "crps": crps_gaussian(target, loc, scale)}
     row |= {"interval": interval_score(target, *ends), "coverage": coverage(target, *ends), "commit": commit()}
+    row = {name: float(value) if isinstance(value, torch.Tensor) else value for name, value in row.items()}
     return row, loc.numpy()
 
 
