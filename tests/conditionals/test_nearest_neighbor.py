@@ -106,6 +106,15 @@ def test_without_any_neighbor_the_prior_variance_remains():
     torch.testing.assert_close(var, torch.full((7,), 1.25, dtype=F64))
 
 
+@pytest.mark.parametrize("kernel", [RBF(3), RBF(3) + Matern32(3)])
+def test_no_target_has_no_weights(kernel):
+    x, z, mask, noise = (part[:0] for part in problem())
+    w, var = nn_conditional(kernel.double(), x, z, mask, noise)
+    assert (w.shape, var.shape) == ((0, 5), (0,))
+    (w.sum() + var.sum()).backward()
+    assert not any(p.grad.any() for p in kernel.parameters())
+
+
 def test_order_of_neighbors_and_translation_do_not_matter():
     x, z, mask, noise = problem()
     kernel = Matern52(3).double()
