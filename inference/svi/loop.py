@@ -77,8 +77,8 @@ def fit(
         batch_size: rows per step, of the largest subset with "lbfgs". If it covers all rows, the model is called
             without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
             and about 20,000 with "lbfgs".
-        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and otherwise the one that
-            suits the loss.
+        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps`, `lr`, or a rate or bound of
+            `schedule`, and otherwise the one that suits the loss.
         lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
             others.
         schedule: learning rates over a given number of steps, and bounds; None is ``Schedule()``.

@@ -12,10 +12,10 @@ from pyro_nngp._checks import check_path, fail
 
 @dataclass(frozen=True)
 class Schedule:
-    """Changes of Adam's learning rates, and bounds on its steps.
+    """Changes of Adam's learning rates, and bounds on its steps; L-BFGS has none.
 
     Args:
-        milestones: fractions of the number of steps at which the rates are multiplied by `decay`.
+        milestones: fractions of the number of steps, which has to be given, at which rates are multiplied by `decay`.
         decay: that factor, in (0, 1].
         local_lr: learning rate of parameters with one row per data point, if they are not solved for; None is the rate
             of all others.
@@ -38,6 +38,12 @@ class Schedule:
         for arg, cure in (("local_lr", "It is a learning rate."), ("clip_norm", "It bounds a norm; None is no bound.")):
             if getattr(self, arg) is not None:
                 check_positive("Schedule", arg, getattr(self, arg), cure)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has milestones, at which rates change otherwise than by default."""
+        default = Schedule.milestones, Schedule.decay
+        return len(self.milestones) > 0 and (tuple(self.milestones), self.decay) != default
 
 
 @dataclass(frozen=True)
