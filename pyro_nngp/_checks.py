@@ -164,6 +164,25 @@ def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for o
     check_finite(where, arg, x)
 
 
+def check_metric(where: str, arg: str, metric: Any, num_columns: int) -> None:
+    """Raise unless `metric` is None, a function, or lengthscales."""
+    if isinstance(metric, Tensor):
+        check_lengthscales(where, arg, metric, num_columns)
+    elif metric is not None:
+        check_callable(where, arg, metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
+
+
+def check_lengthscales(where: str, arg: str, value: Any, num_columns: int) -> None:
+    """Raise unless `value` holds positive numbers, one for each column or one for all."""
+    check_tensor(where, arg, value)
+    if value.shape not in ((), (num_columns,)):
+        cure = "Give one per input dimension."
+        fail(where, arg, f"a scalar or of shape ({num_columns},)", tuple(value.shape), cure)
+    check_finite(where, arg, value)
+    if (value <= 0).any():
+        fail(where, arg, "> 0", float(value.min()), "Inputs are divided by it.")
+
+
 def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:
     """Raise unless `x_new` has the number of columns, dtype and device of `x`."""
     one = "Use x_new[:, None] for one input dimension."

@@ -19,6 +19,7 @@ from pyro_nngp._checks import (
     check_finite,
     check_int,
     check_memory,
+    check_metric,
     check_new_inputs,
     check_number,
     check_seed,
@@ -141,6 +142,7 @@ class GPMethod(GrowingData):
         warn_of_units(where, x, self.columns, kernel)
         if mean is not None:
             check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
+        check_metric(where, "metric", metric, x.shape[1])
         if jitter is not None:
             check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
