@@ -104,6 +104,7 @@ class GPMethod(GrowingData):
     has_own_kernels = False  # whether parts of the method hold the kernels
     solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
+    own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
@@ -250,7 +251,7 @@ class GPMethod(GrowingData):
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
 
     def summary(self, probability: float = 0.95) -> "DataFrame":
-        """Table of the hyperparameters of kernel, likelihood and mean function.
+        """Table of the hyperparameters of kernel, likelihood and mean function, and of the method itself.
 
         Args:
             probability: probability of the intervals.
