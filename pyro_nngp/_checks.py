@@ -88,6 +88,14 @@ def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
 
+def check_positive(where: str, arg: str, value: Any, cure: str = "Pass a number.", most: float = math.inf) -> None:
+    """Raise unless `value` is a finite number > 0, and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
+    if not (0 < value <= most and value < math.inf):
+        fail(where, arg, "to be finite and > 0" + (f" and <= {most:g}" if most < math.inf else ""), value, cure)
+
+
 def check_callable(where: str, arg: str, value: Any, cure: str) -> None:
     """Raise ``TypeError`` unless `value` is a function, or another object that can be called; a class is neither."""
     if not callable(value) or isinstance(value, type):
