@@ -141,8 +141,13 @@ def import_extra(where: str, name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        cure = f"Run pip install 'pyro-nngp[{extra}]'."
-        fail(where, package, "to be installed", "no such package", cure, ImportError, error)
+        missing_extra(where, package, extra, error)
+
+
+def missing_extra(where: str, package: str, extra: str, cause: Exception | None = None) -> NoReturn:
+    """Raise ``ImportError`` for a package that an extra of this one installs."""
+    cure = f"Run pip install 'pyro-nngp[{extra}]'."
+    fail(where, package, "to be installed", "no such package", cure, ImportError, cause)
 
 
 def check_device(where: str, device: Any) -> None:
