@@ -39,6 +39,7 @@ from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.output_arguments import check_loading
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
@@ -87,6 +88,7 @@ class CoregionalizedLOO(PredictiveMethod):
 
     generative = False
     has_own_kernels = takes_missing = vectorizes = maps_draws = True
+    own_hyperparameters = ("mixing",)
 
     @from_tables
     def __init__(
@@ -122,8 +124,8 @@ class CoregionalizedLOO(PredictiveMethod):
         if not isinstance(mixing, PyroParam | PyroSample | None):
             check_tensor(where, "mixing", mixing)
             check_same_kind(where, x=x, mixing=mixing)
-        if isinstance(mixing, Tensor) and (mixing.shape != (t, q) or not bool(mixing.isfinite().all())):
-            fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
+        if isinstance(mixing, Tensor):
+            check_loading(where, mixing, (t, q))
         for each in functions:
             release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)

@@ -92,6 +92,7 @@ class LMC(PredictiveMethod):
     """
 
     has_own_kernels = takes_missing = vectorizes = draws_together = True
+    own_hyperparameters = ("mixing",)
 
     @from_tables
     def __init__(
@@ -118,8 +119,8 @@ class LMC(PredictiveMethod):
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
-        functions, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
-        parts = PerOutput(*output_likelihoods(likelihood, y.shape[1]))
+        functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
+        parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
         self.num_functions, self.varies = count, varies
@@ -131,11 +132,11 @@ class LMC(PredictiveMethod):
         shape = y.shape[1], self.num_functions
         if self.varies:
             self.mixing: Any = mixing
-            check_loading(cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
+            check_loading("LMC", cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
         elif isinstance(mixing, Tensor):
             check_tensor("LMC", "mixing", mixing)
             check_same_kind("LMC", x=x, mixing=mixing)
-            check_loading(mixing, shape)
+            check_loading("LMC", mixing, shape)
         self._needs_loading = mixing is None
         unset = [] if self.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
         self.begin()
@@ -175,7 +176,7 @@ class LMC(PredictiveMethod):
             batch = placed(mixing.shape[:-2])
             return mixing.reshape(*batch, 1, self.latent_shape[0], self.num_functions)
         found = self.mixing(x)
-        check_loading(found, (len(x), self.latent_shape[0], self.num_functions))
+        check_loading("LMC", found, (len(x), self.latent_shape[0], self.num_functions))
         return found
 
     @pyro_entry

@@ -88,6 +88,14 @@ def check_number(where: str, arg: str, value: Any, least: float = 0.0, cure: str
         fail(where, arg, f"to be finite and >= {least:g}", value, cure)
 
 
+def check_positive(where: str, arg: str, value: Any, cure: str = "Pass a number.", most: float = math.inf) -> None:
+    """Raise unless `value` is a finite number > 0, and at most `most`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, arg, "to be a number", f"{value!r:.40}", cure, TypeError)
+    if not (0 < value <= most and value < math.inf):
+        fail(where, arg, "to be finite and > 0" + (f" and <= {most:g}" if most < math.inf else ""), value, cure)
+
+
 def check_callable(where: str, arg: str, value: Any, cure: str) -> None:
     """Raise ``TypeError`` unless `value` is a function, or another object that can be called; a class is neither."""
     if not callable(value) or isinstance(value, type):
@@ -133,8 +141,13 @@ def import_extra(where: str, name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != package:
             raise
-        cure = f"Run pip install 'pyro-nngp[{extra}]'."
-        fail(where, package, "to be installed", "no such package", cure, ImportError, error)
+        missing_extra(where, package, extra, error)
+
+
+def missing_extra(where: str, package: str, extra: str, cause: Exception | None = None) -> NoReturn:
+    """Raise ``ImportError`` for a package that an extra of this one installs."""
+    cure = f"Run pip install 'pyro-nngp[{extra}]'."
+    fail(where, package, "to be installed", "no such package", cure, ImportError, cause)
 
 
 def check_device(where: str, device: Any) -> None:
@@ -162,6 +175,25 @@ def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for o
     if not x.is_floating_point():
         fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)
     check_finite(where, arg, x)
+
+
+def check_metric(where: str, arg: str, metric: Any, num_columns: int) -> None:
+    """Raise unless `metric` is None, a function, or lengthscales."""
+    if isinstance(metric, Tensor):
+        check_lengthscales(where, arg, metric, num_columns)
+    elif metric is not None:
+        check_callable(where, arg, metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
+
+
+def check_lengthscales(where: str, arg: str, value: Any, num_columns: int) -> None:
+    """Raise unless `value` holds positive numbers, one for each column or one for all."""
+    check_tensor(where, arg, value)
+    if value.shape not in ((), (num_columns,)):
+        cure = "Give one per input dimension."
+        fail(where, arg, f"a scalar or of shape ({num_columns},)", tuple(value.shape), cure)
+    check_finite(where, arg, value)
+    if (value <= 0).any():
+        fail(where, arg, "> 0", float(value.min()), "Inputs are divided by it.")
 
 
 def check_new_inputs(where: str, x_new: Any, x: Tensor) -> None:

@@ -1,10 +1,16 @@
-"""Values at row numbers: ``index_select``, on CPUs several times as fast as indexing, forward and backward."""
+"""Row numbers: values at them by ``index_select``, on CPUs several times as fast as indexing, and repeats."""
 
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def values_at(values: Float[Tensor, "*S N"], numbers: Int[Tensor, "..."]) -> Float[Tensor, "..."]:
     """``values[..., numbers]``; at -1, which is padding, the value is arbitrary."""
     found = values.index_select(-1, numbers.clamp(min=0).flatten())
     return found if numbers.dim() == 1 else found.unflatten(-1, numbers.shape)
+
+
+def repeats(ordered: Int[Tensor, "... n"]) -> Bool[Tensor, "... n"]:
+    """Which entries of sorted vectors equal the one before them."""
+    return pad(ordered[..., 1:] == ordered[..., :-1], (1, 0))

@@ -145,7 +145,7 @@ class LinearMean(BasisMean):
 
     Raises:
         TypeError: if `prior` is no distribution of a number.
-        ValueError, TypeError: if ``active_dims`` are not D columns.
+        ValueError, TypeError: if ``active_dims`` are not D columns, or inputs have another number of them.
     """
 
     trained_buffers = frozenset({"posterior_loc", "posterior_tril"})  # do not identify a run
@@ -162,6 +162,7 @@ class LinearMean(BasisMean):
         active_dims: Sequence[int] | None = None,
     ) -> None:
         super().__init__()
+        check_int("LinearMean", "input_dim", input_dim, 1, "Pass the number of columns.")
         for column in active_dims or ():
             check_int("LinearMean", "active_dims", column, cure="List column numbers.")
         if active_dims is not None and len(active_dims) != input_dim:
@@ -292,6 +293,9 @@ class LinearMean(BasisMean):
         return found[part].reshape(shape)
 
     def _columns(self, x: Tensor) -> Tensor:
+        if self.active_dims is None and x.shape[-1] != len(self.center):
+            cure = f"Write LinearMean({x.shape[-1]}), or name its columns by active_dims=[...]."
+            fail("LinearMean", "x", f"with input_dim = {len(self.center)} columns", x.shape[-1], cure)
         return (x if self.active_dims is None else x[..., self.active_dims]) - self.center.to(x)
 
 

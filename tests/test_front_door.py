@@ -25,6 +25,7 @@ LAYERS = (
     "pyro_nngp._rows",
     "pyro_nngp._shared",
     "pyro_nngp._tape",
+    "pyro_nngp._vmap",
     "pyro_nngp._random",
     "pyro_nngp.native",
     "pyro_nngp.linalg",

@@ -63,3 +63,14 @@ def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
     torch.testing.assert_close(trace.nodes["_RETURN"]["value"], value + (x - x.mean(0)) @ slope)
     with pytest.raises(TypeError, match=r"LinearMean: expected prior to be a Pyro distribution of a number, got 2.0"):
         LinearMean(2, prior=2.0)
+
+
+@pytest.mark.parametrize("prior", [None, dist.Normal(0.0, 1.0)])
+def test_a_linear_mean_is_one_of_the_columns_of_x(prior):
+    x = torch.rand(20, 2)
+    with pytest.raises(
+        ValueError, match=r"LinearMean: expected x with input_dim = 1 columns, got 2\. Write LinearMean\(2\)"
+    ):
+        Vecchia(x, x[:, 0], mean=LinearMean(1, prior=prior))
+    with pytest.raises(ValueError, match=r"LinearMean: expected input_dim >= 1, got 0"):
+        LinearMean(0)

@@ -44,6 +44,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
+from pyro_nngp.conditionals.general_kernel import solve
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
@@ -200,15 +201,11 @@ class _Effects:
         scale = var.sqrt() if isinstance(base, Normal) else torch.ones(n)
         scale = scale.double().cpu()
         w, var, near = w.double().cpu(), var.double().cpu(), self._neighbors.cpu()
-        padding, columns = near < 0, near.clamp(min=0)
+        columns = near.clamp(min=0)
         every = torch.cat([torch.arange(n)[:, None], columns], -1)
         cov = torch.from_numpy(q.precision.sparse_covariance((start + every).numpy()))
         cov = cov * scale[every][:, :, None] * scale[every][:, None, :]
-        among = cov[:, 1:, 1:].masked_fill(padding[:, :, None] | padding[:, None, :], 0.0)
-        among = among + torch.diag_embed(padding.double())
-        cross = cov[:, 0, 1:].masked_fill(padding, 0.0)
-        weights = torch.linalg.solve(among, cross[..., None])[..., 0] if near.shape[1] else cross
-        rest = cov[:, 0, 0] - (weights * cross).sum(-1)
+        weights, rest, *_ = solve(cov[:, 1:, 1:].clone(), cov[:, 0, 1:], cov[:, 0, 0], None, near >= 0, 0.0)
 
         def natural(values: Tensor) -> Tensor:
             values = scale * values

@@ -24,7 +24,7 @@ from pyro_nngp._checks import (
     check_finite,
     check_inputs,
     check_num_neighbors,
-    check_number,
+    check_positive,
     check_same_kind,
     check_tensor,
     fail,
@@ -89,9 +89,7 @@ def compare_to_exact(
     check_finite(where, "y", y)
     if isinstance(noise_var, Tensor) and noise_var.numel() == 1:
         noise_var = noise_var.item()
-    check_number(where, "noise_var", noise_var, cure="It is a variance.")
-    if not noise_var > 0:
-        fail(where, "noise_var", "to be a variance > 0", noise_var, "Predictions of y need noise.")
+    check_positive(where, "noise_var", noise_var, "It is a variance: predictions of y need noise.")
     if not isinstance(num_neighbors, Iterable) or isinstance(num_neighbors, str | bytes | Tensor):
         fail(where, "num_neighbors", "to be a list of ints", f"{num_neighbors!r:.40}", "List them.", TypeError)
     ks = list(num_neighbors)

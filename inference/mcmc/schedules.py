@@ -10,9 +10,8 @@ worker processes of Pyro's ``MCMC``. Cost: O(1).
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from pyro_nngp._checks import check_callable, check_number, fail
+from pyro_nngp._checks import check_callable, check_number, check_positive, fail
 
 Schedule = Callable[[int], float]
 
@@ -45,8 +44,8 @@ class PolynomialDecay:
     power: float = 0.55
 
     def __post_init__(self) -> None:
-        _check_positive("PolynomialDecay", "initial", self.initial)
-        _check_positive("PolynomialDecay", "delay", self.delay)
+        check_positive("PolynomialDecay", "initial", self.initial)
+        check_positive("PolynomialDecay", "delay", self.delay)
         check_number("PolynomialDecay", "power", self.power)
         if not 0.5 < self.power <= 1:
             fail("PolynomialDecay", "power", "in (0.5, 1]", self.power, "Outside, the draws do not converge.")
@@ -74,8 +73,8 @@ class Cyclical:
     explore: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive("Cyclical", "initial", self.initial)
-        _check_positive("Cyclical", "period", self.period)
+        check_positive("Cyclical", "initial", self.initial)
+        check_positive("Cyclical", "period", self.period)
         check_number("Cyclical", "explore", self.explore)
         if not 0 <= self.explore < 1:
             fail("Cyclical", "explore", "in [0, 1)", self.explore, "It is the part of a cycle without noise.")
@@ -112,12 +111,5 @@ def as_schedule(where: str, arg: str, value: float | Schedule) -> Schedule:
     if callable(value):
         check_callable(where, arg, value, "Pass a number, or an instance of a schedule.")
         return value
-    _check_positive(where, arg, value)
+    check_positive(where, arg, value)
     return Constant(float(value))
-
-
-def _check_positive(where: str, arg: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        fail(where, arg, "to be a number", type(value).__name__, "Pass a plain float.", TypeError)
-    if not 0 < value < math.inf:
-        fail(where, arg, "> 0 and finite", value, "Choose a positive value.")

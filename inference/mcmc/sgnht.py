@@ -29,7 +29,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp._checks import check_number, fail
+from pyro_nngp._checks import check_positive
 from pyro_nngp.inference.mcmc.adaptation import State, kinetic_temperature
 from pyro_nngp.inference.mcmc.schedules import Schedule
 from pyro_nngp.inference.mcmc.step_search import MAX_CURVATURE, MAX_NOISE
@@ -67,9 +67,7 @@ class SGNHT(StochasticGradientKernel):
         **options: Any,
     ) -> None:
         super().__init__(model, step_size, adapt=adapt, **options)
-        check_number(self._where, "diffusion", diffusion)
-        if not diffusion > 0:
-            fail(self._where, "diffusion", "> 0", diffusion, "It is the noise injected per unit of time.")
+        check_positive(self._where, "diffusion", diffusion, "It is the noise injected per unit of time.")
         self.diffusion = diffusion
 
     def start(self, position: Float[Tensor, "*C d"]) -> State:

@@ -33,13 +33,14 @@ from pyro_nngp._checks import (
     check_device,
     check_gradients,
     check_int,
+    check_positive,
     check_seed,
     fail,
 )
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
-from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation, check_count, check_positive
+from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
 from pyro_nngp.inference.svi.training import Training
@@ -77,8 +78,8 @@ def fit(
         batch_size: rows per step, of the largest subset with "lbfgs". If it covers all rows, the model is called
             without row numbers. None is 1024, divided by the number of latent functions but 128 at least,
             and about 20,000 with "lbfgs".
-        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps` or `lr`, and otherwise the one that
-            suits the loss.
+        optimizer: "adam" or "lbfgs", see above. None is "adam" with `num_steps`, `lr`, or a rate or bound of
+            `schedule`, and otherwise the one that suits the loss.
         lr: learning rate of Adam. None is 0.1 for positive parameters, which are trained as logarithms, and 0.01 for
             others.
         schedule: learning rates over a given number of steps, and bounds; None is ``Schedule()``.
@@ -190,7 +191,7 @@ def _check_numbers(
     counts |= {"refresh_every": (refresh_every, 0), "solve_every": (solve_every, 0)}
     for arg, (value, least) in counts.items():
         if value is not None:
-            check_count("fit", arg, value, least)
+            check_int("fit", arg, value, least, COUNT + " 0 is never." * (least == 0))
     if lr is not None:
         check_positive("fit", "lr", lr, "It is Adam's learning rate.")
     if max_seconds is not None:

@@ -1,28 +1,28 @@
 """Groups of arguments of :func:`~pyro_nngp.inference.fit`, and the checks of their values."""
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pyro_nngp._checks import check_path, fail
+from pyro_nngp._checks import check_int, check_path, check_positive, fail
+
+COUNT = "It counts gradient steps, or rows per step."
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Changes of Adam's learning rates, and bounds on its steps.
+    """Changes of Adam's learning rates, and bounds on its steps; L-BFGS has none.
 
     Args:
-        milestones: fractions of the number of steps at which the rates are multiplied by `decay`.
+        milestones: fractions of the number of steps, which has to be given, at which rates are multiplied by `decay`.
         decay: that factor, in (0, 1].
         local_lr: learning rate of parameters with one row per data point, if they are not solved for; None is the rate
             of all others.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
 
     Raises:
-        ValueError: for a milestone outside (0, 1), or another value out of range.
+        ValueError, TypeError: for a milestone outside (0, 1), or another value that is no number or out of range.
     """
 
     milestones: tuple[float, ...] = (0.75, 0.9)
@@ -38,6 +38,12 @@ class Schedule:
         for arg, cure in (("local_lr", "It is a learning rate."), ("clip_norm", "It bounds a norm; None is no bound.")):
             if getattr(self, arg) is not None:
                 check_positive("Schedule", arg, getattr(self, arg), cure)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has milestones, at which rates change otherwise than by default."""
+        default = Schedule.milestones, Schedule.decay
+        return len(self.milestones) > 0 and (tuple(self.milestones), self.decay) != default
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Validation:
             fail("Validation", "score", "to be callable", type(self.score).__name__, cure, TypeError)
         for arg in ("every", "patience"):
             if getattr(self, arg) is not None:
-                check_count("Validation", arg, getattr(self, arg))
+                check_int("Validation", arg, getattr(self, arg), 1, COUNT)
 
 
 @dataclass(frozen=True)
@@ -86,21 +92,8 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_path("Checkpoint", "path", self.path)
-        check_count("Checkpoint", "every", self.every)
+        check_int("Checkpoint", "every", self.every, 1, COUNT)
 
     def exists(self) -> bool:
         """Whether there is a run to resume."""
         return Path(self.path).exists()
-
-
-def check_count(where: str, arg: str, value: Any, least: int = 1) -> None:
-    """Raise ``ValueError`` unless `value` is an int >= `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        cure = "It counts gradient steps, or rows per step." + (" 0 is never." if least == 0 else "")
-        fail(where, arg, f"to be an int >= {least}", repr(value), cure)
-
-
-def check_positive(where: str, arg: str, value: Any, cure: str, most: float = math.inf) -> None:
-    """Raise ``ValueError`` unless `value` is a positive finite number, at most `most`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value <= most and value < math.inf):
-        fail(where, arg, "to be a number > 0" + (f" and <= {most:g}" if most < math.inf else ""), repr(value), cure)

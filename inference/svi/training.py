@@ -66,9 +66,16 @@ class Training:
         self.method, self.solving, self.tolerance = method, solving, tolerance
         self.refresh_every, self.solve_every = refresh_every, solve_every
         self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
+        for_adam = [lr, schedule.local_lr, schedule.clip_norm] != [None] * 3
         if optimizer is None:
-            optimizer = "lbfgs" if num_steps is None and lr is None and suits_lbfgs(method, solving) else "adam"
+            optimizer = "lbfgs" if num_steps is None and not for_adam and suits_lbfgs(method, solving) else "adam"
         self.optimizer = optimizer
+        if optimizer == "lbfgs" and for_adam:
+            cure = 'Leave them out, or choose optimizer="adam".'
+            fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)
+        if schedule.is_own and (num_steps is None or optimizer == "lbfgs"):
+            cure = "They are fractions of num_steps: pass it, for Adam."
+            fail("fit", "schedule", "without milestones of its own here", schedule, cure)
         if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
             fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
         if num_steps is None:

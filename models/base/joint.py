@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._rows import repeats
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
 
@@ -36,8 +37,7 @@ class Fantasies(NamedTuple):
 def union_of(rows: Int[Tensor, "... n"]) -> Int[Tensor, "... U"]:
     """The distinct row numbers in each set, -1 padded to the longest."""
     ordered = rows.sort(-1).values
-    repeated = torch.zeros_like(ordered, dtype=torch.bool)
-    repeated[..., 1:] = ordered[..., 1:] == ordered[..., :-1]
+    repeated = repeats(ordered)
     first = repeated.to(torch.int8).argsort(dim=-1, stable=True)
     distinct = torch.where(repeated, -1, ordered).gather(-1, first)
     return distinct[..., : int((distinct >= 0).sum(-1).max())]

@@ -19,6 +19,7 @@ from pyro_nngp._checks import (
     check_finite,
     check_int,
     check_memory,
+    check_metric,
     check_new_inputs,
     check_number,
     check_seed,
@@ -103,6 +104,7 @@ class GPMethod(GrowingData):
     has_own_kernels = False  # whether parts of the method hold the kernels
     solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
+    own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
@@ -141,6 +143,7 @@ class GPMethod(GrowingData):
         warn_of_units(where, x, self.columns, kernel)
         if mean is not None:
             check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
+        check_metric(where, "metric", metric, x.shape[1])
         if jitter is not None:
             check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
         self.kernel, self.likelihood = kernel, likelihood
@@ -248,7 +251,7 @@ class GPMethod(GrowingData):
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
 
     def summary(self, probability: float = 0.95) -> "DataFrame":
-        """Table of the hyperparameters of kernel, likelihood and mean function.
+        """Table of the hyperparameters of kernel, likelihood and mean function, and of the method itself.
 
         Args:
             probability: probability of the intervals.

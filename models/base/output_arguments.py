@@ -13,11 +13,12 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood, PerOutput
 
 
 def output_kernels(
-    x: Any, num_outputs: int, kernels: Any, num_latents: int | None, by_function: bool
+    where: str, x: Any, num_outputs: int, kernels: Any, num_latents: int | None, by_function: bool
 ) -> tuple[list[nn.Module], int]:
     """Kernels, one for each latent function or one for all, and the number of functions.
 
     Args:
+        where: name of the caller, for messages.
         x: inputs (N, D).
         num_outputs: T.
         kernels: as :class:`~pyro_nngp.models.LMC` takes them.
@@ -25,7 +26,7 @@ def output_kernels(
         by_function: whether None is a kernel for each latent function, rather than one for all.
     """
     if num_latents is not None:
-        check_int("LMC", "num_latents", num_latents, 1, "It is the number of latent functions.")
+        check_int(where, "num_latents", num_latents, 1, "It is the number of latent functions.")
     if kernels is None and not by_function:
         kernels = Matern52(x.shape[1])
     if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
@@ -33,18 +34,18 @@ def output_kernels(
         return [kernels], num_outputs if num_latents is None else num_latents
     if kernels is None or isinstance(kernels, int):
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
-        check_int("LMC", "kernels", count, 1, "It is the number of latent functions.")
+        check_int(where, "kernels", count, 1, "It is the number of latent functions.")
         kernels = [Matern52(x.shape[1]) for _ in range(count)]
-    kernels = check_kernels("LMC", list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
+    kernels = check_kernels(where, list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
     if num_latents not in (None, len(kernels)):
         cure = "It is for one kernel that all latent functions share."
-        fail("LMC", "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
+        fail(where, "num_latents", f"{len(kernels)}, the number of kernels", num_latents, cure)
     for each in kernels:
         release(each)
     return kernels, len(kernels)
 
 
-def output_likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
+def output_likelihoods(where: str, likelihood: Any, num_outputs: int) -> list[Likelihood]:
     """One likelihood per output."""
     if isinstance(likelihood, PerOutput):
         likelihood = list(likelihood.outputs)
@@ -53,12 +54,12 @@ def output_likelihoods(likelihood: Any, num_outputs: int) -> list[Likelihood]:
     parts = list(likelihood) if isinstance(likelihood, Sequence) else []
     if len(parts) != num_outputs:
         cure = "Give one per output, or one for all."
-        fail("LMC", "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
+        fail(where, "likelihood", f"to be {num_outputs} likelihoods", f"{likelihood!r:.60}", cure)
     return parts
 
 
-def check_loading(loading: Any, shape: tuple[int, ...]) -> None:
+def check_loading(where: str, loading: Any, shape: tuple[int, ...]) -> None:
     """Raise unless loadings are finite numbers of this shape."""
     if not isinstance(loading, Tensor) or tuple(loading.shape) != shape or not bool(loading.detach().isfinite().all()):
         actual = tuple(loading.shape) if isinstance(loading, Tensor) else type(loading).__name__
-        fail("LMC", "mixing", f"to be finite, of shape {shape}", actual, "Outputs by latent functions.")
+        fail(where, "mixing", f"to be finite, of shape {shape}", actual, "Outputs by latent functions.")

@@ -25,7 +25,7 @@ from pyro_nngp.kernels import Kernel, Matern52
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, PerOutput
 from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations, without_offset
-from pyro_nngp.models.base.starts import Start, start_from_data
+from pyro_nngp.models.base.starts import Start, noise_variance, start_from_data
 from pyro_nngp.neighbors import nearest
 
 _ROWS, _NEAR = 2**14, 16
@@ -100,7 +100,8 @@ def start_outputs(
         seen = seen if others[0] is None else without_offset(seen, others[0].double())
         level = start.level.double().reshape(()) if trend is None else _row(trend(rows), number).double()
         obs = (seen.obs - level).to(x)
-        noise = torch.full_like(obs, _noise(bound)) if seen.noise is None else seen.noise.to(x)
+        own = float(noise_variance(bound) or 0.0)
+        noise = torch.full_like(obs, own) if seen.noise is None else seen.noise.to(x)
         scale = column_scale(inputs).to(x)
         near = nearest(x / scale, inputs / scale, min(_NEAR, len(inputs)), progress=False)
         w, _ = graph_conditional(freeze(probe), x, inputs, near, noise, jitter)
@@ -166,11 +167,3 @@ def _columns(kernel: Any, input_dim: int) -> Sequence[int]:
 
 def _row(mean: Tensor, number: int) -> Tensor:
     return mean[number] if mean.dim() == 2 else mean
-
-
-def _noise(likelihood: Any) -> float:
-    """The noise variance of a likelihood whose data are f with noise."""
-    for name, unit, power in (("variance", 1.0, 1), ("scale", getattr(likelihood, "sd_per_scale", 1.0), 2)):
-        if isinstance(getattr(likelihood, name, None), Tensor):
-            return float((unit * getattr(likelihood, name).double().mean()) ** power)
-    return 0.0

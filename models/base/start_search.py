@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from pyro_nngp._rows import repeats
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.kernels import KernelMetric, bind_double
 from pyro_nngp.kernels.metric import column_scale
@@ -154,9 +155,7 @@ def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
                 stress[column] = _STRESS
                 found.append(nearest_rows(places * stress, rows, _STRESSED))
         near = torch.cat(found, -1).sort(-1).values
-        repeated = torch.zeros_like(near, dtype=torch.bool)
-        repeated[:, 1:] = near[:, 1:] == near[:, :-1]
-        return near.masked_fill(repeated, -1)
+        return near.masked_fill(repeats(near), -1)
 
 
 def nearest_rows(places: Tensor, rows: Tensor, k: int) -> Tensor:

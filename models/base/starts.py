@@ -202,11 +202,17 @@ def _noise_of(likelihood: Likelihood, seen: PseudoObservations, obs: Tensor) -> 
     """Noise variances (L, P), or one for all; an initial guess if they are to be estimated."""
     if seen.noise is not None:
         return torch.atleast_2d(seen.noise)
+    noise = noise_variance(likelihood)
+    return 0.1 * obs.square().mean() if noise is None else noise
+
+
+def noise_variance(likelihood: Likelihood) -> Tensor | None:
+    """The variance of data around f, of a likelihood that has it as a variance or a scale; None for others."""
     for part in likelihood.modules():
         for name, unit, power in (("variance", 1.0, 1), ("scale", getattr(part, "sd_per_scale", 1.0), 2)):
             if isinstance(getattr(part, name, None), Tensor):
                 return (unit * getattr(part, name).detach().double().mean()) ** power
-    return 0.1 * obs.square().mean()
+    return None
 
 
 def _device(kernel: Any, x: Tensor) -> torch.device:

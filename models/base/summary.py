@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def summarize(method: PyroModule, guide: HyperparameterGuide, probability: float) -> "DataFrame":
+def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "DataFrame":
     """The table of :meth:`~pyro_nngp.models.base.GPMethod.summary`."""
     from pandas import DataFrame  # a dependency of ArviZ; the import takes half a second
 
@@ -31,15 +31,16 @@ def summarize(method: PyroModule, guide: HyperparameterGuide, probability: float
     quantiles = [guide.quantiles(level) for level in (0.5, tail, 1 - tail)]
     rows: dict[str, list[Any]] = {}
     for path, part in method.named_modules():
-        if part is method or not isinstance(part, PyroModule):
+        if not isinstance(part, PyroModule):
             continue
+        own, prefix = (method.own_hyperparameters, "") if part is method else (None, f"{path}.")
         for name, value in parameters(part):
-            rows |= _rows(
-                f"{path}.{name}", [value, torch.full_like(value, math.nan), torch.full_like(value, math.nan)], ""
-            )
+            if own is None or name in own:
+                none = torch.full_like(value, math.nan)
+                rows |= _rows(f"{prefix}{name}", [value, none, none], "")
         for name in part._pyro_samples:
-            if (part, name) in quantiles[0]:
-                rows |= _rows(f"{path}.{name}", [found[part, name] for found in quantiles], prior_name(part, name))
+            if (part, name) in quantiles[0] and (own is None or name in own):
+                rows |= _rows(f"{prefix}{name}", [found[part, name] for found in quantiles], prior_name(part, name))
     return DataFrame.from_dict(rows, orient="index", columns=["estimate", "lower", "upper", "prior"])
 
 

@@ -125,12 +125,12 @@ def each_member(
 def chunks(x: Tensor, num_neighbors: int, num_sets: int = 1) -> Iterator[slice]:
     """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all.
 
-    Each target has `num_sets` of them.
+    Each target has `num_sets` of them. Without targets there is one empty slice.
     """
     size = len(x)
     if x.device.type == "cpu":
         size = max(16 if num_sets == 1 else 1, at_once(_CHUNK_BYTES // x.element_size(), num_sets * num_neighbors**2))
-    return (slice(start, start + size) for start in range(0, len(x), size))
+    return (slice(start, start + size) for start in range(0, max(1, len(x)), size))
 
 
 def solve(

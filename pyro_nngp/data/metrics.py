@@ -140,7 +140,8 @@ def interval_score(
         alpha: probability that the intervals leave outside, in (0, 1).
 
     Raises:
-        ValueError: if shapes differ, there is no point, alpha is outside (0, 1), or an upper end is below `lower`.
+        ValueError: if shapes differ, there is no point, a value is NaN, alpha is outside (0, 1), or an upper end is
+            below `lower`.
     """
     _check_alpha("interval_score", alpha)
     _check_interval("interval_score", y, lower, upper)
@@ -157,7 +158,7 @@ def coverage(y: Float[Tensor, "*N"], lower: Float[Tensor, "*N"], upper: Float[Te
         upper: upper ends, the shape of `y`, not below `lower`.
 
     Raises:
-        ValueError: if shapes differ, there is no point, or an upper end is below `lower`.
+        ValueError: if shapes differ, there is no point, a value is NaN, or an upper end is below `lower`.
     """
     _check_interval("coverage", y, lower, upper)
     return ((lower <= y) & (y <= upper)).to(y.dtype).mean()
@@ -171,9 +172,10 @@ def error_rate(y: Shaped[Tensor, "*N"], label: Shaped[Tensor, "*N"]) -> Float[Te
         label: predicted labels, the shape of `y`.
 
     Raises:
-        ValueError: if shapes differ or there is no point.
+        ValueError: if shapes differ, there is no point, or a label is NaN.
     """
     _check("error_rate", y=y, label=label)
+    _check_known("error_rate", y=y, label=label)
     return (y != label).to(torch.get_default_dtype()).mean()
 
 
@@ -189,8 +191,7 @@ def auc(y: Shaped[Tensor, "*N"], score: Float[Tensor, "*N"]) -> Float[Tensor, ""
     """
     _check("auc", y=y, score=score)
     _check_binary("auc", y)
-    if bool(score.isnan().any()):
-        fail("auc", "score", "to be ordered", f"{int(score.isnan().sum())} NaN", "Drop or impute them first.")
+    _check_known("auc", score=score)
     positive = y.bool()
     num_positive, num_negative = int(positive.sum()), int((~positive).sum())
     if num_positive == 0 or num_negative == 0:
@@ -249,8 +250,16 @@ def _check_real(where: str, **tensors: Tensor) -> None:
             fail(where, arg, "of a floating-point dtype", value.dtype, "Call .float() or .double() on it.", TypeError)
 
 
+def _check_known(where: str, **tensors: Tensor) -> None:
+    """Raise if a value is NaN, which compares like a miss; infinite ones are ordered."""
+    for arg, value in tensors.items():
+        if missing := int(value.isnan().sum()):
+            fail(where, arg, "to be known", f"{missing} NaN", "Drop or impute them first.")
+
+
 def _check_interval(where: str, y: Tensor, lower: Tensor, upper: Tensor) -> None:
     _check_real(where, y=y, lower=lower, upper=upper)
+    _check_known(where, y=y, lower=lower, upper=upper)
     if bool((upper < lower).any()):
         fail(where, "upper", "not below lower", f"{int((upper < lower).sum())} such points", "Swap the two ends.")
 

@@ -17,6 +17,7 @@ from pyro_nngp._checks import (
     check_int,
     check_memory,
     check_number,
+    check_positive,
     check_seed,
     check_tensor,
     fail,
@@ -73,11 +74,9 @@ def block_split(x: Float[Tensor, "N D"], cell_size: float, fraction: float, seed
         ValueError: if an argument is out of range or nothing would be left to train on.
     """
     check_inputs("block_split", "x", x)
-    check_number("block_split", "cell_size", cell_size)
+    check_positive("block_split", "cell_size", cell_size, "Give the side of a block in the units of x.")
     check_number("block_split", "fraction", fraction)
     check_seed("block_split", seed)
-    if not cell_size > 0:
-        fail("block_split", "cell_size", "to be positive", cell_size, "Give the side of a block in the units of x.")
     if not 0 < fraction < 1:
         fail("block_split", "fraction", "in (0, 1)", fraction, "Use 0.2 to hold out a fifth of the points.")
     corner = x.min(dim=0).values

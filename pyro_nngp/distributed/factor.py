@@ -170,7 +170,7 @@ class ShardedFactor:
             precondition=precondition,
             total=self._world.sum,
         )
-        if left > tolerance and self._world.rank == 0:
+        if not left <= tolerance and self._world.rank == 0:
             warnings.warn(
                 f"ShardedFactor: conjugate gradients stopped after {_MOST} iterations at a residual of {left:.1e}, the "
                 f"tolerance is {tolerance:.1e}. The usual cause is noise far below the prior's conditional variances.",

@@ -140,11 +140,6 @@ class Route:
         ones = [1] * world.size
         self._sent, self._received = counts.tolist(), world.exchange(counts, ones, ones).tolist()
 
-    @property
-    def num_received(self) -> int:
-        """P."""
-        return sum(self._received)
-
     def forward(self, values: Tensor) -> Tensor:
         """Send rows (Q, ...); returns those that arrive, (P, ...), by process."""
         return self._world.exchange(values[self._order], self._sent, self._received)

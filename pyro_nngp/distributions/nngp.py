@@ -117,6 +117,10 @@ class NNGP(TorchDistribution):
     def conditionals(self) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
         """Weights and variances of the batch's targets given their neighbors, computed once.
 
+        They are computed again where the first use recorded no gradients, such as a draw, and a later one needs them. A
+        plain callable, which may read Pyro sites, is not called again: of one, they have gradients if the distribution
+        was built while gradients were recorded.
+
         Their leading dimensions are those of the kernel's hyperparameters, which broadcast to ``batch_shape``.
         """
         return self._conditionals.of(self.batch)
@@ -348,11 +352,20 @@ class _Conditionals:
         self.original, self.kernel, self.points, self.jitter = kernel, bind(kernel), points, jitter
         self._batch: Batch | None = None
         self._result: tuple[Tensor, Tensor] | None = None
+        self._complete = False  # whether the result has all gradients that there are
 
     def of(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        if self._result is None or self._batch is not batch:
-            self._result, self._batch = self.given(batch, None), batch
+        if self._result is None or self._batch is not batch or self._lacks_gradients():
+            self._result, self._batch, self._complete = self.given(batch, None), batch, torch.is_grad_enabled()
         return self._result
+
+    def _lacks_gradients(self) -> bool:
+        """Whether a gradient is wanted that was not recorded, as in a draw; other than a kernel's own, if opaque."""
+        if self._complete or not torch.is_grad_enabled():
+            return False
+        point = self.points[:1]
+        self._complete = self.kernel.batch_shape is None or not self.kernel(point, point).requires_grad
+        return not self._complete
 
     def given(self, batch: Batch, noise: Tensor | None) -> tuple[Tensor, Tensor]:
         points = self.points.index_select(0, batch.rows)

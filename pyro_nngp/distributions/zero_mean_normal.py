@@ -8,7 +8,6 @@ With a diagonal q = N(m, diag s) and :math:`P = K^{-1}`, :math:`\alpha = P m`,
 Cost: O(H^3) for each matrix. Symbols: H values, *B batch dimensions.
 """
 
-from functools import cached_property
 from typing import Any
 
 import pyro.distributions as dist
@@ -40,18 +39,22 @@ class ZeroMeanNormal(Expandable):
 
     def __init__(self, cov: Float[Tensor, "*B H H"], jitter: float = 0.0, *, validate_args: bool | None = None) -> None:
         self.cov, self.jitter = cov, jitter
+        self._full: MultivariateNormal | None = None
         super().__init__(cov.shape[:-2], cov.shape[-1:], validate_args=validate_args)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "ZeroMeanNormal":
         new = super().expand(batch_shape, _instance)
-        new.__dict__.pop("full", None)  # of another shape
+        new._full = None  # of another shape
         return new
 
-    @cached_property
+    @property
     def full(self) -> MultivariateNormal:
-        """The same distribution by its factor."""
-        tril = cholesky(self.cov, self.jitter, escalate=True)
-        return dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)
+        """The same distribution by its factor, which is computed again where a draw recorded no gradients of K."""
+        wanted = torch.is_grad_enabled() and self.cov.requires_grad
+        if self._full is None or (wanted and not self._full.scale_tril.requires_grad):
+            tril = cholesky(self.cov, self.jitter, escalate=True)
+            self._full = dist.MultivariateNormal(tril.new_zeros(tril.shape[-1]), scale_tril=tril)
+        return self._full
 
     @property
     def mean(self) -> Float[Tensor, "*B H"]:

@@ -224,8 +224,11 @@ class Kernel(GPModule):
     ) -> Float[Tensor, "..."]:
         """Covariances (*S, ..., n, m) of the rows of x with those of z (default x), S the batch of hyperparameters.
 
-        With ``diag=True`` the variances (*S, ..., n) at x.
+        With ``diag=True`` the variances (*S, ..., n) at x, without z.
         """
+        if diag and z is not None:
+            cure = "Pass kernel(x, diag=True) for the variances at x."
+            fail(type(self).__name__, "z", "to be None with diag=True", "points", cure)
         for arg, points in (("x", x), ("z", x if z is None else z)):
             check_tensor(type(self).__name__, arg, points)
             if not points.is_floating_point():

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from pyro_nngp._provenance import apply
 from pyro_nngp._tape import operation
+from pyro_nngp._vmap import mapped_first
 
 LEAST, MOST = -80, 20
 """Exponents of two between which q has cells. The octave below has the correlation 1, the one beyond 0."""
@@ -112,16 +113,7 @@ class _Correlation(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, q: Tensor, nu: Tensor) -> tuple:
         """The dimension that vmap maps over leads both; the others broadcast as before."""
-        pairs = list(zip((q, nu), in_dims, strict=True))
-        rank = max(value.dim() - (dim is not None) for value, dim in pairs)
-
-        def lead(value: Tensor, dim: int | None) -> Tensor:
-            if dim is None:
-                return value
-            value = value.movedim(dim, 0)
-            return value.reshape(len(value), *[1] * (rank + 1 - value.dim()), *value.shape[1:])
-
-        return _Correlation.apply(*(lead(*pair) for pair in pairs)), (0, 0, 0)
+        return _Correlation.apply(*mapped_first((q, nu), in_dims, (0, 0))), (0, 0, 0)
 
 
 def _evaluate(q: Tensor, nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._provenance import apply
+from pyro_nngp._vmap import mapped_first
 from pyro_nngp.kernels import matern_table
 
 
@@ -207,14 +208,7 @@ class _Radial(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple:
         """The dimension that vmap maps over becomes the first batch dimension of whatever has it."""
         rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z, variance), in_dims, strict=False))
-
-        def lead(y: Tensor, dim: int | None) -> Tensor:
-            if dim is None:
-                return y
-            y = y.movedim(dim, 0)
-            return y.reshape(len(y), *[1] * (rank + 1 - y.dim()), *y.shape[1:])
-
-        x, z, variance = (lead(y, dim) for y, dim in zip((x, z, variance), in_dims, strict=False))
+        x, z, variance = mapped_first((x, z, variance), in_dims[:3], (0, 0, 0))
         if x.dim() <= rank and z.dim() <= rank:
             x = x.expand(info.batch_size, *[1] * (rank - x.dim()), *x.shape)
         return _Radial.apply(x, z, variance, function), (0, 0)

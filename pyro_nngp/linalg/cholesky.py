@@ -111,7 +111,7 @@ def factorize(
 
 def _warn_of_nuggets(count: int, step: float, dtype: torch.dtype) -> None:
     warnings.warn(
-        f"nn_conditional: {count} of the neighbor covariances were indefinite in {dtype} and took an extra nugget of "
+        f"cholesky: {count} of the covariances were indefinite in {dtype} and took an extra nugget of "
         f"up to {step:.0e} of the variance. Near-duplicate points or a long lengthscale are the usual cause; a larger "
         "jitter or float64 makes the nugget deliberate.",
         stacklevel=3,
@@ -121,7 +121,7 @@ def _warn_of_nuggets(count: int, step: float, dtype: torch.dtype) -> None:
 def _indefinite(count: str, size: int, dtype: torch.dtype) -> NotPositiveDefiniteError:
     # Pyro's Hamiltonian Monte Carlo treats errors with these words as divergences.
     return NotPositiveDefiniteError(
-        f"nn_conditional: input is not positive-definite: {count} of the neighbor covariances of size {size} in "
+        f"cholesky: input is not positive-definite: {count} of the covariances of size {size} in "
         f"{dtype} stayed indefinite with relative nuggets {_ESCALATION}. NaN hyperparameters, or a kernel that is not "
         "positive definite, are the usual cause."
     )

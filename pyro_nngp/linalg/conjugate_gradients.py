@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_TINY = torch.finfo(torch.float64).tiny
 _DELAY = 8  # iterations in the estimate of the missing energy
 
 
@@ -40,7 +39,7 @@ def conjugate_gradients(
 
     Args:
         product: maps z to A z, for all right-hand sides at once.
-        right: right-hand sides, in double precision.
+        right: right-hand sides, in the precision of the solution; single precision serves well-conditioned A only.
         start: z to start from; None is zero.
         diagonal: positive diagonal preconditioner, such as the diagonal of A; None is the identity.
         tolerance: on the norm of the residual relative to `size`, or on the missing energy.
@@ -55,12 +54,13 @@ def conjugate_gradients(
         total: sums parts of dot products over processes that have parts of the vectors; `norm` does so itself.
 
     Returns:
-        z, and the largest relative residual or missing energy: above `tolerance` if the iterations did not suffice.
+        z, and the largest relative residual or missing energy: above `tolerance` if the iterations did not suffice, and
+        NaN, at once, if a residual is NaN.
     """
-    norm, total = _euclidean if norm is None else norm, total or _whole
+    norm, total, tiny = _euclidean if norm is None else norm, total or _whole, torch.finfo(right.dtype).tiny
     z = torch.zeros_like(right) if start is None else start
     residual = right if start is None else right - product(start)
-    size, worst = norm(right).clamp(min=_TINY) if size is None else size, math.inf
+    size, worst = norm(right).clamp(min=tiny) if size is None else size, math.inf
     direction, before = torch.zeros_like(right), torch.ones_like(right[..., :1])
     gains: deque[Tensor] = deque(maxlen=_DELAY)
 
@@ -68,21 +68,21 @@ def conjugate_gradients(
         if not energy:
             return norm(residual) / size
         missing = sum(gains) if len(gains) == _DELAY else math.inf
-        return missing / (right * z).sum(-1).clamp(min=_TINY)
+        return missing / (right * z).sum(-1).clamp(min=tiny)
 
     for iteration in range(max_iterations + 1):
         if iteration % every == 0 or iteration == max_iterations:
             last, worst = worst, float(error().max())
-            if worst <= tolerance or iteration == max_iterations or (halving and worst > last / 2):
+            if not worst > tolerance or iteration == max_iterations or (halving and worst > last / 2):
                 break
         if precondition is not None:
             scaled = precondition(residual)
         else:
             scaled = residual if diagonal is None else residual / diagonal
         strength = total((residual * scaled).sum(-1, keepdim=True))
-        direction = scaled + strength / before.clamp(min=_TINY) * direction
+        direction = scaled + strength / before.clamp(min=tiny) * direction
         image = product(direction)
-        step = strength / total((direction * image).sum(-1, keepdim=True)).clamp(min=_TINY)
+        step = strength / total((direction * image).sum(-1, keepdim=True)).clamp(min=tiny)
         z, residual, before = z + step * direction, residual - step * image, strength
         gains.append((step * strength)[..., 0])
     return z, worst
@@ -90,10 +90,12 @@ def conjugate_gradients(
 
 def warn_of_residual(where: str, residual: float, iterations: int, stacklevel: int) -> None:
     """Warn that the iterations ended at a relative residual above the tolerance, for a prior with Gaussian noise."""
+    reached = f"after {iterations} iterations at a relative residual of {residual:.1e}"
+    cause = "noise far below the conditional variances of the prior"
+    if math.isnan(residual):
+        reached, cause = "at a residual of NaN", "NaN among data or hyperparameters"
     warnings.warn(
-        f"{where}: conjugate gradients stopped after {iterations} iterations at a relative residual of {residual:.1e}. "
-        "The usual cause is noise far below the conditional variances of the prior.",
-        stacklevel=stacklevel + 1,
+        f"{where}: conjugate gradients stopped {reached}. The usual cause is {cause}.", stacklevel=stacklevel + 1
     )
 
 

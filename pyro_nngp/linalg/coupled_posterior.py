@@ -191,7 +191,7 @@ class CoupledPosterior:
             size=size,
             precondition=lambda r: flat(_point_by_point(tril, r.reshape(shape))),
         )
-        if worst > tolerance:
+        if not worst <= tolerance:
             warn_of_residual("CoupledPosterior", worst, self._most, stacklevel=4)
         return z.reshape(shape)
 

@@ -24,6 +24,7 @@ from scipy.sparse.linalg import splu
 from torch import Tensor
 
 from pyro_nngp._provenance import apply
+from pyro_nngp._vmap import mapped_first
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.native import triangular as compiled
 
@@ -88,15 +89,7 @@ class _Solve(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, w: Tensor, right: Tensor, *rest: Any) -> tuple[Tensor, int]:
         """Move the mapped dimension to the front of weights and right-hand sides."""
-        ranks = (w.dim() - 2 - (in_dims[0] is not None), right.dim() - 1 - (in_dims[1] is not None))
-
-        def lead(value: Tensor, dim: int | None, rank: int) -> Tensor:
-            if dim is None:
-                return value
-            value = value.movedim(dim, 0)
-            return value.reshape(len(value), *[1] * (max(ranks) - rank), *value.shape[1:])
-
-        return _Solve.apply(lead(w, in_dims[0], ranks[0]), lead(right, in_dims[1], ranks[1]), *rest), 0
+        return _Solve.apply(*mapped_first((w, right), in_dims[:2], (2, 1)), *rest), 0
 
 
 def _compiled(w: Tensor, neighbors: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:

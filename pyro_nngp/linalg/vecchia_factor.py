@@ -251,6 +251,6 @@ class VecchiaFactor:
         z, worst = conjugate_gradients(product, right, start, diagonal, tolerance, max_iterations, size=size)
         if order is not None:
             z = torch.empty_like(z).index_copy_(-1, order, z)
-        if worst > tolerance:
+        if not worst <= tolerance:
             warn_of_residual("VecchiaFactor.solve", worst, max_iterations, stacklevel=2)
         return z

@@ -20,14 +20,13 @@ from torch._C._functorch import is_batchedtensor
 
 from pyro_nngp._checks import (
     check_batch,
-    check_callable,
     check_choice,
-    check_finite,
     check_inputs,
+    check_lengthscales,
+    check_metric,
     check_new_inputs,
     check_num_neighbors,
     check_rows,
-    check_tensor,
     fail,
     undefined,
 )
@@ -98,8 +97,7 @@ class NeighborTable(torch.nn.Module):
         check_inputs(where, "x", x)
         check_num_neighbors(where, num_neighbors, len(x) - 1)
         check_choice(where, "backend", backend, BACKENDS, "Use 'auto' if in doubt.")
-        if metric is not None and not isinstance(metric, Tensor):
-            check_callable(where, "metric", metric, "Pass lengthscales, or a function (n, D), (m, D) -> (n, m).")
+        check_metric(where, "metric", metric, x.shape[1])
         self._metric: Metric | FeatureMetric | None = None if isinstance(metric, Tensor) else metric
         self._backend, self._nprobe, self._progress = backend, nprobe, progress
         self._shuffled = isinstance(ordering, str) and ordering in ("random", "maximin")
@@ -323,16 +321,8 @@ class NeighborTable(torch.nn.Module):
             self._set_lengthscale(metric)
 
     def _set_lengthscale(self, lengthscale: Tensor) -> None:
-        where = type(self).__name__
-        check_tensor(where, "lengthscale", lengthscale)
-        lengthscale = lengthscale.detach().to(self.lengthscale)
-        if lengthscale.shape not in ((), self.lengthscale.shape):
-            expectation = f"a scalar or of shape {tuple(self.lengthscale.shape)}"
-            fail(where, "lengthscale", expectation, tuple(lengthscale.shape), "Give one per input dimension.")
-        check_finite(where, "lengthscale", lengthscale)
-        if (lengthscale <= 0).any():
-            fail(where, "lengthscale", "> 0", float(lengthscale.min()), "Inputs are divided by it.")
-        self.lengthscale.copy_(lengthscale.expand_as(self.lengthscale))
+        check_lengthscales(type(self).__name__, "lengthscale", lengthscale, len(self.lengthscale))
+        self.lengthscale.copy_(lengthscale.detach().expand_as(self.lengthscale))
 
     def _scaled(self, x: Tensor) -> Tensor:
         """The points in the search: x over the lengthscales in float64, or x itself for the user's metric."""

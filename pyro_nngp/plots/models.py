@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp._matplotlib import axis
+from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import Gaussian
 
 _TWO_SD = 2.0
@@ -121,6 +122,7 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
     """The relevance of each input: its standard deviation over its lengthscale.
 
     An input far below the others hardly matters. For a kernel that is a sum or a product, each part has separate bars.
+    Parts whose lengthscales are not those of the columns, such as what is in a ``Warped``, have none.
 
     Args:
         gp: a trained method.
@@ -130,14 +132,13 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
         The axis.
 
     Raises:
-        ValueError: if no part of the kernel has lengthscales.
+        ValueError: if no part of the kernel has lengthscales of columns.
         ImportError: without matplotlib.
     """
-    kernel = gp.at_medians()[0]
-    modules = kernel.named_modules() if hasattr(kernel, "named_modules") else ()
-    parts = [(name, part) for name, part in modules if hasattr(part, "lengthscale")]
+    parts = _parts_with_lengthscales(gp.at_medians()[0])
     if not parts:
-        fail("plot_relevance", "gp", "to have a kernel with lengthscales", gp.kernel, "See plot_dependence.")
+        expectation = "to have a kernel with lengthscales of columns of x"
+        fail("plot_relevance", "gp", expectation, gp.kernel, "See plot_dependence.")
     spread, names, values = gp.x.std(0), [], []
     for path, part in parts:
         columns = list(part.active_dims or range(part.input_dim))
@@ -151,6 +152,15 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
     ax.invert_yaxis()
     ax.set(xlabel="sd of the input / lengthscale")
     return ax
+
+
+def _parts_with_lengthscales(kernel: Any) -> list[tuple[str, Any]]:
+    """Parts of a kernel that have lengthscales of the columns, by path."""
+    if not isinstance(kernel, Kernel):
+        return []
+    kernels = [(path, part) for path, part in kernel.named_modules() if isinstance(part, Kernel)]
+    moved = tuple(f"{path}." if path else "" for path, part in kernels if part.moves_inputs)
+    return [(path, part) for path, part in kernels if hasattr(part, "lengthscale") and not path.startswith(moved)]
 
 
 def plot_dependence(

@@ -64,7 +64,7 @@ def test_local_conditional_is_the_nearest_neighbor_conditional(kernel):
 def test_local_conditionals_on_coinciding_points_get_a_larger_nugget(kernel):
     x, z = torch.rand(2, 2, dtype=F64), torch.rand(2, 4, 2, dtype=F64)
     z[1] = z[1, 0]
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite"):
         w, var, _ = local_conditional(kernel, x, z, 0.0)
     torch.testing.assert_close((w[:1], var[:1]), nn_conditional(kernel, x[:1], z[:1], jitter=0.0))
     assert var[1].isfinite()

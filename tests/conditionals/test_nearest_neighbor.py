@@ -106,6 +106,15 @@ def test_without_any_neighbor_the_prior_variance_remains():
     torch.testing.assert_close(var, torch.full((7,), 1.25, dtype=F64))
 
 
+@pytest.mark.parametrize("kernel", [RBF(3), RBF(3) + Matern32(3)])
+def test_no_target_has_no_weights(kernel):
+    x, z, mask, noise = (part[:0] for part in problem())
+    w, var = nn_conditional(kernel.double(), x, z, mask, noise)
+    assert (w.shape, var.shape) == ((0, 5), (0,))
+    (w.sum() + var.sum()).backward()
+    assert not any(p.grad.any() for p in kernel.parameters())
+
+
 def test_order_of_neighbors_and_translation_do_not_matter():
     x, z, mask, noise = problem()
     kernel = Matern52(3).double()
@@ -166,7 +175,7 @@ def test_failing_members_alone_take_more_jitter_and_say_so():
             value[1] = singular(a[1], b[1])
         return value
 
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite.*nugget of up to 1e-04"):
+    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite.*nugget of up to 1e-04"):
         w, var = nn_conditional(sometimes, x, z)
     keep = [0, 2, 3]
     torch.testing.assert_close((w[keep], var[keep]), (good[0][keep], good[1][keep]), rtol=0, atol=0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from pyro_nngp import _checks
 from pyro_nngp.data import _uci, datasets
 
 
@@ -242,10 +243,10 @@ def test_a_missing_package_is_named_with_the_pip_command(monkeypatch, loader, pa
 
     def absent(name: str):
         if name.partition(".")[0] == package:
-            raise ModuleNotFoundError(name)
+            raise ModuleNotFoundError(name=name)
         return real(name)
 
-    monkeypatch.setattr(importlib, "import_module", absent)
+    monkeypatch.setattr(_checks, "import_module", absent)
     with pytest.raises(ImportError, match=rf"expected {package} to be installed.*pip install 'pyro-nngp\[datasets\]'"):
         loader()
 

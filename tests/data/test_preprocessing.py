@@ -90,7 +90,7 @@ X = torch.rand(20, 2, generator=torch.Generator().manual_seed(0))
             r"random_split: expected every part to hold a row, got \(10, 0\)",
         ),
         (lambda: block_split(X[:, 0], 1.0, 0.2, seed=0), r"block_split: expected x of shape \(N, D\)"),
-        (lambda: block_split(X, 0.0, 0.2, seed=0), "block_split: expected cell_size to be positive, got 0.0"),
+        (lambda: block_split(X, 0.0, 0.2, seed=0), "block_split: expected cell_size to be finite and > 0, got 0.0"),
         (lambda: block_split(X, 0.1, 1.0, seed=0), r"block_split: expected fraction in \(0, 1\), got 1.0"),
         (
             lambda: block_split(X, 5.0, 0.2, seed=0),

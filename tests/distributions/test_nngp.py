@@ -79,6 +79,28 @@ def test_draws_are_differentiable_in_the_hyperparameters():
     torch.autograd.gradcheck(draw, torch.tensor([0.5, 0.8], dtype=F64, requires_grad=True))
 
 
+@pytest.mark.parametrize("opaque", [False, True])
+def test_a_density_after_a_draw_keeps_its_gradients(opaque):
+    graph, f, kern = NeighborGraph(points(), 5), torch.randn(N, dtype=F64), RBF(2).double()
+    of = kern if not opaque else lambda a, b: kern(a, b)
+    want = torch.autograd.grad(NNGP(of, graph).log_prob(f), list(kern.parameters()))
+    prior = NNGP(of, graph)
+    prior.sample()
+    with torch.no_grad():
+        prior.expand([2]).log_prob(f)
+    torch.testing.assert_close(torch.autograd.grad(prior.log_prob(f), list(kern.parameters())), want)
+    w = prior.conditionals[0]
+    prior.sample()
+    assert prior.conditionals[0] is w  # computed again only once
+
+
+def test_conditionals_without_gradients_to_have_are_computed_once():
+    prior = NNGP(kernel().requires_grad_(False), NeighborGraph(points(), 5))
+    with torch.no_grad():
+        w, _ = prior.conditionals
+    assert prior.conditionals[0] is w
+
+
 def test_disjoint_batches_add_up():
     graph = NeighborGraph(points(), 6)
     f, k = torch.randn(N, dtype=F64), kernel()

@@ -52,6 +52,15 @@ def test_gradients_of_both_orders(latents):
     torch.autograd.gradgradcheck(divergence, given)
 
 
+def test_a_density_after_a_draw_keeps_its_gradient():
+    cov, loc, _ = problem()
+    cov.requires_grad_()
+    (want,) = torch.autograd.grad(ZeroMeanNormal(cov, 0.1).log_prob(loc).sum(), cov)
+    p = ZeroMeanNormal(cov, 0.1)
+    p.sample()
+    torch.testing.assert_close(torch.autograd.grad(p.log_prob(loc).sum(), cov)[0], want)
+
+
 def test_divergence_from_other_distributions_is_left_to_draws():
     q = dist.Laplace(torch.zeros(4), torch.ones(4)).to_event(1)
     with pytest.raises(NotImplementedError, match=r"known for Normal\(...\).to_event\(1\) only"):

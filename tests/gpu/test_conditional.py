@@ -146,7 +146,7 @@ def test_covariances_that_are_indefinite_get_the_nugget_of_the_cpu(dtype, device
     again = on_gpu.backward(deliberate, want[3], grad_w, grad_v, **EVERY)
     torch.testing.assert_close(found.log_lengthscale, again.log_lengthscale)
     torch.testing.assert_close(found.log_variance, again.log_variance)
-    with pytest.warns(UserWarning, match="1 of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match="1 of the covariances were indefinite"):
         report_nuggets()
     report_nuggets()  # once
     with quiet_nuggets():
@@ -162,7 +162,7 @@ def test_what_no_nugget_repairs_is_nan_and_raises_when_reported(device):
     assert var.isnan().all()
     found = on_gpu.backward(problem._replace(lengthscale=lengthscale), kept, torch.ones_like(w), var, **EVERY)
     assert found.log_variance.isnan()
-    with pytest.raises(NotPositiveDefiniteError, match="some of 2 of the neighbor covariances of size 6"):
+    with pytest.raises(NotPositiveDefiniteError, match="some of 2 of the covariances of size 6"):
         report_nuggets()
     report_nuggets()
 
@@ -215,7 +215,7 @@ def test_fit_reports_what_was_added_on_the_device(few):
     gp = VNNGP(
         x, torch.randn(12, device=few), RBF(1), Gaussian(0.1), num_neighbors=3, jitter=0.0, posterior="mean-field"
     )
-    with pytest.warns(UserWarning, match="of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match="of the covariances were indefinite"):
         fit(gp, 1, batch_size=4, progress=False, solve_every=0, refresh_every=0)
 
 

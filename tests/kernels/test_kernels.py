@@ -177,3 +177,10 @@ def test_input_errors(kernel: Kernel, x: Tensor, match: str) -> None:
     for diag in (False, True):
         with pytest.raises(ValueError, match=match):
             kernel(x, diag=diag)
+
+
+def test_variances_are_those_of_one_set_of_points() -> None:
+    with pytest.raises(
+        ValueError, match=r"RBF: expected z to be None with diag=True, got points\. Pass kernel\(x, diag"
+    ):
+        RBF(2)(torch.ones(3, 2), torch.ones(3, 2), diag=True)

@@ -39,17 +39,17 @@ def test_a_matrix_without_a_factor_is_an_error_that_hamiltonian_monte_carlo_take
 @pytest.mark.parametrize("batch", [(), (2, 1)])
 def test_only_matrices_without_a_factor_get_a_larger_nugget(batch):
     cov = torch.ones(*batch, 2, 3, 3) + 2 * torch.eye(3) * torch.tensor([0.0, 1.0])[:, None, None]
-    with pytest.warns(UserWarning, match=r"of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match=r"of the covariances were indefinite"):
         tril = cholesky(cov, 0.0, escalate=True)
     torch.testing.assert_close(tril @ tril.mT, cov, rtol=0, atol=1e-4)
     torch.testing.assert_close((tril @ tril.mT)[..., 1, :, :], cov[..., 1, :, :], rtol=1e-6, atol=0)
-    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the neighbor covariances of size 2 in torch.float32"):
+    with pytest.raises(NotPositiveDefiniteError, match=r"1 of the covariances of size 2 in torch.float32"):
         cholesky(-torch.eye(2), 0.0, escalate=True)
 
 
 def test_what_was_added_is_known():
     system = torch.stack([torch.eye(2), torch.ones(2, 2)])
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite in torch.float32"):
+    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite in torch.float32"):
         tril, extra = factorize(system)
     assert extra[0] == 0 < extra[1] <= 1e-4
     torch.testing.assert_close(tril @ tril.mT, system + extra[:, None, None] * torch.eye(2))
@@ -96,7 +96,7 @@ def test_nuggets_added_on_a_device_are_reported_once(flags):
     report_nuggets()
     flags += torch.tensor([3, 5], dtype=torch.int32)
     assert nugget_flags(torch.device("cpu"), torch.float32, 7) is flags
-    with pytest.warns(UserWarning, match=r"5 of the neighbor covariances were .* in torch.float32.*up to 1e-04"):
+    with pytest.warns(UserWarning, match=r"5 of the covariances were .* in torch.float32.*up to 1e-04"):
         report_nuggets()
     report_nuggets()
 
@@ -108,6 +108,6 @@ def test_nuggets_added_quietly_are_not_reported_but_failures_are(flags):
     quiet += torch.tensor([5, 2], dtype=torch.int32)
     report_nuggets()
     quiet += torch.tensor([6, 2], dtype=torch.int32)
-    with pytest.raises(NotPositiveDefiniteError, match="some of 2 of the neighbor covariances of size 7"):
+    with pytest.raises(NotPositiveDefiniteError, match="some of 2 of the covariances of size 7"):
         report_nuggets()
     report_nuggets()

@@ -44,6 +44,19 @@ def test_nothing_moves_where_the_start_is_the_solution_or_no_iteration_is_allowe
     assert not z.any()
 
 
+def test_nothing_is_solved_by_nothing_in_single_precision_too():
+    z, residual = conjugate_gradients(lambda z: 2 * z, torch.zeros(2, N))
+    assert residual == 0
+    assert not z.any()
+
+
+def test_nan_ends_the_iterations_at_once(system):
+    products, right = [], torch.full((N,), torch.nan, dtype=torch.float64)
+    _, residual = conjugate_gradients(lambda z: products.append(z) or system[0] @ z, right)
+    assert residual != residual
+    assert not products
+
+
 def test_norm_size_and_looks_decide_when_it_ends(system):
     """In units of `size`, by a norm that is asked for every few iterations only."""
     system, right, asked = system[0], torch.randn(N, dtype=torch.float64), []

@@ -59,3 +59,5 @@ def test_too_few_iterations_warn():
     posterior, *_, target = problem(1e-4, dense_up_to=0, max_iterations=1)
     with pytest.warns(UserWarning, match=r"CoupledPosterior: conjugate gradients stopped after 1 iterations"):
         posterior.mean(target, torch.zeros(2, N, dtype=F64), False, 1e-9)
+    with pytest.warns(UserWarning, match=r"CoupledPosterior: conjugate gradients stopped at a residual of NaN"):
+        posterior.mean(target * torch.nan, torch.zeros(2, N, dtype=F64), False, 1e-9)

@@ -89,6 +89,8 @@ def test_a_solve_that_does_not_arrive_says_so(factor):
     right = torch.randn(N, dtype=F64)
     with pytest.warns(UserWarning, match=r"stopped after 2 iterations at a relative residual of"):
         factor.solve(right, torch.full_like(right, 1e6), max_iterations=2)
+    with pytest.warns(UserWarning, match=r"stopped at a residual of NaN\. The usual cause is NaN among data"):
+        factor.solve(right * torch.nan, torch.ones_like(right))
 
 
 def test_what_stands_at_a_missing_neighbor_does_not_count(factor, graph):

@@ -207,7 +207,7 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
         ({"y": torch.full((N, T), torch.nan, dtype=F64)}, r"expected y with values, got NaN in all rows"),
         ({"kernels": []}, r"expected kernels to be a sequence of kernels"),
         ({"likelihood": StudentT()}, r"expected likelihood to be Gaussian, got StudentT"),
-        ({"mixing": torch.zeros(2, 2, dtype=F64)}, r"expected mixing of shape \(3, 1\), got \(2, 2\)"),
+        ({"mixing": torch.zeros(2, 2, dtype=F64)}, r"expected mixing to be finite, of shape \(3, 1\), got \(2, 2\)"),
         ({"num_neighbors": N}, r"expected num_neighbors in 1\.\.19, got 20"),
     ],
 )

@@ -498,6 +498,8 @@ def test_single_precision_is_close_to_double():
         ({"y": torch.zeros(N - 1)}, r"SVGP: expected y of shape \(48,\) or \(48, T\)"),
         ({"inducing": N + 1}, r"SVGP: expected inducing in 2\.\.48, got 49"),
         ({"inducing": torch.zeros(9, 3)}, r"SVGP: expected inducing of shape \(M, 2\)"),
+        ({"metric": torch.ones(7)}, r"SVGP: expected metric a scalar or of shape \(2,\), got \(7,\)"),
+        ({"metric": "banana"}, r"SVGP: expected metric to be callable, got str"),
         ({"objective": "ppgpr"}, r"SVGP: expected objective to be 'vfe' or 'fitc', got 'ppgpr'. For PPGPR train under"),
         (
             {"objective": "fitc", "likelihood": None, "y": None},

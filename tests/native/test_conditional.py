@@ -246,9 +246,9 @@ def test_indefinite_members_take_the_way_that_adds_jitter(kept_bytes, monkeypatc
     case = Case(RBF, b=20, k=6)
     case.neighbors[5, :3] = 7  # one point three times, with less than no noise
     case.noise[7] = -3e-5
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite"):
         got = case.run(jitter=0.0)
-    with pytest.warns(UserWarning, match=r"1 of the neighbor covariances were indefinite"):
+    with pytest.warns(UserWarning, match=r"1 of the covariances were indefinite"):
         want = case.run(jitter=0.0, kernel=general)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 

@@ -7,7 +7,7 @@ import torch
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
-from pyro_nngp.kernels import Matern32, Matern52
+from pyro_nngp.kernels import Matern32, Matern52, Warped
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.plots import plot_band, plot_dependence, plot_relevance, plot_variogram
@@ -68,9 +68,20 @@ def test_relevance_is_the_spread_over_the_lengthscale():
     bars = plot_relevance(gp).patches
     expected = (x.std(0) / torch.tensor([0.5, 2000.0])).tolist()
     assert [bar.get_width() for bar in bars] == pytest.approx(expected, rel=1e-5)
-    own = nngp.Vecchia(x, x[:, 0], lambda x, z: (-torch.cdist(x, z)).exp(), Gaussian(0.1), num_neighbors=5)
-    with pytest.raises(ValueError, match="expected gp to have a kernel with lengthscales"):
-        plot_relevance(own)
+    bars = plot_relevance(nngp.Vecchia(x, x[:, 0], kernel + warped(2), Gaussian(0.1), num_neighbors=5)).patches
+    assert [bar.get_width() for bar in bars] == pytest.approx(expected, rel=1e-5)
+
+
+def warped(num_columns):
+    return Warped(Matern32(num_columns), lambda x: x[..., :1].expand(*x.shape[:-1], num_columns), 2)
+
+
+@pytest.mark.parametrize("kernel", [lambda x, z: (-torch.cdist(x, z)).exp(), warped(1), warped(3)])
+def test_relevance_needs_lengthscales_of_the_columns(kernel):
+    x = torch.rand(30, 2)
+    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(0.1), num_neighbors=5)
+    with pytest.raises(ValueError, match="expected gp to have a kernel with lengthscales of columns"):
+        plot_relevance(gp)
 
 
 def test_dependence_is_the_average_over_rows_with_its_uncertainty():

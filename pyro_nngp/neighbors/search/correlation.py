@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._rows import repeats
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.neighbors.search.index import SearchIndex
 
@@ -63,9 +64,7 @@ class CorrelationIndex:
         def block(part: slice) -> tuple[Tensor, Tensor]:
             rows = candidates[part].sort(-1).values
             distance = self._metric.distance(queries[part], self._points[rows.clamp(min=0)])
-            repeated = torch.zeros_like(rows, dtype=torch.bool)
-            repeated[:, 1:] = rows[:, 1:] == rows[:, :-1]
-            distance = distance.masked_fill(repeated | (rows < 0), torch.inf)
+            distance = distance.masked_fill(repeats(rows) | (rows < 0), torch.inf)
             value, order = distance.sort(dim=-1, stable=True)
             value, rows = value[:, :k], rows.gather(-1, order[:, :k])
             return torch.where(value.isinf(), -1, rows), value

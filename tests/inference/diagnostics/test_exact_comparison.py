@@ -81,7 +81,7 @@ def test_nearest_neighbor_report_errors():
         (torch.zeros(2001, 2), y, [3], 0.1, "expected x to have at most 2000 points, got 2001"),
         (x, y[:3], [3], 0.1, r"expected y of shape \(30,\), got \(3,\)"),
         (x, y, [3, 30], 0.1, "expected num_neighbors in 1..29, got 30"),
-        (x, y, [3], 0.0, "expected noise_var to be a variance > 0, got 0.0"),
+        (x, y, [3], 0.0, "expected noise_var to be finite and > 0, got 0.0"),
         (x.where(x > 0.1, torch.nan), y, [3], 0.1, "expected x to be finite"),
     ):
         with pytest.raises(ValueError, match=f"compare_to_exact: {message}"):

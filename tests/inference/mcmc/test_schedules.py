@@ -47,18 +47,18 @@ def test_schedules_pickle(schedule):
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_step_sizes_must_be_positive(value):
-    with pytest.raises(ValueError, match="Here: expected step_size > 0 and finite"):
+    with pytest.raises(ValueError, match="Here: expected step_size to be finite and > 0"):
         as_schedule("Here", "step_size", value)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PolynomialDecay(0.0, 5), "PolynomialDecay: expected initial > 0"),
-        (lambda: PolynomialDecay(0.1, 0), "PolynomialDecay: expected delay > 0"),
+        (lambda: PolynomialDecay(0.0, 5), "PolynomialDecay: expected initial to be finite and > 0"),
+        (lambda: PolynomialDecay(0.1, 0), "PolynomialDecay: expected delay to be finite and > 0"),
         (lambda: PolynomialDecay(0.1, 5, power=0.5), r"PolynomialDecay: expected power in \(0.5, 1\]"),
-        (lambda: Cyclical(-0.1, 5), "Cyclical: expected initial > 0"),
-        (lambda: Cyclical(0.1, 0), "Cyclical: expected period > 0"),
+        (lambda: Cyclical(-0.1, 5), "Cyclical: expected initial to be finite and > 0"),
+        (lambda: Cyclical(0.1, 0), "Cyclical: expected period to be finite and > 0"),
         (lambda: Cyclical(0.1, 5, explore=1.0), r"Cyclical: expected explore in \[0, 1\)"),
     ],
 )
@@ -68,5 +68,5 @@ def test_schedules_check_their_arguments(make, message):
 
 
 def test_step_sizes_must_be_numbers():
-    with pytest.raises(TypeError, match="expected step_size to be a number, got bool"):
+    with pytest.raises(TypeError, match="expected step_size to be a number, got True"):
         as_schedule("Here", "step_size", True)

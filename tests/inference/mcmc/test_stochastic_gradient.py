@@ -382,10 +382,14 @@ def test_optimization_needs_parameters():
             ValueError,
             "SGLD: expected step_size to be given with adapt=False, got None",
         ),
-        (lambda: SGLD(model, -0.1), ValueError, "SGLD: expected step_size > 0 and finite, got -0.1"),
-        (lambda: SGLD(model, 0.1, temperature=0), ValueError, "SGLD: expected temperature > 0 and finite, got 0"),
+        (lambda: SGLD(model, -0.1), ValueError, "SGLD: expected step_size to be finite and > 0, got -0.1"),
+        (lambda: SGLD(model, 0.1, temperature=0), ValueError, "SGLD: expected temperature to be finite and > 0, got 0"),
         (lambda: SGHMC(model, friction=0.0), ValueError, r"SGHMC: expected friction in \(0, 1\], got 0.0"),
-        (lambda: SGNHT(model, 0.1, diffusion=0.0), ValueError, "SGNHT: expected diffusion > 0, got 0.0"),
+        (
+            lambda: SGNHT(model, 0.1, diffusion=0.0),
+            ValueError,
+            "SGNHT: expected diffusion to be finite and > 0",
+        ),
         (lambda: SGHMC(model, frction=0.1), TypeError, "unexpected keyword argument 'frction'"),
     ],
 )

@@ -407,13 +407,13 @@ def test_clipping_bounds_the_step():
     [
         ({"refresh_every": 3}, r"expected method to have refresh_neighbors\(\)"),
         ({"solve_every": 3}, r"expected method to be able to solve\(\)"),
-        ({"solve_every": -1}, r"expected solve_every to be an int >= 0, got -1. .* 0 is never"),
-        ({"solve_every": 1.5}, r"expected solve_every to be an int >= 0, got 1.5"),
-        ({"refresh_every": -1}, r"expected refresh_every to be an int >= 0, got -1"),
-        ({"lr": 0.0}, r"expected lr to be a number > 0, got 0.0"),
-        ({"lr": float("nan")}, r"expected lr to be a number > 0, got nan"),
-        ({"tolerance": -1.0}, r"expected tolerance to be a number > 0, got -1.0"),
-        ({"max_seconds": 0}, r"expected max_seconds to be a number > 0, got 0"),
+        ({"solve_every": -1}, r"expected solve_every >= 0, got -1. .* 0 is never"),
+        ({"solve_every": 1.5}, r"expected solve_every to be an int, got 1.5"),
+        ({"refresh_every": -1}, r"expected refresh_every >= 0, got -1"),
+        ({"lr": 0.0}, r"expected lr to be finite and > 0, got 0.0"),
+        ({"lr": float("nan")}, r"expected lr to be finite and > 0, got nan"),
+        ({"tolerance": -1.0}, r"expected tolerance to be finite and > 0, got -1.0"),
+        ({"max_seconds": 0}, r"expected max_seconds to be finite and > 0, got 0"),
         ({"optimizer": "sgd"}, r"expected optimizer to be 'adam' or 'lbfgs', got 'sgd'"),
         ({"schedule": 0.1}, r"expected schedule to be a Schedule, got float"),
         ({"validation": print}, r"expected validation to be a Validation, got builtin_function_or_method"),
@@ -434,16 +434,16 @@ def test_wrong_settings(settings, message):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Schedule(clip_norm=-1), r"Schedule: expected clip_norm to be a number > 0, got -1"),
-        (lambda: Schedule(clip_norm=math.nan), r"expected clip_norm to be a number > 0, got nan"),
-        (lambda: Schedule(local_lr=0), r"expected local_lr to be a number > 0, got 0"),
-        (lambda: Schedule(decay=-1), r"expected decay to be a number > 0 and <= 1, got -1"),
-        (lambda: Schedule(decay=1.5), r"expected decay to be a number > 0 and <= 1, got 1.5"),
+        (lambda: Schedule(clip_norm=-1), r"Schedule: expected clip_norm to be finite and > 0, got -1"),
+        (lambda: Schedule(clip_norm=math.nan), r"expected clip_norm to be finite and > 0, got nan"),
+        (lambda: Schedule(local_lr=0), r"expected local_lr to be finite and > 0, got 0"),
+        (lambda: Schedule(decay=-1), r"expected decay to be finite and > 0 and <= 1, got -1"),
+        (lambda: Schedule(decay=1.5), r"expected decay to be finite and > 0 and <= 1, got 1.5"),
         (lambda: Schedule(milestones=(0.5, 1.5)), r"expected milestones to be in \(0, 1\), got \(0.5, 1.5\)"),
-        (lambda: Checkpoint("run.pt", 0), r"Checkpoint: expected every to be an int >= 1, got 0"),
+        (lambda: Checkpoint("run.pt", 0), r"Checkpoint: expected every >= 1, got 0"),
         (lambda: Validation(3), r"Validation: expected score to be callable, got int"),
-        (lambda: Validation(float, 2.5), r"Validation: expected every to be an int >= 1, got 2.5"),
-        (lambda: Validation(float, 1, True), r"Validation: expected patience to be an int >= 1, got True"),
+        (lambda: Validation(float, 2.5), r"Validation: expected every to be an int, got 2.5"),
+        (lambda: Validation(float, 1, True), r"Validation: expected patience to be an int, got True"),
     ],
 )
 def test_wrong_groups_of_settings(build, message):
@@ -474,8 +474,8 @@ def test_an_autoguide_trains_on_minibatches():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_steps": 0}, r"expected num_steps to be an int >= 1, got 0"),
-        ({"num_steps": 2, "batch_size": 0}, r"expected batch_size to be an int >= 1, got 0"),
+        ({"num_steps": 0}, r"expected num_steps >= 1, got 0"),
+        ({"num_steps": 2, "batch_size": 0}, r"expected batch_size >= 1, got 0"),
     ],
 )
 def test_counts_are_checked(arguments, message):

@@ -153,6 +153,8 @@ def test_the_optimizer_suits_the_loss():
     assert chosen(LOO(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "lbfgs"
     assert chosen(vecchia(), 5) == "adam"
     assert chosen(vecchia(), lr=0.1) == "adam"
+    assert chosen(vecchia(), schedule=Schedule(clip_norm=1.0)) == "adam"
+    assert chosen(vecchia(), schedule=Schedule(())) == "lbfgs"
     assert chosen(vecchia(), 5, optimizer="lbfgs") == "lbfgs"
     labels = LOO(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
     assert chosen(labels) == "lbfgs"  # between solutions for what each datum has
@@ -161,6 +163,20 @@ def test_the_optimizer_suits_the_loss():
     prior = Matern52(2)
     prior.variance = PyroSample(dist.Gamma(torch.ones((), dtype=x.dtype), 1.0))
     assert chosen(Vecchia(x, y, prior, Gaussian(), num_neighbors=5)) == "adam"  # a loss that depends on chance
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0.1, "optimizer": "lbfgs"}, r"lr, local_lr and clip_norm to be None with L-BFGS, got lr=0.1 and"),
+        ({"schedule": Schedule(clip_norm=1.0), "optimizer": "lbfgs"}, r"clip_norm to be None with L-BFGS"),
+        ({"schedule": Schedule((0.5,))}, r"expected schedule without milestones of its own here, got .* fractions of"),
+        ({"schedule": Schedule(decay=0.5), "optimizer": "lbfgs", "num_steps": 5}, r"schedule without milestones of"),
+    ],
+)
+def test_rates_that_no_step_takes_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        fit(vecchia(), progress=False, **settings)
 
 
 def test_neighbors_are_found_again_as_the_kernel_moves_and_only_then():

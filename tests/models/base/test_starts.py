@@ -8,13 +8,14 @@ import torch
 from pyro.nn import PyroSample
 from torch import nn
 
-from pyro_nngp.hyperparameters import unset_hyperparameters
+from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Constant, Linear, Matern12, Matern32, Matern52, Periodic, VerticalScaling
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Binomial,
     Categorical,
+    Censored,
     Gamma,
     Gaussian,
     LogNormal,
@@ -27,6 +28,7 @@ from pyro_nngp.likelihoods.pseudo_observations import start_shape
 from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
 from pyro_nngp.models.base.start_scales import frozen_copy, place_scales
+from pyro_nngp.models.base.starts import noise_variance
 
 F64 = torch.float64
 N = 300
@@ -317,6 +319,15 @@ def test_composite_kernels_start_the_same_in_all_units(field, kernel):
     plain, scaled = Vecchia(x, y, kernel(), num_neighbors=8), Vecchia(x, 1e5 * y, kernel(), num_neighbors=8)
     ratio = scaled.kernel.bind().diag(x) / plain.kernel.bind().diag(x)
     torch.testing.assert_close(ratio.detach(), torch.full_like(ratio, 1e10), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "variance"),
+    [(Gaussian(0.5), 0.5), (Censored(Gaussian(0.5), lower=0.0), 0.5), (StudentT(5.0, 2.0), 2.4**2), (Poisson(), None)],
+)
+def test_the_noise_around_f_is_that_of_the_values(likelihood, variance):
+    found = noise_variance(freeze(likelihood))
+    assert found == variance if variance is None else float(found) == pytest.approx(variance, rel=1e-6)
 
 
 def test_outputs_have_levels_of_their_own(field):

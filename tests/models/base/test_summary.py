@@ -59,3 +59,14 @@ def test_summary_of_sampled_layers_leaves_latent_variables_out():
     names = list(gp.summary().index)
     assert "layers.0.kernel.variance" in names
     assert not [name for name in names if name.endswith((".z", ".u", ".v"))]
+
+
+@pytest.mark.parametrize("method", [nngp.LMC, nngp.CoregionalizedLOO])
+def test_summary_lists_the_mixing_of_several_outputs(method):
+    y = torch.sin(5 * X)
+    gp = method(X + 0.01 * torch.randn_like(X), y, 1, num_neighbors=5, mixing=torch.tensor([[2.0], [3.0]]).double())
+    table = gp.summary()["estimate"]
+    assert table[["mixing[0,0]", "mixing[1,0]"]].tolist() == pytest.approx([2.0, 3.0])
+    prior = PyroSample(dist.Normal(torch.zeros(2, 1).double(), 1.0).to_event(2))
+    gp = method(X + 0.01 * torch.randn_like(X), y, 1, num_neighbors=5, mixing=prior)
+    assert list(gp.summary()["prior"][["mixing[0,0]", "mixing[1,0]"]]) == ["Normal", "Normal"]
