@@ -243,9 +243,12 @@ class GPMethod(GrowingData):
 
     def extra_repr(self) -> str:
         """Sizes, dtype and device, then the method's parameters, as ``print`` shows them."""
-        outputs = f", L={self.num_latents}" if self.latent_shape else ""
-        sizes = f"N={self.num_data}, D={self.x.shape[1]}{outputs}, {show_kind(self.x)}"
+        sizes = f"N={self.num_data}, D={self.x.shape[1]}{self.show_functions()}, {show_kind(self.x)}"
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
+
+    def show_functions(self) -> str:
+        """The numbers of outputs and latent functions among the sizes."""
+        return f", L={self.num_latents}" if self.latent_shape else ""
 
     def summary(self, probability: float = 0.95) -> "DataFrame":
         """Table of the hyperparameters of kernel, likelihood and mean function.
