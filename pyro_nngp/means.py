@@ -292,6 +292,9 @@ class LinearMean(BasisMean):
         return found[part].reshape(shape)
 
     def _columns(self, x: Tensor) -> Tensor:
+        if self.active_dims is None and x.shape[-1] != len(self.center):
+            cure = f"Write LinearMean({x.shape[-1]}), or name its columns by active_dims=[...]."
+            fail("LinearMean", "x", f"with input_dim = {len(self.center)} columns", x.shape[-1], cure)
         return (x if self.active_dims is None else x[..., self.active_dims]) - self.center.to(x)
 
 

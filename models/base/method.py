@@ -129,8 +129,9 @@ class GPMethod(GrowingData):
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
             likelihood = Gaussian()
-        differs = any(by_row.get(name) is not None for name in ("trials", "limits"))
-        self.latent_shape = check_data(where, x, y, likelihood, differs, self.takes_missing)
+        self.latent_shape = check_data(where, x, y, likelihood, self.takes_missing)
+        if len(x) < 2:
+            fail(where, "x", "of shape (N, D) with N >= 2", tuple(x.shape), "A process is learned from several rows.")
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
