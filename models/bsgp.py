@@ -155,9 +155,6 @@ class BSGP(SampledMethod):
     ) -> None:
         if likelihood is None:
             likelihood = Gaussian()
-        if not isinstance(likelihood, Likelihood):
-            cure = "Pass one of pyro_nngp.likelihoods, or a subclass with a forward(f)."
-            fail("BSGP", "likelihood", "to be a Likelihood", type(likelihood).__name__, cure, TypeError)
         super().__init__(
             x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials, limits=limits
         )  # each layer has a kernel

@@ -142,6 +142,9 @@ class CoregionalizedLOO(PredictiveMethod):
         )
         self.finish()
 
+    def show_functions(self) -> str:
+        return f", T={self.num_latents}, Q={len(self.kernel)}"
+
     @pyro_entry
     @torch.no_grad()
     def start_hyperparameters(self) -> Start:

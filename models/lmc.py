@@ -157,6 +157,9 @@ class LMC(PredictiveMethod):
             self.choose_neighbors()
         self.finish()
 
+    def show_functions(self) -> str:
+        return f", T={self.num_latents}, L={self.num_functions}"
+
     @pyro_entry
     @torch.no_grad()
     def start_hyperparameters(self) -> Start:

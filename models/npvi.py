@@ -26,7 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, fail
-from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.data.tables import Table, from_tables, read_rows
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import first_neighbors
 from pyro_nngp.models.vnngp import VNNGP
@@ -135,8 +135,8 @@ class NPVI(VNNGP):
 
     def amortize(
         self,
-        x: Float[Tensor, "N D"],
-        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"],
+        x: Float[Tensor, "N D"] | Table,
+        y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table,
         ordering: str | Int[Tensor, " N"] = "random",
         seed: int = 0,
     ) -> "NPVI":
@@ -153,10 +153,16 @@ class NPVI(VNNGP):
             training one model does not change the other.
 
         Raises:
-            ValueError: if the model has no encoder.
+            ValueError, TypeError: if the model has no encoder, for malformed data, or x of other columns.
         """
+        where = "NPVI.amortize"
         if not isinstance(self.local, AmortizedGaussian):
-            fail("NPVI.amortize", "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
+            fail(where, "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
+        x, y, _ = read_rows(where, self, x, y, {})
+        check_inputs(where, "x", x)
+        if x.shape[1] != self.x.shape[1]:
+            cure = "Give the same input dimensions."
+            fail(where, "x", f"with {self.x.shape[1]} columns, as the model has", x.shape[1], cure)
         parts = copy.deepcopy((self.kernel, self.likelihood, self.mean, self.local.encoder))
         kernel, likelihood, mean, encoder = parts
         new = NPVI(

@@ -15,8 +15,11 @@ import torch
 
 from pyro_nngp import fit, likelihoods, models
 from pyro_nngp._checks import import_extra
+from pyro_nngp._matplotlib import pyplot
 from pyro_nngp.data import lon_lat
 from pyro_nngp.maps import predict_grid
+from pyro_nngp.maps.cells import Cells
+from pyro_nngp.maps.formats import check_format
 from pyro_nngp.plots import plot_map
 
 if TYPE_CHECKING:
@@ -33,6 +36,7 @@ _LIKELIHOODS = {
 _METHODS = {"vecchia": models.Vecchia, "loo": models.LOO, "vnngp": models.VNNGP}
 _READERS = {".csv": "read_csv", ".parquet": "read_parquet", ".gpkg": "read_file", ".geojson": "read_file"}
 _MARGIN = 0.02  # around the data, relative to their extent
+_MOST_CELLS = 10**8  # of a grid: hours of predictions, and gigabytes
 
 _EXAMPLES = """
 examples:
@@ -113,6 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _krige(given: argparse.Namespace) -> None:
     """Run the command: from the table to the file."""
+    _check_files(given)
     table = _read(given.table)
     x, names = _inputs(table, given, given.table)
     y, classes = _targets(table, given)
@@ -128,22 +133,28 @@ def _krige(given: argparse.Namespace) -> None:
         offset = _numbers(table, given.offset, given.table, "--offset")[measured]
         if missing := int((~np.isfinite(offset)).sum()):
             raise _Wrong(f"{given.table}: {missing} rows have no {given.offset!r}; remove them.")
+    if given.at is not None:
+        places = _read(given.at)
+        x_new = _placed(_inputs(places, given, given.at)[0], on_globe)
+    else:
+        template = _template(given, x[measured], names, on_globe)
     method = _METHODS[given.method or ("vecchia" if given.likelihood == "gaussian" else "vnngp")]
     targets, options = torch.from_numpy(y[measured]), {"offset": offset, "seed": given.seed}
     gp = method(_placed(x[measured], on_globe), targets, None, likelihood, **options)
     gp.classes = classes
+    gp.columns = ("x (EPSG:4326)", "y (EPSG:4326)", "z (EPSG:4326)") if on_globe else tuple(names)
     kind = "places on the globe" if on_globe else "points"
     print(f"{type(gp).__name__} on {gp.num_data} {kind} ({', '.join(names)})")
+    if given.at is None:
+        _check_map(given, Cells(template, None, gp.columns, None, gp.x))
     print(fit(gp, max_seconds=given.max_seconds, seed=given.seed))
     print(gp.kernel, gp.likelihood, sep="\n")
     if given.save is not None:
         gp.save(given.save)
         print(f"wrote {given.save}")
     if given.at is not None:
-        _predict_table(gp, given, on_globe)
+        _predict_table(gp, given, places, x_new)
         return
-    gp.columns = ("x (EPSG:4326)", "y (EPSG:4326)", "z (EPSG:4326)") if on_globe else tuple(names)
-    template = _template(given, x[measured], names, on_globe)
     to_file = given.out.suffix != ".csv"
     found = predict_grid(
         gp,
@@ -163,6 +174,32 @@ def _krige(given: argparse.Namespace) -> None:
             axis.set(xlabel=names[0], ylabel=names[1])
         axes[0].figure.savefig(given.plot, dpi=150)
         print(f"wrote {given.plot}")
+
+
+def _check_files(given: argparse.Namespace) -> None:
+    """Raise unless all files can be written and the quantiles are probabilities."""
+    for option, path in {"--out": given.out, "--plot": given.plot, "--save": given.save}.items():
+        if path is not None and not path.parent.is_dir():
+            raise _Wrong(f"{option} {path}: there is no folder {path.parent}; make it first.")
+    if given.at is not None and given.out.suffix not in (".csv", ".parquet"):
+        raise _Wrong(f"--out {given.out}: predictions at places of a table go to .csv or .parquet.")
+    if given.plot is not None:
+        formats = pyplot("krige").FigureCanvasBase.filetypes
+        if given.plot.suffix[1:] not in formats:
+            raise _Wrong(f"--plot {given.plot}: expected a name that ends in .{', .'.join(sorted(formats))}.")
+    for level in given.quantiles:
+        if not 0 < level < 1:
+            raise _Wrong(f"--quantiles: expected probabilities between 0 and 1, such as 0.05 and 0.95, got {level:g}.")
+
+
+def _check_map(given: argparse.Namespace, cells: Cells) -> None:
+    """Raise unless the file and the picture can hold the map; print the number of its cells."""
+    if given.out.suffix != ".csv":
+        check_format("krige", given.out, cells.dims)
+    if given.plot is not None and len(cells.dims) > 2:
+        raise _Wrong(f"--plot: a picture has one or two dimensions; the grid has {', '.join(cells.dims)}.")
+    sizes = ", ".join(f"{size} {dim}" for dim, size in zip(cells.dims, cells.shape, strict=True))
+    print(f"{math.prod(cells.shape)} cells to predict ({sizes})")
 
 
 def _extra(name: str) -> Any:
@@ -231,12 +268,13 @@ def _placed(x: np.ndarray, on_globe: bool) -> torch.Tensor:
 
 def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on_globe: bool) -> Any:
     """The grid to predict on."""
+    _extra("xarray")
     axes = ["x", "y"] if on_globe else list(names)
     if given.like is not None:
         raster = _extra("rioxarray").open_rasterio(given.like, masked=True)
         return raster if on_globe else raster.rename({"x": names[0], "y": names[1]} if len(names) == 2 else {})
     steps = given.grid * (len(axes) if len(given.grid) == 1 else 1)
-    if len(steps) != len(axes) or min(steps) <= 0:
+    if len(steps) != len(axes) or not all(0 < step < math.inf for step in steps):
         raise _Wrong(f"--grid: expected one positive cell size, or one for each of {', '.join(names)}.")
     low, high = x.min(0), x.max(0)
     low, high = low - _MARGIN * (high - low), high + _MARGIN * (high - low)
@@ -246,6 +284,10 @@ def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on
         low, high = np.array(given.bounds[:2]), np.array(given.bounds[2:])
     if not (high > low).all():
         raise _Wrong("--bounds: expected west < east and south < north.")
+    extents = zip(low.tolist(), high.tolist(), steps, strict=True)
+    if (count := math.prod((top - bottom) / step for bottom, top, step in extents)) > _MOST_CELLS:
+        cure = "Take larger cells, or a part of the map by --bounds."
+        raise _Wrong(f"--grid: {count:.3g} cells are more than {_MOST_CELLS:.0e}. {cure}")
     sizes = [math.ceil((top - bottom) / step) for bottom, top, step in zip(low, high, steps, strict=True)]
     parts = zip(axes, low, steps, sizes, strict=True)
     centers = {axis: bottom + step * (np.arange(size) + 0.5) for axis, bottom, step, size in parts}
@@ -259,17 +301,13 @@ def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on
     return grid
 
 
-def _predict_table(gp: Any, given: argparse.Namespace, on_globe: bool) -> None:
+def _predict_table(gp: Any, given: argparse.Namespace, table: "DataFrame", x_new: torch.Tensor) -> None:
     """Append predictions to the table of --at, and write it."""
     from pyro_nngp.distributions.quantiles import exceedance, quantiles
 
-    if given.out.suffix not in (".csv", ".parquet"):
-        raise _Wrong(f"--out {given.out}: predictions at places of a table go to .csv or .parquet.")
-    table = _read(given.at)
-    x, _ = _inputs(table, given, given.at)
     levels, thresholds = (torch.tensor(values, dtype=gp.x.dtype) for values in (given.quantiles, given.above))
     with torch.no_grad():
-        found = gp.predict(_placed(x, on_globe))
+        found = gp.predict(x_new)
         if gp.classes is None:
             columns = {"mean": found.mean, "sd": found.variance.sqrt()}
             columns |= {f"quantile_{p:g}": each for p, each in zip(levels, quantiles(found, levels), strict=True)}

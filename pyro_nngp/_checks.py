@@ -151,11 +151,16 @@ def missing_extra(where: str, package: str, extra: str, cause: Exception | None 
 
 
 def check_device(where: str, device: Any) -> None:
-    """Raise unless `device` names a device of torch."""
+    """Raise unless `device` names a device of torch that this process can use."""
     try:
         torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         fail(where, "device", "to be a device of torch", f"{device!r:.40}", 'Pass "cpu" or "cuda".')
+    try:
+        torch.empty(0, device=device)
+    except (AssertionError, ImportError, NotImplementedError, RuntimeError) as error:
+        actual, cure = f"{str(device)!r} ({error!s:.120})", 'Pass "cpu", or install a build of torch for that device.'
+        fail(where, "device", "that torch can use here", actual, cure, cause=error)
 
 
 def check_finite(where: str, arg: str, value: Tensor) -> None:

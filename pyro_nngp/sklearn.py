@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_nngp import models
-from pyro_nngp._checks import check_choice, fail
+from pyro_nngp._checks import check_choice, check_device, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.distributions.quantiles import quantiles
 from pyro_nngp.inference import fit
@@ -121,6 +121,8 @@ class _NearestNeighborGP(BaseEstimator):
         return int(check_random_state(self.random_state).randint(2**31))
 
     def _tensors(self, x: NDArray, y: NDArray) -> tuple[Tensor, Tensor]:
+        if self.device is not None:
+            check_device(type(self).__name__, self.device)
         inputs, targets = (torch.tensor(part, dtype=torch.float64, device=self.device) for part in (x, y))
         return inputs, targets
 

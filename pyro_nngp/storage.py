@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_path, fail
+from pyro_nngp._checks import check_device, check_path, fail
 from pyro_nngp._files import atomic_file
 
 _FORMAT = "pyro_nngp model 1"
@@ -88,11 +88,13 @@ def load(
         ModelFileError: if the file is damaged or not a model file, is of another version of this package, or names
             classes or functions that are not in `custom`.
         FileNotFoundError: if there is no file of that name.
+        ValueError: if torch cannot use `device`.
         TypeError: if `path` is not a path.
     """
     from safetensors import SafetensorError, safe_open
 
     check_path("load", "path", path)
+    check_device("load", device)
     name = os.fspath(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"load: expected a file, got {name!r}, which does not exist or is none.")

@@ -79,6 +79,9 @@ def test_seeds_functions_paths_and_devices():
     check_device("f", "cpu")
     with pytest.raises(ValueError, match="f: expected device to be a device of torch, got 'gpu'"):
         check_device("f", "gpu")
+    there = torch.cuda.device_count()
+    with pytest.raises(ValueError, match=rf"f: expected device that torch can use here, got 'cuda:{there}' \("):
+        check_device("f", f"cuda:{there}")
 
 
 def test_results_beyond_the_memory_of_the_machine_are_refused():

@@ -37,6 +37,7 @@ def test_a_map_with_a_picture_and_the_model(stations, krige, tmp_path, capsys):
     assert status == 0
     said = capsys.readouterr().out
     assert "Vecchia on 90 places on the globe (lon, lat)" in said
+    assert "121 cells to predict (11 y, 11 x)" in said
     assert "FitResult(converged" in said
     with xr.open_dataset("map.nc", engine="h5netcdf") as found:
         assert set(found.data_vars) == {"mean", "sd", "quantiles"}
@@ -135,6 +136,23 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lat --y note --grid 1 --out map.nc", "the column 'note' does not hold numbers"),
         ("stations.csv --y rain --grid 1 --out map.nc", "has no points: name its columns of coordinates by --x"),
         ("stations.csv --x lon lat --y rain --grid 1 2 3 --out map.nc", "--grid: expected one positive cell size"),
+        ("stations.csv --x lon lat --y rain --grid -1 --out map.nc", "--grid: expected one positive cell size"),
+        ("stations.csv --x lon lat --y rain --grid 1e-6 --out map.nc", "e+12 cells are more than 1e+08. Take larger"),
+        ("stations.csv --x lon lat --y rain --grid 1e-320 --out map.nc", "--grid: inf cells are more than 1e+08"),
+        ("stations.csv --x lon lat day --y rain --grid 1 --out map.tif", "expected path to end in .nc or .zarr for"),
+        ("stations.csv --x lon lat day --y rain --grid 1 --out map.nc --plot map.png", "the grid has day, lat, lon"),
+        (
+            "stations.csv --x lon lat --y rain --grid 1 --out map.nc --plot map.doc",
+            "--plot map.doc: expected a name that",
+        ),
+        ("stations.csv --x lon lat --y rain --grid 1 --out none/map.nc", "none/map.nc: there is no folder none; make"),
+        (
+            "stations.csv --x lon lat --y rain --grid 1 --out map.nc --save none/gp",
+            "--save none/gp: there is no",
+        ),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --quantiles 5", "between 0 and 1, such as 0.05 and"),
+        ("stations.csv --x lon lat --y rain --at none.csv --out out.csv", "none.csv: no such file"),
+        ("stations.csv --x lon lat --y rain --at days.csv --out out.csv", "days.csv has no column 'lon', which --x"),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.doc", "expected path to end in .nc, .zarr"),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --bounds 3 4 1 2", "expected west < east"),
         ("stations.csv --x day --y rain --grid 1 --out map.nc --bounds 1 2 3 4", "west, south, east and north are for"),
@@ -142,8 +160,10 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lat --y rain --grid 1 --likelihood poisson --out map.nc", "Poisson: expected y"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(stations, krige, capsys, command, message):
-    assert krige(f"{command} --max-seconds 0.1") == 2
+def test_what_is_wrong_is_said_in_one_line_before_training(stations, krige, capsys, monkeypatch, command, message):
+    monkeypatch.setattr("pyro_nngp.__main__.fit", None)
+    stations[["day"]].to_csv("days.csv", index=False)
+    assert krige(command) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("error: ")
     assert message in said

@@ -255,6 +255,8 @@ def test_files_of_other_versions_and_formats_are_refused(tmp_path):
     save_file({"a": torch.ones(2)}, path)
     with pytest.raises(ModelFileError, match="to be a file of the format 'pyro_nngp model 1', got None"):
         load(path)
+    with pytest.raises(ValueError, match=r"load: expected device to be a device of torch, got 'gpu'"):
+        load(tmp_path / "none", device="gpu")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load(tmp_path / "nothing")
 

@@ -9,11 +9,12 @@ from torch import Tensor
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import BY_ROW
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.likelihoods.base import check_likelihood
 from pyro_nngp.models.base.sites import DataSites
 
 
 def check_data(
-    where: str, x: Any, y: Any, likelihood: Likelihood | None, differs: bool = False, takes_missing: bool = False
+    where: str, x: Any, y: Any, likelihood: Likelihood | None, takes_missing: bool = False
 ) -> tuple[int, ...]:
     """Check x and y against each other and the likelihood; return the shape of the latent functions, () or (L,).
 
@@ -32,12 +33,10 @@ def check_data(
     if isinstance(likelihood, Likelihood) and likelihood.takes_missing and not takes_missing:
         cure = "Take LMC, or one model per output."
         fail(where, "likelihood", "of one output", type(likelihood).__name__, cure, TypeError)
-    if not isinstance(likelihood, Likelihood):
-        cure = "Pass an instance such as Gaussian(0.1), after the kernel."
-        fail(where, "likelihood", "to be a Likelihood", f"{likelihood!r:.40}", cure, TypeError)
+    check_likelihood(where, likelihood)
     if y is None:
         fail(where, "y", "with a likelihood", None, "Give targets, or leave the likelihood out.")
-    if not (likelihood.differs_by_row and differs):
+    if not likelihood.differs_by_row:
         likelihood.check(as_checked(likelihood, y, takes_missing))
     check_memory(where, "latent functions", len(x) * (likelihood.num_latents or 1), x.dtype)
     outputs = tuple(y.shape[1:])

@@ -131,8 +131,9 @@ class GPMethod(GrowingData):
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
             likelihood = Gaussian()
-        differs = any(by_row.get(name) is not None for name in ("trials", "limits"))
-        self.latent_shape = check_data(where, x, y, likelihood, differs, self.takes_missing)
+        self.latent_shape = check_data(where, x, y, likelihood, self.takes_missing)
+        if len(x) < 2:
+            fail(where, "x", "of shape (N, D) with N >= 2", tuple(x.shape), "A process is learned from several rows.")
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
@@ -246,9 +247,12 @@ class GPMethod(GrowingData):
 
     def extra_repr(self) -> str:
         """Sizes, dtype and device, then the method's parameters, as ``print`` shows them."""
-        outputs = f", L={self.num_latents}" if self.latent_shape else ""
-        sizes = f"N={self.num_data}, D={self.x.shape[1]}{outputs}, {show_kind(self.x)}"
+        sizes = f"N={self.num_data}, D={self.x.shape[1]}{self.show_functions()}, {show_kind(self.x)}"
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
+
+    def show_functions(self) -> str:
+        """The numbers of outputs and latent functions among the sizes."""
+        return f", L={self.num_latents}" if self.latent_shape else ""
 
     def summary(self, probability: float = 0.95) -> "DataFrame":
         """Table of the hyperparameters of kernel, likelihood and mean function, and of the method itself.

@@ -109,6 +109,9 @@ class PredictiveMethod(LeaveOneOutMethod):
     ) -> Distribution:
         """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
+        That of ``CoregionalizedLOO`` is joint over the outputs of a point: batch shape (P,), event shape (T,), so that
+        its mean is (P, T).
+
         Args:
             x_new: new inputs.
             num_neighbors: as in :meth:`forward`.

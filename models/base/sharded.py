@@ -65,7 +65,7 @@ class ShardedRows(DataSites):
         where = type(self).__name__
         values = data.values
         by_row = {name: values.get(name) for name in BY_ROW}
-        check_data(where, values["x"], values["y"], self.likelihood, "trials" in values or "limits" in values)
+        check_data(where, values["x"], values["y"], self.likelihood)
         check_by_row(where, values["x"], values["y"], self.likelihood, self.latent_shape, by_row)
         values["y"] = self.coded(values["y"]).to(cast(Tensor, self.y).dtype)
         self.shard = data

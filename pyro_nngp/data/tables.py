@@ -5,7 +5,10 @@ Floats keep float32 or float64, all other numbers become float64, and data go to
 
 Points of geopandas become columns of coordinates: a projected coordinate reference system as it is, a geographic one
 as chordal coordinates in kilometers (:mod:`pyro_nngp.data.globe`). The names of columns, which hold the reference
-system, are compared with those of the data at each prediction.
+system, are compared with those of the data at each prediction; names that are no strings count as their text.
+
+Rows are paired by position. Where two arguments have an index of rows, as in pandas, geopandas and xarray, it has to be
+the same.
 
 Cost: O(N) copies.
 """
@@ -13,7 +16,7 @@ Cost: O(N) copies.
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -65,6 +68,7 @@ def from_tables(construct: Call) -> Call:
 
     def construct_from_two(self: Any, x: Any, y: Any, *args: Any, **kwargs: Any) -> None:
         where = type(self).__name__
+        _check_index(where, {"x": x, "y": y} | kwargs)
         inputs, input_names = _read(where, "x", x, None, as_column=True)
         like = inputs if isinstance(inputs, Tensor) else None
         targets, target_names = _read(where, "y", y, like, as_column=False)
@@ -107,6 +111,7 @@ def at_tables(predict: Call) -> Call:
             integers = not (x_new.is_floating_point() or x_new.is_complex() or x_new.dtype == torch.bool)
             return predict(self, x_new.to(self.x.dtype) if integers else x_new, *args, **kwargs)
         where = f"{type(self).__name__}.{predict.__name__}"
+        _check_index(where, {"x_new": x_new} | kwargs)
         inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
         _check_names(where, "x_new", names, self.columns)
         kwargs |= _columns_by_row(where, kwargs, self.x)
@@ -170,6 +175,7 @@ def _columns_by_row(where: str, kwargs: dict[str, Any], like: Tensor | None) -> 
 
 def read_rows(where: str, method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """New rows of a method, which may be tables, as tensors in the method's dtype and on its device."""
+    _check_index(where, {"x": x, "y": y} | by_row)
     inputs, names = _read(where, "x", x, method.x, as_column=True)
     _check_names(where, "x", names, method.columns)
     targets, names = _read(where, "y", y, method.x, as_column=False)
@@ -183,6 +189,34 @@ def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
         fail(where, arg, f"with the columns {list(known)}", list(names), cure)
 
 
+def _check_index(where: str, given: dict[str, Any]) -> None:
+    """Raise if arguments of as many rows have an index of rows that differs from that of the first one with an index.
+
+    Of the arguments, those in ``BY_ROW``, x, y and x_new are read.
+    """
+    first = None
+    for name in ("x", "x_new", "y", *BY_ROW):
+        index = _index(given.get(name))
+        if index is None:
+            continue
+        if first is None:
+            first, known = name, index
+        elif len(index) == len(known) and not index.equals(known):
+            cure = f"Take {name}.loc[{first}.index], or {name}.to_numpy() to pair rows by position."
+            if hasattr(given[name], "dims"):
+                cure = f"Take {name}.reindex_like({first}), or {name}.to_numpy() to pair rows by position."
+            actual = "it in another order" if index.isin(known).all() else "another one"
+            fail(where, name, f"with the index of {first}", actual, cure)
+
+
+def _index(table: Any) -> Any:
+    """The labels of the rows of a table, an index of pandas or a library like it; None if there are none."""
+    if hasattr(table, "dims"):
+        return getattr(table, "indexes", {}).get(table.dims[0]) if table.dims else None
+    index = getattr(table, "index", None)
+    return index if hasattr(index, "equals") else None
+
+
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
     """The tensor of a table and the names of its columns; anything else is returned unchanged."""
     if isinstance(value, Tensor) or not isinstance(value, np.ndarray | Frame):
@@ -193,6 +227,8 @@ def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool
         array, names = _points(where, arg, value)
     else:
         array, names = _columns(where, arg, value)
+    if names and len(set(names)) < len(names):
+        _refuse_duplicates(where, arg, sorted({name for name in names if names.count(name) > 1}))
     if array.dtype.kind not in "fiub":
         fail(where, arg, "to hold numbers", array.dtype, "Encode it as numbers.", TypeError)
     if array.dtype not in (np.float32, np.float64):
@@ -207,14 +243,23 @@ def _columns(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
     """Values and names of the columns of a frame, a series, or anything else with ``to_numpy``."""
     import narwhals as nw  # only those who pass frames need it
 
-    found = nw.from_native(value, eager_only=True, allow_series=True, pass_through=True)
+    try:
+        found = nw.from_native(value, eager_only=True, allow_series=True, pass_through=True)
+    except nw.exceptions.DuplicateError as error:
+        _refuse_duplicates(where, arg, list(map(str, value.columns)), error)
     if isinstance(found, nw.Series):
         return _numbers(where, arg, found), None
     if isinstance(found, nw.DataFrame):
-        parts = [_numbers(where, f"{arg}[{name!r}]", found[name]) for name in found.columns]
         names = tuple(map(str, found.columns))
+        columns = zip(names, found.iter_columns(), strict=True)
+        parts = [_numbers(where, f"{arg}[{name!r}]", column) for name, column in columns]
         return np.stack(parts, 1) if parts else np.empty((len(found), 0)), names
     return value.to_numpy(), None
+
+
+def _refuse_duplicates(where: str, arg: str, names: list[str], cause: Exception | None = None) -> NoReturn:
+    cure = f'Rename them, as by {arg}.columns = ["a", "b"]; coordinates of points are x, y and z.'
+    fail(where, arg, "with a name of its own for each column", names, cure, cause=cause)
 
 
 def _numbers(where: str, arg: str, series: Any) -> np.ndarray:
@@ -261,12 +306,12 @@ def _like(table: Table, values: np.ndarray, names: Names) -> Any:
         return _like_xarray(table, values)
     index = nw.maybe_get_index(found)
 
-    def column(name: str, each: np.ndarray) -> Any:
-        series = nw.new_series(name, each, backend=found.implementation)
+    def column(name: str | None, each: np.ndarray) -> Any:
+        series = nw.new_series(cast(str, name), each, backend=found.implementation)
         return series if index is None else nw.maybe_set_index(series, index=index)
 
     if values.ndim == 1:
-        return nw.to_native(column("", values))
+        return nw.to_native(column(None, values))
     names = names or tuple(str(number) for number in range(len(values)))
     columns = [column(name, each).to_frame() for name, each in zip(names, values, strict=True)]
     return nw.to_native(nw.concat(columns, how="horizontal"))

@@ -40,7 +40,7 @@ from torch.nn.functional import logsigmoid
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import PolyaGamma
-from pyro_nngp.likelihoods.base import Likelihood
+from pyro_nngp.likelihoods.base import Likelihood, check_likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, StudentT
 from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
@@ -53,6 +53,7 @@ Coupling: TypeAlias = Literal["odds", "probabilities"]
 
 def check_augmentable(where: str, likelihood: Likelihood) -> None:
     """Raise ``TypeError`` unless the likelihood is Gaussian, or Gaussian given an auxiliary variable."""
+    check_likelihood(where, likelihood)
     names = ", ".join(kind.__name__ for kind in _AUGMENTED)
     if not isinstance(likelihood, _AUGMENTED):
         cure = "Others have no augmentation: use VNNGP."

@@ -308,6 +308,17 @@ class Marginal(TorchDistribution):
         return self.likelihood.forward(self.likelihood._latent(self.loc, self.var, t))
 
 
+def check_likelihood(where: str, likelihood: Any) -> None:
+    """Raise ``TypeError`` unless `likelihood` is a :class:`Likelihood`."""
+    if isinstance(likelihood, Likelihood):
+        return
+    is_class = isinstance(likelihood, type)
+    actual = f"the class {likelihood.__name__}" if is_class else f"{likelihood!r:.40}"
+    example = likelihood.__name__ if is_class and issubclass(likelihood, Likelihood) else "Gaussian"
+    cure = f"Pass an instance such as {example}()."
+    fail(where, "likelihood", "to be a Likelihood", actual, cure, TypeError)
+
+
 def bounded(exponent: Tensor) -> Tensor:
     """An exponent clamped to [-80, 80], where exp is positive and finite even in float32."""
     return exponent.clamp(-80, 80)

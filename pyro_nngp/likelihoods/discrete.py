@@ -38,7 +38,7 @@ class Bernoulli(Likelihood):
 
     support = constraints.boolean
     expectation = "to be labels 0 and 1"
-    cure = "Map labels -1 and 1 with (y + 1) / 2."
+    cure = "Map two other labels with y == y.max()."
 
     def __init__(self, link: Literal["logit", "probit"] = "logit", num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
@@ -168,16 +168,18 @@ class Categorical(Likelihood):
     Integrals are one-dimensional for any number of classes: :mod:`pyro_nngp.likelihoods.gumbel_max`.
 
     Args:
-        num_classes: C.
+        num_classes: C; has to be given, since some classes may be missing from the data.
         num_quadrature: number of nodes of the expected log-density.
 
     Raises:
         ValueError, TypeError: if ``num_classes`` is not an integer >= 2.
     """
 
-    def __init__(self, num_classes: int, num_quadrature: int = 32) -> None:
+    def __init__(self, num_classes: int | None = None, num_quadrature: int = 32) -> None:
         super().__init__(num_quadrature)
-        check_int("Categorical", "num_classes", num_classes, 2, "Count the distinct labels.")
+        cure = "Give the number of distinct labels, as by Categorical(5)."
+        check_int("Categorical", "num_classes", num_classes, 2, cure)
+        num_classes = cast(int, num_classes)
         self.num_latents = num_classes
         self.support = constraints.integer_interval(0, num_classes - 1)
         self.expectation = f"to be labels in 0..{num_classes - 1}"

@@ -14,7 +14,7 @@ from torch.distributions import Distribution
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.outputs import Outputs, missing_values, of_each_output
 from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.likelihoods.base import Likelihood
+from pyro_nngp.likelihoods.base import Likelihood, check_likelihood
 
 
 class PerOutput(Likelihood):
@@ -38,10 +38,11 @@ class PerOutput(Likelihood):
         if not outputs:
             fail("PerOutput", "outputs", "to be one likelihood per output", "none", "Pass PerOutput(Poisson(), ...).")
         for part in outputs:
-            if not isinstance(part, Likelihood) or part.num_latents is not None or part.takes_missing:
-                cure = "Pass instances such as Poisson() and Gaussian()."
+            check_likelihood("PerOutput", part)
+            if part.num_latents is not None or part.takes_missing:
+                cure = "Pass others, such as Poisson() and Gaussian()."
                 expectation = "to be likelihoods of one latent function each"
-                fail("PerOutput", "outputs", expectation, f"{part!r:.40}", cure, TypeError)
+                fail("PerOutput", "outputs", expectation, type(part).__name__, cure, TypeError)
         self.outputs = PyroModule[nn.ModuleList](outputs)
         self.takes_trials = any(part.takes_trials for part in outputs)
         self.takes_limits = any(part.takes_limits for part in outputs)

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -42,8 +43,8 @@ def predict_grid(
     columns: Sequence[str] | None = None,
     mask: Any = None,
     of: Literal["y", "f"] = "y",
-    quantile_levels: Sequence[float] = (),
-    thresholds: Sequence[float] = (),
+    quantile_levels: float | Sequence[float] = (),
+    thresholds: float | Sequence[float] = (),
     num_draws: int = 0,
     path: str | os.PathLike[str] | None = None,
     samples: Mapping[str, Tensor] | None = None,
@@ -64,8 +65,8 @@ def predict_grid(
             from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
         mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all cells without NaN inputs.
         of: "y" for the predictive distribution of data, "f" for the latent function.
-        quantile_levels: probabilities in (0, 1) of the variable ``quantiles``.
-        thresholds: values for the variable ``exceedance``, the probability of exceeding them.
+        quantile_levels: probabilities in (0, 1) of the variable ``quantiles``, or one.
+        thresholds: values for the variable ``exceedance``, the probability of exceeding them, or one.
         num_draws: joint draws for the variable ``draws``.
         path: a file to write, by its extension NetCDF (.nc), Zarr (.zarr) or GeoTIFF (.tif); None keeps the map in
             memory. The same call resumes an interrupted map, whose tiles are in the folder ``path`` + ".part".
@@ -90,12 +91,13 @@ def predict_grid(
     check_choice(where, "of", of, ("y", "f"))
     check_int(where, "num_draws", num_draws, 0)
     check_seed(where, seed)
-    for level in quantile_levels:
+    levels, limits = _listed(quantile_levels), _listed(thresholds)
+    for level in levels:
         if not 0 < level < 1:
             fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
     cells = Cells(template, columns, gp.columns, mask, gp.x)
     target = None if path is None else check_format(where, path, cells.dims)
-    results = _Results(gp, of, quantile_levels, thresholds, num_draws, samples, num_neighbors, offset, trials)
+    results = _Results(gp, of, levels, limits, num_draws, samples, num_neighbors, offset, trials)
     folder = None if target is None else Path(f"{target}.part")
     parts_of = f"{results.digest()} {cells.digest()} {seed}"
     world = gp.shard.world if getattr(gp, "shard", None) is not None else None
@@ -148,6 +150,11 @@ def predict_grid(
     write(dataset, target)
     parts.remove()
     return read(target)
+
+
+def _listed(values: float | Sequence[float]) -> Sequence[float]:
+    """Some numbers; one is a list of itself."""
+    return [float(values)] if isinstance(values, Real) else cast(Sequence[float], values)
 
 
 def _turns(todo: np.ndarray, world: World | None) -> Iterator[int | None]:

@@ -51,7 +51,8 @@ class AmortizedGaussian(GPModule):
         likelihood_at: the bound likelihood of some rows, for weights and trials; None is the same for all.
 
     Raises:
-        ValueError: if the encoder's response is not one value per point and latent function, or not finite.
+        ValueError: if the encoder is for other columns, or its response is not one finite value per point and latent
+            function.
     """
 
     encoder: Any
@@ -72,6 +73,10 @@ class AmortizedGaussian(GPModule):
         likelihood_at: Callable[..., Likelihood] | None = None,
     ) -> None:
         super().__init__()
+        columns = getattr(encoder, "input_dim", graph.x.shape[1])
+        if columns != graph.x.shape[1]:
+            name, cure = type(encoder).__name__, f"Write {type(encoder).__name__}({graph.x.shape[1]})."
+            fail(name, "x", f"with input_dim = {columns} columns", graph.x.shape[1], cure)
         self.encoder = encoder.to(graph.x)
         # in a tuple: they are modules of the model, not of the guide
         self._prior = kernel, graph, mean, jitter, likelihood

@@ -74,11 +74,11 @@ def test_several_outputs_come_as_a_frame_with_their_names(stations):
 
 
 def test_integers_booleans_and_missing_values(stations):
-    x = pd.DataFrame({"year": range(NUM), "wet": [True, False] * (NUM // 2)})
+    x = pd.DataFrame({"year": range(NUM), "wet": [True, False] * (NUM // 2)}, index=stations.index)
     gp = nngp.VNNGP(x, stations["birds"], None, Poisson(), num_neighbors=5)
     assert gp.x.dtype == gp.y.dtype == torch.float64
     assert gp.x[:3].tolist() == [[0, 1], [1, 0], [2, 1]]
-    holes = pd.DataFrame({"year": pd.array([1, None, 3], dtype="Int64")})
+    holes = pd.DataFrame({"year": pd.array([1, None, 3], dtype="Int64")}, index=stations.index[:3])
     with pytest.raises(ValueError, match="expected x to be finite, got 1 NaN or infinite entries"):
         process(holes, stations["height"][:3])
 
@@ -145,6 +145,45 @@ def test_strings_and_columns_in_another_order_are_refused(stations):
         TypeError, match=r"expected x to be a torch.Tensor, got DataFrame. .*as_tensor\(x.to_numpy\(\)\)"
     ):
         nngp.NeighborGraph(x, 3)
+
+
+def test_rows_of_another_index_are_refused(stations):
+    x, y = stations[["east", "north"]], stations["height"]
+    message = r"expected y with the index of x, got it in another order. Take y.loc\[x.index\], or y.to_numpy\(\)"
+    with pytest.raises(ValueError, match=message):
+        process(x, y[::-1])
+    with pytest.raises(ValueError, match="Vecchia: expected y with the index of x, got another one"):
+        process(geopandas.GeoSeries.from_xy(x.east, x.north).reset_index(drop=True), y)
+    with pytest.raises(ValueError, match="Vecchia: expected offset with the index of y, got it in another order"):
+        nngp.Vecchia(x.to_numpy(), y, offset=y[::-1])
+    gp = process(x, y[::-1].loc[x.index])
+    assert torch.equal(gp.y, process(x, y.to_numpy()).y)
+    with pytest.raises(ValueError, match="Vecchia.predict: expected offset with the index of x_new, got it in another"):
+        gp.predict(x[:3], offset=y[:3][::-1])
+    with pytest.raises(ValueError, match="Vecchia.extend: expected y with the index of x, got it in another order"):
+        gp.extend(x[:3], y[:3][::-1])
+    array = xr.DataArray(x.to_numpy(), dims=("station", "axis"), coords={"station": x.index})
+    heights = array[:, 0]
+    with pytest.raises(ValueError, match=r"got it in another order. Take y.reindex_like\(x\), or y.to_numpy\(\)"):
+        process(array, heights[::-1])
+    assert torch.equal(process(array, heights[::-1].reindex_like(array)).y, torch.tensor(x["east"].to_numpy()))
+
+
+def test_numbers_as_names_of_columns(stations, tmp_path):
+    x, y = stations[["east", "north"]].set_axis([0, 1], axis=1), stations["height"]
+    gp = process(x, y)
+    assert gp.columns == ("0", "1")
+    gp.save(tmp_path / "model")
+    found = nngp.load(tmp_path / "model")(x[:3])[0]
+    assert found.name is None
+    pd.testing.assert_series_equal(found, gp(x.set_axis(["0", "1"], axis=1)[:3])[0])
+    with pytest.raises(ValueError, match=r"expected x_new with the columns \['0', '1'\], got \['1', '0'\]"):
+        gp(x[[1, 0]])
+    outputs = process(x, x)(x[:3])[0]
+    assert list(outputs.columns) == ["0", "1"]
+    for names in (["a", "a"], [0, "0"]):
+        with pytest.raises(ValueError, match="Vecchia: expected x with a name of its own for each column, got"):
+            process(x.set_axis(names, axis=1), y)
 
 
 def test_saved_methods_know_their_columns(stations, tmp_path):

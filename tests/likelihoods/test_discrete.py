@@ -110,7 +110,8 @@ def test_tail_values(likelihood: Likelihood, y: float, f: float, exact: float) -
     ("make", "match"),
     [
         (lambda: Binomial(2.5), r"Binomial: expected total_count to be an int, got 2.5. Pass the number of trials"),
-        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Count the distinct"),
+        (lambda: Categorical(2.5), r"Categorical: expected num_classes to be an int, got 2.5. Give the number"),
+        (lambda: Categorical(), r"Categorical: expected num_classes to be an int, got None. .* by Categorical\(5\)"),
         (lambda: StudentT(num_quadrature=9.0), r"StudentT: expected num_quadrature to be an int, got 9.0"),
     ],
 )

@@ -387,7 +387,7 @@ def test_construction_errors(make: Callable[[], Likelihood], match: str) -> None
         (HeteroskedasticGaussian(), [1.0], [math.nan], r"HeteroskedasticGaussian: expected y to be finite"),
         (LogNormal(), [0.1], [0.0, -1.0], r"LogNormal: expected y to be positive, got 2 of 3 values such as 0.0, -1.0"),
         (Gamma(), [0.1], [0.0], r"Gamma: expected y to be positive, got 1 of 2"),
-        (Bernoulli(), [0.0, 1.0], [-1.0], r"Bernoulli: .* labels 0 and 1, got 1 of 3 values such as -1.0\. Map labels"),
+        (Bernoulli(), [0.0, 1.0], [-1.0], r"Bernoulli: .* labels 0 and 1, got 1 of 3 values such as -1.0\. Map two"),
         (Binomial(3), [0.0, 3.0], [4.0, 0.5], r"Binomial: expected y to be counts in 0..3, got 2 of 4 .* 4.0, 0.5"),
         (Poisson(), [0.0, 9.0], [-1.0, 2.5], r"Poisson: expected y to be counts 0, 1, 2, .., got 2 of 4 .* -1.0, 2.5"),
         (NegativeBinomial(), [0.0], [math.inf], r"NegativeBinomial: expected y to be counts 0, 1, 2, .., got 1 of 2"),

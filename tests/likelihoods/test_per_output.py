@@ -37,7 +37,9 @@ def test_trials_and_weights_reach_the_outputs():
 def test_wrong_outputs_are_refused():
     with pytest.raises(ValueError, match=r"PerOutput: expected outputs to be one likelihood per output, got none"):
         PerOutput()
-    for part in (3, Categorical(3), HeteroskedasticGaussian(), PerOutput(Gaussian())):
+    with pytest.raises(TypeError, match=r"PerOutput: expected likelihood to be a Likelihood, got the class Poisson"):
+        PerOutput(Gaussian(), Poisson)
+    for part in (Categorical(3), HeteroskedasticGaussian(), PerOutput(Gaussian())):
         with pytest.raises(
             TypeError, match=r"PerOutput: expected outputs to be likelihoods of one latent function each"
         ):

@@ -145,6 +145,11 @@ def test_parts_of_another_map_are_refused(gp, axes, tmp_path, monkeypatch):
     assert predict_grid(gp, axes, path=tmp_path / "map.nc")["mean"].notnull().all()
 
 
+def test_one_level_may_be_a_number(gp, axes):
+    found = predict_grid(gp, axes, quantile_levels=0.5, thresholds=1)
+    assert found.equals(predict_grid(gp, axes, quantile_levels=[0.5], thresholds=[1]))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [

@@ -658,7 +658,7 @@ def test_single_precision():
         ({"inducing_prior": 3}, r"BSGP: expected inducing_prior to be callable, got int"),
         ({"likelihood": Gaussian(torch.ones(3))}, r"expected likelihood with hyperparameters that broadcast to \("),
         ({"kernel": [RBF(2), RBF(2)]}, r"expected kernel to be a list of num_layers = 1, got 2 kernels"),
-        ({"likelihood": dist.Normal}, r"BSGP: expected likelihood to be a Likelihood, got Distribution"),
+        ({"likelihood": dist.Normal}, r"BSGP: expected likelihood to be a Likelihood, got the class Normal"),
         ({"likelihood": Poisson()}, r"Poisson"),
         ({"y": torch.full((N,), torch.nan, dtype=F64)}, r"expected y with values, got NaN in all rows"),
         ({"x": torch.zeros(N, dtype=F64)}, r"expected x of shape \(N, D\)"),

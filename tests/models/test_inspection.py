@@ -115,3 +115,8 @@ def test_importance_weights_are_those_of_model_and_guide(case):
     assert_close(posterior.log_weights[0], trace.log_prob_sum() - guide.log_prob_sum())
     assert set(trace.nodes) >= hyperparameters(gp)
     assert Predictive(gp.model, guide=q, num_samples=2)().keys() >= hyperparameters(gp)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("LMC", "T=2, L=1,"), ("CoregionalizedLOO", "T=2, Q=1,")])
+def test_sizes_count_outputs_and_latent_functions(name, sizes):
+    assert sizes in repr(METHODS[name][0](Matern52(2)))

@@ -399,7 +399,7 @@ def test_simulated_counts_and_measurements_are_covered_and_borrow_strength():
         (
             {"likelihood": [Gaussian(), Poisson(), 3]},
             TypeError,
-            r"PerOutput: expected outputs to be likelihoods of one",
+            r"PerOutput: expected likelihood to be a Likelihood, got 3",
         ),
         ({"mixing": torch.ones(2, 2, dtype=F64)}, ValueError, r"LMC: expected mixing to be finite, of shape \(3, 2\)"),
         ({"mixing": lambda x: x}, ValueError, r"LMC: expected mixing to be finite, of shape \(2, 3, 2\)"),

@@ -245,6 +245,14 @@ def test_wrong_parts_are_refused_at_construction(name, change, error, message):
         method(**parts)
 
 
+def test_one_row_is_refused(name):
+    method, settings = METHODS[name]
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
+    x, y = data(torch.float32)
+    with pytest.raises(ValueError, match=r"expected x of shape \(N, D\) with N >= 2, got \(1, 2\)"):
+        method(**{"x": x[:1], "y": y[:1], "kernel": Matern52(2), "likelihood": Gaussian()} | settings)
+
+
 def test_wrong_encoders_are_refused():
     with pytest.raises(TypeError, match=r"GraphConvolutionEncoder: expected widths to be a sequence of ints >= 1"):
         GraphConvolutionEncoder(2)
@@ -252,6 +260,11 @@ def test_wrong_encoders_are_refused():
         SiteEncoder(2, (4, 0))
     with pytest.raises(TypeError, match=r"expected encoder to be a torch module, got .*Pass an instance such as"):
         NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder)
+    with pytest.raises(ValueError, match=r"SiteEncoder: expected x with input_dim = 3 columns, got 2\. Write Site"):
+        NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder(3))
+    gp = NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, encoder=SiteEncoder(2))
+    with pytest.raises(ValueError, match=r"NPVI.amortize: expected x with 2 columns, as the model has, got 4"):
+        gp.amortize(torch.rand(9, 4, dtype=gp.x.dtype), gp.y[:9])
 
 
 def test_labels_are_no_observations_of_a_normal():

@@ -20,8 +20,9 @@ from pyro_nngp.data.preprocessing import Standardizer, random_split
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
-from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import VNNGP
 from pyro_nngp.variational import GaussianSites, LocalGaussian
 
@@ -445,7 +446,17 @@ def test_elevators_in_a_hundred_epochs():
     ("settings", "error", "message"),
     [
         ({"likelihood": 0.05}, TypeError, r"expected likelihood to be a Likelihood, got 0\.05"),
-        ({"likelihood": Gaussian}, TypeError, r"expected likelihood to be a Likelihood"),
+        (
+            {"likelihood": Poisson},
+            TypeError,
+            r"a Likelihood, got the class Poisson\. .* such as Poisson\(\)",
+        ),
+        (
+            {"likelihood": Binomial()},
+            ValueError,
+            r"expected trials of each row for Binomial\(\), got None\. Pass tri",
+        ),
+        ({"mean": LinearMean(3)}, ValueError, r"x with input_dim = 3 columns, got \d\. .* its columns by active_dims"),
         ({"mean": 0.0}, TypeError, r"expected mean to be callable, got float"),
         ({"jitter": -1.0}, ValueError, r"expected jitter to be finite and >= 0, got -1\.0"),
     ],

@@ -56,6 +56,7 @@ class SiteEncoder(nn.Module):
             actual = f"{input_dim} and {num_context}"
             fail("SiteEncoder", "input_dim >= 1 and num_context", ">= 0", actual, "Give the number of columns of x.")
         check_widths("SiteEncoder", widths)
+        self.input_dim = input_dim
         self.num_context, self.response = num_context, rough_latent if response is None else response
         sizes = (_FEATURES + input_dim, *widths)
         self.own, self.passed = (
