@@ -107,6 +107,7 @@ class SWSGP(PredictiveMethod):
     can_distribute = True
     has_row_tables = False
     predicts_from_rows = False
+    sites_determine_f = False
 
     @from_tables
     def __init__(

@@ -161,7 +161,8 @@ def to_arviz(
             cure = "Pass a method, or its MCMC run; draw the predictions of your own program by Predictive."
             fail(_WHERE, "source", "to be a method, with predictions", type(source).__name__, cure, TypeError)
         given = predictions if isinstance(predictions, Mapping) else {"x_new": predictions}
-        predict, predictions = method.predictions_by_draw(**given), given["x_new"]
+        guided = {"from_guide": True} if draws.are_of(method) else {}
+        predict, predictions = method.predictions_by_draw(**given, **guided), given["x_new"]
     given_latents = None
     if log_likelihood_conditional or (log_likelihood and densities is None):
         given_latents = "log_likelihood" if method is None else "log_likelihood_conditional"

@@ -56,7 +56,11 @@ class PredictiveMethod(LeaveOneOutMethod):
     Attributes:
         draws_together: whether :meth:`moments` and :meth:`joint_draws` take several draws at once, as batch dimensions.
         maps_draws: whether they run under ``torch.vmap`` over draws.
+        sites_determine_f: whether a posterior draw of the sites determines f at new points; otherwise predictions are
+            from the guide only.
     """
+
+    sites_determine_f = True
 
     @at_tables
     def forward(
@@ -281,6 +285,7 @@ class PredictiveMethod(LeaveOneOutMethod):
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
         limits: Float[Tensor, " P"] | Table | None = None,
+        from_guide: bool = False,
     ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
         """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
 
@@ -291,6 +296,8 @@ class PredictiveMethod(LeaveOneOutMethod):
             offset: as in :meth:`forward`.
             trials: as in :meth:`predict`.
             limits: as in :meth:`predict`.
+            from_guide: whether the posterior draws are from the guide. A method whose sites determine no f at new
+                points then draws f from its guide, at the hyperparameters of each draw.
 
         Returns:
             A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
@@ -301,19 +308,20 @@ class PredictiveMethod(LeaveOneOutMethod):
         if self.shard is not None and self.predicts_from_rows:
             near, k = self._near("predictions_by_draw", x_new, num_neighbors, True)
             by_row = {"offset": offset, "trials": trials, "limits": limits}
-            return near.predictions_by_draw(x_new, num_neighbors=k, seed=seed, **by_row)
+            return near.predictions_by_draw(x_new, num_neighbors=k, seed=seed, from_guide=from_guide, **by_row)
         self._check_new("predictions_by_draw", x_new)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
         each = self.new_by_row(x_new, trials, limits)
-        return lambda draw: self._predictions_at(draw, x_new, plan, added, each)
+        anew = from_guide and not self.sites_determine_f
+        return lambda draw: self._predictions_at(draw, x_new, plan, added, each, anew)
 
     @pyro_entry
     @torch.no_grad()
     def _predictions_at(
-        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, by_row: ByRow
+        self, draw: Draw, x_new: Tensor, plan: Any, added: Tensor, by_row: ByRow, anew: bool
     ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
-        f = self.joint_draws(x_new, plan, 1, draw)[0] + added
+        f = self.joint_draws(x_new, plan, 1, None if anew else draw)[0] + added
         return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), by_row).sample()
 
     def _at_draws(

@@ -17,7 +17,7 @@ from pyro.nn import PyroSample
 from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import LOO, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.models import LOO, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x speaks of 1.x once a day
@@ -326,6 +326,20 @@ def test_prior_predictive_draws_of_methods(method):
     assert idata.prior["kernel.variance"].shape == (1, 3)
     groups = idata.groups() if OLD else idata.children
     assert ("prior_predictive" in groups) == (method is VNNGP)  # the model of Vecchia is given the data of neighbors
+
+
+def test_predictions_of_local_copies_are_draws_from_the_guide():
+    x, x_new = torch.rand(30, 2, dtype=torch.float64), torch.rand(3, 2, dtype=torch.float64)
+    gp = SWSGP(x, x.sum(-1), None, Gaussian(0.01), inducing=5, num_neighbors=3)
+    idata = to_arviz(gp, num_samples=2, predictions=x_new, log_likelihood=False, progress=False)
+    assert np.isfinite(idata.predictions["y"].values).all()
+    assert idata.predictions["f"].shape == (1, 2, 3)
+    torch.manual_seed(0)
+    f, _ = gp.predictions_by_draw(x_new, from_guide=True)({})
+    torch.manual_seed(0)
+    assert torch.equal(f, gp.sample(x_new, 1)[0])
+    with pytest.raises(ValueError, match="posterior draws of each datum's own copy of u"):
+        gp.predictions_by_draw(x_new)({})
 
 
 def test_predictions_belong_to_their_draws():
