@@ -175,8 +175,7 @@ class _NearestNeighborGP(BaseEstimator):
         """
         seed = int(check_random_state(random_state).randint(2**31))
         inputs, offset = self._split(self._inputs(X))
-        with torch.no_grad(), seeded(seed, inputs):
-            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples, offset=offset))
+        drawn = self.gp_.sample_y(inputs, n_samples, seed=seed, offset=offset)
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 
@@ -195,12 +194,13 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         return self.gp_.kernel
 
     @property
-    def noise_(self) -> float:
-        """Variance of the noise."""
+    def noise_(self) -> float | NDArray:
+        """Variance of the noise, or of that of each output, (T,); with a prior the median of its guide."""
         check_is_fitted(self)
         if not isinstance(self.gp_.likelihood, Gaussian):
             raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
-        return float(self.gp_.likelihood.variance.detach())
+        variance = self.gp_.at_medians()[1].variance.detach().cpu().numpy()
+        return variance.flatten() if variance.size > 1 else variance.item()
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
         """Train on X (N, D) and y (N,) or (N, T)."""
@@ -247,7 +247,7 @@ class NNGPRegressor(_Regressor):
         gp_: the trained method.
         result_: the :class:`~pyro_nngp.inference.FitResult`.
         kernel_: the trained kernel.
-        noise_: variance of the noise; only with a Gaussian likelihood.
+        noise_: variance of the noise, or of that of each output; only with a Gaussian likelihood.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Raises:

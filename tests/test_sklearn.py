@@ -4,7 +4,10 @@ import pickle
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
 import pytest
+import torch
+from pyro.nn import PyroSample
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -13,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Poisson, StudentT
+from pyro_nngp.likelihoods import Gaussian, Poisson, StudentT
 from pyro_nngp.sklearn import NNGPClassifier, NNGPCountRegressor, NNGPRegressor
 
 QUICK = {"num_steps": 3}
@@ -123,6 +126,19 @@ def test_other_methods_and_likelihoods():
         assert np.isfinite(model.predict(X[:3], return_std=True)).all()
     with pytest.raises(AttributeError, match="a StudentT likelihood has no noise variance"):
         model.noise_  # noqa: B018
+
+
+def test_noise_is_the_fitted_one_of_each_output():
+    X, f, noise = field(60)
+    both = np.stack([f + 0.1 * noise, 9 + f + noise], 1)
+    two = NNGPRegressor(likelihood=Gaussian(torch.tensor([[0.01], [1.0]])), fit_options=QUICK).fit(X, both)
+    np.testing.assert_allclose(two.noise_, two.gp_.likelihood.variance.detach()[:, 0])
+    prior = Gaussian(PyroSample(dist.LogNormal(-4.0, 2.0)))
+    model = NNGPRegressor(likelihood=prior, fit_options=QUICK).fit(X, both[:, 0])
+    estimate = model.gp_.summary().loc["likelihood.variance", "estimate"]
+    assert model.noise_ == pytest.approx(estimate)
+    draws = model.sample_y(X[:20], 50)
+    np.testing.assert_allclose(draws.std(1).mean(), model.predict(X[:20], return_std=True)[1].mean(), rtol=0.2)
 
 
 def test_errors_name_the_cure():

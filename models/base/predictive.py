@@ -35,9 +35,10 @@ from pyro_nngp.hyperparameters.priors import (
     place_together,
 )
 from pyro_nngp.kernels import bind
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models.base.draws_of_y import DrawsOfY
 from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
-from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.leave_one_out import Draw
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.neighbors import distinct_rows
 
@@ -47,7 +48,7 @@ Moments: TypeAlias = Callable[[Tensor, Any, Draw | None], tuple[Tensor, Tensor]]
 """Moments at new points with their plan: under the guide, or given a posterior draw."""
 
 
-class PredictiveMethod(LeaveOneOutMethod):
+class PredictiveMethod(DrawsOfY):
     """A method with predictions at new points.
 
     A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
@@ -311,7 +312,7 @@ class PredictiveMethod(LeaveOneOutMethod):
     ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new, plan, 1, draw)[0] + added
-        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), by_row).sample()
+        return f, None if self.likelihood is None else self._y_given(f, by_row)
 
     def _at_draws(
         self,
@@ -434,10 +435,6 @@ class PredictiveMethod(LeaveOneOutMethod):
     def _most_draws(self, num_new: int) -> int | None:
         """The largest number of joint draws made at once; None is all of them."""
         return None
-
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
-        """Predictive distribution of y for moments of f at the present hyperparameters."""
-        return cast(Likelihood, self.likelihood).bind().for_rows(**by_row).marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -189,8 +190,7 @@ class _Results:
     def moments(self, x_new: Tensor) -> Values:
         """Variables at new points, (..., P) each, computed point by point."""
         if self.of == "y":
-            trials = None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
-            found = self.gp.predict(x_new, trials=trials, **self._options(x_new))
+            found = self.gp.predict(x_new, trials=self._trials(x_new), **self._options(x_new))
         else:
             mean, variance = self.gp(x_new, **self._options(x_new))
             found = Normal(mean, variance.sqrt())
@@ -219,10 +219,11 @@ class _Results:
 
     def draws(self, x_new: Tensor) -> Values:
         """Joint draws at new points, (S, ..., P)."""
-        drawn = self.gp.sample(x_new, self.num_draws, **self._options(x_new))
-        if self.of == "y":
-            drawn = self.gp.likelihood.draw(drawn, self.trials)
-        return {"draws": drawn.cpu()}
+        draw = self.gp.sample if self.of == "f" else partial(self.gp.sample_y, trials=self._trials(x_new))
+        return {"draws": draw(x_new, self.num_draws, **self._options(x_new)).cpu()}
+
+    def _trials(self, x_new: Tensor) -> Tensor | None:
+        return None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
 
     def _options(self, x_new: Tensor) -> dict[str, Any]:
         return self.options | ({"offset": torch.full_like(x_new[:, 0], self.offset)} if self.offset else {})

@@ -99,9 +99,12 @@ def test_classes_counts_and_several_outputs(axes):
 def test_posterior_draws_are_averaged_over(axes):
     x = torch.rand(40, 2, dtype=torch.float64)
     kernel = Matern52(2, 1.0, PyroSample(dist.LogNormal(-1.0, 0.5)))
-    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(0.01), num_neighbors=6)
+    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(PyroSample(dist.LogNormal(-4.0, 1.0))), num_neighbors=6)
     samples = {"kernel.lengthscale": torch.tensor([0.2, 0.6], dtype=torch.float64)}
-    found = predict_grid(gp, axes, columns=["east", "north"], samples=samples)
+    samples["likelihood.variance"] = torch.tensor([100.0, 400.0], dtype=torch.float64)
+    found = predict_grid(gp, axes, columns=["east", "north"], samples=samples, num_draws=20)
+    noise = found["draws"].to_numpy().reshape(2, -1).var(1)  # half of the draws each, 350 cells
+    np.testing.assert_allclose(noise, [100, 400], rtol=6 * (2 / 350) ** 0.5)
     oracle = gp.predict(at_cells(axes), samples=samples)
     np.testing.assert_allclose(found["sd"].values.ravel(), oracle.variance.sqrt(), rtol=1e-6)
 
