@@ -206,11 +206,6 @@ class ResponseMethod(PredictiveMethod):
         """The parameters that :meth:`solve_mean` sets."""
         return cast(BasisMean, self.mean).solved_parameters() if self.can_solve_mean else []
 
-    @property
-    def _has_posterior(self) -> bool:
-        """Whether the coefficients of the mean have a joint posterior."""
-        return isinstance(self.mean, BasisMean) and self.mean.has_posterior
-
     def _preceding(self) -> tuple["ResponseMethod", Tensor, Tensor]:
         """Some points in a random ordering, and the positions among them of the nearest predecessors of each.
 
