@@ -203,6 +203,8 @@ class _Results:
             result["quantiles"] = quantiles(found, self.levels)
         if len(self.thresholds):
             result["exceedance"] = exceedance(found, self.thresholds)
+        if found.event_shape:  # the outputs of a point
+            result = {name: values.mT for name, values in result.items()}
         return {name: values.cpu() for name, values in result.items()}
 
     def outline(self, cells: Cells) -> "Dataset":
