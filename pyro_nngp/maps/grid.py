@@ -107,8 +107,8 @@ def predict_grid(
         if num_draws:
             cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
             fail(where, "num_draws", "0 on several processes", num_draws, cure)
-        like = results.outline(cells)
-        parts = SharedStore(world, target, parts_of, like, len(cells.dims), len(cells.tiles))
+        outline = results.outline(cells)
+        parts = SharedStore(world, target, parts_of, outline, len(cells.dims), len(cells.tiles))
 
     def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
         inside, x_new = cells.at(tile)
@@ -141,6 +141,12 @@ def predict_grid(
     if num_draws and not parts.done[-1]:
         fill(cells.everything, results.draws, seed)
     parts.finish(len(cells.tiles))
+    if not parts.arrays:  # no cell is inside; a row of the data has the shapes
+        with torch.no_grad(), seeded(seed, gp.x):
+            row = gp.x[:1].detach()
+            like = results.moments(row) | (results.draws(row) if num_draws else {})
+        for name, values in like.items():
+            parts.write(name, (*values.shape[:-1], *cells.shape), (...,), np.array(np.nan))
     further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
     variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
     dataset = results.label(xarray.Dataset(variables, cells.coords))
