@@ -236,6 +236,7 @@ class BSGP(SampledMethod):
 
         With several layers, densities are given the inducing values of the draw, which make the data independent.
         """
+        self.refuse_neighbors(num_neighbors)
         if not sampled:
             fail("BSGP.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
         leave_one_out = InducingLeaveOneOut(fitc=self.objective == "fitc")

@@ -324,6 +324,7 @@ class SVGP(PredictiveMethod):
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Densities from the posterior of nu at these hyperparameters, whatever q(nu) is; O(N M^2 + M^3) per step."""
+        self.refuse_neighbors(num_neighbors)
         leave_one_out = InducingLeaveOneOut(self.fitc or sampled, self.total)
 
         def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:

@@ -273,6 +273,7 @@ class SWSGP(PredictiveMethod):
         The averaged local divergences amount to a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`,
         which does not change when a datum is left out; O(N (M^2 + H^3) + M^3) per step.
         """
+        self.refuse_neighbors(num_neighbors)
         if sampled:
             _refuse({})
         if self.num_inducing > LARGEST_FULL:

@@ -26,7 +26,6 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import GaussianResponseMethod, ResponseMethod, first_neighbors, rows_of
-from pyro_nngp.models.base.response import TREND_POINTS
 from pyro_nngp.neighbors import NeighborGraph
 
 
@@ -109,11 +108,11 @@ class Vecchia(GaussianResponseMethod):
             return pyro.sample(self.site("y"), y, obs=self._values(idx))
 
     def _preceding(self) -> tuple[ResponseMethod, Tensor, Tensor]:
-        """The first points in the ordering, and the positions of their neighbors."""
+        """The first points in the ordering, or all of them, and the positions of their neighbors."""
         if self.shard is not None:
-            view = self.at_numbers(self.shard.numbers_at(TREND_POINTS), ordered=True)
+            view = self.at_numbers(self.shard.numbers_at(self._trend_points), ordered=True)
             return view, torch.arange(view.num_data, device=self.x.device), view.graph.neighbors
-        rows = self.graph.order[:TREND_POINTS]
+        rows = self.graph.order[: self._trend_points]
         places = torch.full_like(self.graph.order, -1)
         places[rows] = torch.arange(len(rows), device=rows.device)
         near = self.graph.neighbors[rows]

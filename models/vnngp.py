@@ -435,6 +435,8 @@ class VNNGP(ShardedLatents):
 
     def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
         """Densities from the Gaussian sites at these hyperparameters; q(u) serves at most as their start."""
+        if not self.at_data:
+            self.refuse_neighbors(num_neighbors)
         self._check_neighbors(num_neighbors, self.num_rows - 1)
         moments = self._loo_at_data(num_neighbors) if self.at_data else self._loo_at_inducing(sampled)
         return self.scores(rows, moments)

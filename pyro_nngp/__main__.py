@@ -16,6 +16,7 @@ import torch
 from pyro_nngp import fit, likelihoods, models
 from pyro_nngp._checks import import_extra
 from pyro_nngp._matplotlib import pyplot
+from pyro_nngp._random import seeded
 from pyro_nngp.data import lon_lat
 from pyro_nngp.maps import predict_grid
 from pyro_nngp.maps.cells import Cells
@@ -111,12 +112,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--flat", action="store_true", help="take columns named lon and lat as plane coordinates, not as degrees")
     add("--save", type=Path, metavar="FILE", help="also the trained model, for pyro_nngp.load")
     add("--max-seconds", type=float, metavar="S", help="of training (default: until it has converged)")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of training, and of quantiles and probabilities without a formula")
     return parser
 
 
 def _krige(given: argparse.Namespace) -> None:
     """Run the command: from the table to the file."""
+    _refuse_unused(given)
     _check_files(given)
     table = _read(given.table)
     x, names = _inputs(table, given, given.table)
@@ -200,6 +202,16 @@ def _check_map(given: argparse.Namespace, cells: Cells) -> None:
         raise _Wrong(f"--plot: a picture has one or two dimensions; the grid has {', '.join(cells.dims)}.")
     sizes = ", ".join(f"{size} {dim}" for dim, size in zip(cells.dims, cells.shape, strict=True))
     print(f"{math.prod(cells.shape)} cells to predict ({sizes})")
+
+
+def _refuse_unused(given: argparse.Namespace) -> None:
+    """Raise for options that the others leave without effect."""
+    if given.at is not None and given.plot is not None:
+        raise _Wrong("--plot: there is no picture of predictions at places of a table; leave it out, or predict a map.")
+    if given.grid is None and given.bounds is not None:
+        raise _Wrong("--bounds: they are of --grid; leave them out.")
+    if given.likelihood == "classes" and (given.quantiles or given.above):
+        raise _Wrong("--quantiles, --above: labels have neither; the results are probabilities of the classes.")
 
 
 def _extra(name: str) -> Any:
@@ -306,7 +318,7 @@ def _predict_table(gp: Any, given: argparse.Namespace, table: "DataFrame", x_new
     from pyro_nngp.distributions.quantiles import exceedance, quantiles
 
     levels, thresholds = (torch.tensor(values, dtype=gp.x.dtype) for values in (given.quantiles, given.above))
-    with torch.no_grad():
+    with torch.no_grad(), seeded(given.seed, gp.x):
         found = gp.predict(x_new)
         if gp.classes is None:
             columns = {"mean": found.mean, "sd": found.variance.sqrt()}

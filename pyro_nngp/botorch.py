@@ -80,43 +80,49 @@ class NearestNeighborModel(Model, FantasizeMixin):
         self,
         X: Tensor,
         output_indices: list[int] | None = None,
-        observation_noise: bool | Tensor = False,
+        observation_noise: bool | float | Tensor = False,
         posterior_transform: Any = None,
-        **kwargs: Any,
     ) -> Posterior:
         r"""Joint posterior at sets of points.
 
         Args:
             X: points, (\*B, q, d).
             output_indices: None or [0].
-            observation_noise: whether to add the noise of the likelihood, or a variance to add.
+            observation_noise: whether to add the noise of the likelihood, or variances to add: one, or those of the
+                points, (\*B, q, 1).
             posterior_transform: a transform of BoTorch.
-            kwargs: none; for BoTorch's signature.
 
         Returns:
             A posterior with a covariance matrix for q up to 64; beyond, one that draws (:class:`DrawnPosterior`).
 
         Raises:
-            ValueError, TypeError: for malformed points, or noise of a likelihood that is not Gaussian.
+            ValueError, TypeError: for malformed points, another output, or noise of a likelihood that is not Gaussian.
         """
         where = f"{type(self).__name__}.posterior"
-        noise = self._noise(where) if observation_noise is True else observation_noise
+        if output_indices not in (None, [0]):
+            fail(where, "output_indices", "to be None or [0]", output_indices, "There is one output.")
+        noise: Tensor | None = None
+        if observation_noise is not False:
+            noise = torch.as_tensor(self._noise(where) if observation_noise is True else observation_noise).to(X)
+            noise = noise.squeeze(-1) if noise.dim() else noise  # of the outputs
         k = min(self.num_neighbors, self.gp.num_data)
         if X.shape[-2] > _LARGEST:
             if X.dim() > 2 or self._fantasies is not None:
                 expectation = f"of at most {_LARGEST} points per set, beyond which one set is drawn without fantasies"
                 fail(where, "X", expectation, tuple(X.shape), "Split it, or condition on one observation at a time.")
-            posterior: Posterior = DrawnPosterior(self.gp, X, min(k, self._most_drawn), noise)
+            posterior: Posterior = DrawnPosterior(
+                self.gp, X, min(k, self._most_drawn), None if noise is None else noise.expand(len(X))
+            )
         else:
             loc, cov = self.gp.joint(X, num_neighbors=k, fantasies=self._fantasies)
-            if noise is not False:
-                added = torch.as_tensor(noise).to(cov)
-                added = added.squeeze(-1) if added.dim() else added  # of the outputs
-                cov = cov + torch.diag_embed(added.expand(cov.shape[:-1]))
+            if noise is not None:
+                cov = cov + torch.diag_embed(noise.expand(cov.shape[:-1]))
             posterior = GPyTorchPosterior(MultivariateNormal(loc, cov.expand(*loc.shape, -1)))
         return posterior if posterior_transform is None else posterior_transform(posterior=posterior, X=X)
 
-    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> "NearestNeighborModel":
+    def condition_on_observations(  # type: ignore[override] # whose arguments are any
+        self, X: Tensor, Y: Tensor, noise: Any = None
+    ) -> "NearestNeighborModel":
         r"""The model given further observations, at the same hyperparameters.
 
         One set of observations is appended to a light copy of the method
@@ -126,14 +132,14 @@ class NearestNeighborModel(Model, FantasizeMixin):
         Args:
             X: points, (\*B, p, d).
             Y: their values, (\*S, \*B, p, 1).
-            kwargs: ``noise``, which is refused.
+            noise: None; it is that of the likelihood.
 
         Raises:
             ValueError, TypeError: for malformed values, given noise variances, or batches of a likelihood that is not
                 Gaussian.
         """
         where = f"{type(self).__name__}.condition_on_observations"
-        if kwargs.get("noise") is not None:
+        if noise is not None:
             fail(where, "noise", "to be that of the likelihood", "other variances", "Leave it out.")
         if Y.shape[-1:] != (1,) or Y.shape[-2:-1] != X.shape[-2:-1]:
             fail(where, "Y", f"of shape (..., {X.shape[-2]}, 1)", tuple(Y.shape), "Give one value per point.")
@@ -168,10 +174,10 @@ class DrawnPosterior(Posterior):
         gp: the method.
         x: points, (P, d).
         num_neighbors: neighbors per point.
-        noise: False, or the variance of noise to add.
+        noise: variances of noise to add, (P,); None is no noise.
     """
 
-    def __init__(self, gp: PredictiveMethod, x: Tensor, num_neighbors: int, noise: Any = False) -> None:
+    def __init__(self, gp: PredictiveMethod, x: Tensor, num_neighbors: int, noise: Tensor | None = None) -> None:
         self.gp, self.x, self.num_neighbors, self.noise = gp, x, num_neighbors, noise
 
     @property
@@ -190,14 +196,14 @@ class DrawnPosterior(Posterior):
     @property
     def variance(self) -> Tensor:
         """Variances, (P, 1)."""
-        added = 0 if self.noise is False else self.noise
-        return self.gp(self.x, num_neighbors=self.num_neighbors)[1][:, None] + added
+        variance = self.gp(self.x, num_neighbors=self.num_neighbors)[1]
+        return (variance if self.noise is None else variance + self.noise)[:, None]
 
     def rsample(self, sample_shape: torch.Size | None = None) -> Tensor:
         """Joint draws of shape sample_shape + (P, 1), without gradients."""
         shape = torch.Size([1]) if sample_shape is None else torch.Size(sample_shape)
         draws = self.gp.sample(self.x, shape.numel(), num_neighbors=self.num_neighbors)
-        if self.noise is not False:
+        if self.noise is not None:
             draws = draws + self.noise.sqrt() * torch.randn_like(draws)
         return draws.reshape(*shape, len(self.x), 1)
 

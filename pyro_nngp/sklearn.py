@@ -136,34 +136,6 @@ class _NearestNeighborGP(BaseEstimator):
         with torch.no_grad():
             return self.gp_.predict(inputs, offset=offset)
 
-    def _quantiles(self, X: ArrayLike, levels: list[float]) -> NDArray:
-        """Quantiles of y, (P, len(levels)) or (P, T, len(levels))."""
-        inputs, blocks = self._inputs(X), []
-        levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
-        for rows in inputs.split(_BLOCK):
-            with torch.no_grad(), seeded(0, rows):
-                at, offset = self._split(rows)
-                blocks.append(quantiles(self.gp_.predict(at, offset=offset), levels_of).movedim(0, -1).movedim(-2, 0))
-        return torch.cat(blocks).cpu().numpy()
-
-    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
-        """Central predictive intervals of y.
-
-        Args:
-            X: inputs (P, D).
-            coverage: probability of the interval.
-
-        Returns:
-            Lower and upper ends, (P, 2), or (P, T, 2) for T outputs.
-
-        Raises:
-            ValueError: unless `coverage` is in (0, 1).
-        """
-        if not 0 < coverage < 1:
-            where = f"{type(self).__name__}.predict_interval"
-            fail(where, "coverage", "in (0, 1)", coverage, "Pass a probability such as 0.95.")
-        return self._quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
-
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray:
         """Draws of y from the joint posterior predictive distribution.
 
@@ -177,8 +149,7 @@ class _NearestNeighborGP(BaseEstimator):
         """
         seed = int(check_random_state(random_state).randint(2**31))
         inputs, offset = self._split(self._inputs(X))
-        with torch.no_grad(), seeded(seed, inputs):
-            drawn = self.gp_.likelihood.draw(self.gp_.sample(inputs, n_samples, offset=offset))
+        drawn = self.gp_.sample_y(inputs, n_samples, seed=seed, offset=offset)
         return drawn.movedim(-1, 0).movedim(1, -1).cpu().numpy()
 
 
@@ -197,12 +168,13 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         return self.gp_.kernel
 
     @property
-    def noise_(self) -> float:
-        """Variance of the noise."""
+    def noise_(self) -> float | NDArray:
+        """Variance of the noise, or of that of each output, (T,); with a prior the median of its guide."""
         check_is_fitted(self)
         if not isinstance(self.gp_.likelihood, Gaussian):
             raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
-        return float(self.gp_.likelihood.variance.detach())
+        variance = self.gp_.at_medians()[1].variance.detach().cpu().numpy()
+        return variance.flatten() if variance.size > 1 else variance.item()
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
         """Train on X (N, D) and y (N,) or (N, T)."""
@@ -223,9 +195,44 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         mean = found.mean.movedim(-1, 0).cpu().numpy()
         return (mean, found.variance.sqrt().movedim(-1, 0).cpu().numpy()) if return_std else mean
 
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> NDArray:
+        """Central predictive intervals of y.
+
+        Args:
+            X: inputs (P, D).
+            coverage: probability of the interval.
+
+        Returns:
+            Lower and upper ends, (P, 2), or (P, T, 2) for T outputs.
+
+        Raises:
+            ValueError: unless `coverage` is in (0, 1).
+        """
+        if not 0 < coverage < 1:
+            where = f"{type(self).__name__}.predict_interval"
+            fail(where, "coverage", "in (0, 1)", coverage, "Pass a probability such as 0.95.")
+        return self._quantiles(X, [(1 - coverage) / 2, (1 + coverage) / 2])
+
+    def _quantiles(self, X: ArrayLike, levels: list[float]) -> NDArray:
+        """Quantiles of y, (P, len(levels)) or (P, T, len(levels))."""
+        inputs, blocks = self._inputs(X), []
+        levels_of = torch.tensor(levels, dtype=torch.float64, device=inputs.device)
+        for rows in inputs.split(_BLOCK):
+            with torch.no_grad(), seeded(0, rows):
+                at, offset = self._split(rows)
+                blocks.append(quantiles(self.gp_.predict(at, offset=offset), levels_of).movedim(0, -1).movedim(-2, 0))
+        return torch.cat(blocks).cpu().numpy()
+
     def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
         x, targets = validate_data(
-            self, X, y, reset=reset, dtype=np.float64, multi_output=True, y_numeric=True, ensure_min_samples=2
+            self,
+            X,
+            y,
+            reset=reset,
+            dtype=np.float64,
+            multi_output=True,
+            y_numeric=True,
+            ensure_min_samples=2 if reset else 1,
         )
         return x, np.asarray(targets, dtype=np.float64)
 
@@ -249,7 +256,7 @@ class NNGPRegressor(_Regressor):
         gp_: the trained method.
         result_: the :class:`~pyro_nngp.inference.FitResult`.
         kernel_: the trained kernel.
-        noise_: variance of the noise; only with a Gaussian likelihood.
+        noise_: variance of the noise, or of that of each output; only with a Gaussian likelihood.
         n_features_in_, feature_names_in_: as in scikit-learn.
 
     Raises:
@@ -326,36 +333,57 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPClassifier":
         """Train on X (N, D) and labels y (N,) of any kind."""
+        return self._fit(X, y, None)
+
+    def _fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None) -> "NNGPClassifier":
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
-        self.classes_, numbers = np.unique(labels, return_inverse=True)
+        self.classes_ = np.unique(labels if classes is None else classes)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
-        self._build(*self._tensors(x, numbers))
+        self._build(*self._tensors(x, self._numbers(labels)))
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
-        """Append rows of known classes and train further, starting from the present hyperparameters."""
+        """Append rows of known classes and train further, starting from the present hyperparameters.
+
+        Args:
+            X: inputs (N, D).
+            y: labels (N,).
+            classes: all labels, in the first call; None is those of its rows. Later calls may repeat them.
+        """
         if not hasattr(self, "gp_"):
-            return self.fit(X, y)
+            return self._fit(X, y, classes)
+        if classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
+            expectation = f"to be those of the first call, {self.classes_.tolist()}"
+            fail(where, "classes", expectation, np.unique(classes).tolist(), cure)
         x, labels = validate_data(self, X, y, reset=False, dtype=np.float64)
+        self._extend(x, self._numbers(labels))
+        return self
+
+    def _numbers(self, labels: NDArray) -> NDArray:
+        """Numbers of the classes of labels."""
         unknown = np.setdiff1d(labels, self.classes_)
         if len(unknown):
             where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
             fail(where, "y", f"of the classes {self.classes_.tolist()}", unknown.tolist(), cure)
-        self._extend(x, np.searchsorted(self.classes_, labels))
-        return self
+        return np.searchsorted(self.classes_, labels)
 
     def predict_proba(self, X: ArrayLike) -> NDArray:
         """Predictive probabilities of the classes, (P, number of classes)."""
         probs = self._predictive(X).probs
-        probs = torch.stack([1 - probs, probs], -1) if len(self.classes_) == 2 else probs
-        return probs.cpu().numpy()
+        both = torch.stack([1 - probs, probs], -1) if probs.dim() == 1 else probs  # Bernoulli has that of the second
+        return both.cpu().numpy()
 
     def predict(self, X: ArrayLike) -> NDArray:
         """The most probable class at each row of X, (P,)."""
         probs = self.predict_proba(X)
         return self.classes_[probs.argmax(-1)]
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> NDArray:
+        """Draws of labels from the joint posterior predictive distribution, (P, n_samples)."""
+        return self.classes_[super().sample_y(X, n_samples, random_state).astype(int)]
 
     def _likelihood(self) -> Likelihood:
         if self.likelihood is not None:

@@ -135,6 +135,18 @@ def test_thompson_sampling_draws_many_candidates_jointly():
     assert model.posterior(best).mean.min() > mean.mean()
 
 
+@pytest.mark.parametrize("noise", [0.3, torch.tensor(0.3), torch.linspace(0, 100, 70, dtype=F64)[:, None]])
+def test_many_points_may_have_noise_of_their_own(noise):
+    model, at = NearestNeighborModel(method(), num_neighbors=5), SETS.flatten(0, 1).repeat(4, 1)[:70]
+    posterior = model.posterior(at, observation_noise=noise)
+    added = torch.as_tensor(noise, dtype=F64).expand(70, 1)
+    few = model.posterior(at[:, None], observation_noise=added[:, None])
+    torch.testing.assert_close(posterior.variance, few.variance[:, 0])
+    torch.manual_seed(0)
+    spread = posterior.rsample(torch.Size([500])).var(0)
+    torch.testing.assert_close(spread, posterior.variance, rtol=6 * (2 / 500) ** 0.5, atol=0)
+
+
 def test_local_neighbors_predict_well():
     near, exact = NearestNeighborModel(method(LOO), num_neighbors=15), pair()[1]
     gap = near.posterior(SETS).mean - exact.posterior(SETS).mean
@@ -173,6 +185,10 @@ def test_other_methods_and_malformed_calls_are_refused():
         model.condition_on_observations(SETS[0], torch.ones(4, dtype=F64))
     with pytest.raises(ValueError, match="noise to be that of the likelihood"):
         model.condition_on_observations(SETS[0], torch.ones(4, 1, dtype=F64), noise=torch.ones(4, 1))
+    with pytest.raises(ValueError, match=r"posterior: expected output_indices to be None or \[0\], got \[7\]"):
+        model.posterior(SETS, output_indices=[7])
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        model.posterior(SETS, banana=3)
     with pytest.raises(ValueError, match="of at most 64 points per set"):
         model.posterior(torch.rand(2, 65, D, dtype=F64))
     assert (model.num_outputs, model.likelihood) == (1, model.gp.likelihood)

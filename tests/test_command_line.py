@@ -99,6 +99,16 @@ def test_counts_at_the_places_of_another_table(stations, krige):
     assert found["above_0"].between(0, 1).all()
 
 
+def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, monkeypatch):
+    monkeypatch.setattr("pyro_nngp.__main__.fit", lambda gp, **settings: "untrained")
+    stations[:20].to_csv("few.csv", index=False)
+    found = []
+    for _ in range(2):
+        assert krige("few.csv --x lon lat --y storms --likelihood poisson --at few.csv --out out.csv --above 1") == 0
+        found.append(pd.read_csv("out.csv"))
+    pd.testing.assert_frame_equal(*found)
+
+
 def test_one_input_and_rows_without_measurements(stations, krige, capsys):
     stations.loc[:9, "rain"] = np.nan
     stations.to_csv("holes.csv", index=False)
@@ -156,6 +166,13 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lat --y rain --grid 1 --out map.doc", "expected path to end in .nc, .zarr"),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --bounds 3 4 1 2", "expected west < east"),
         ("stations.csv --x day --y rain --grid 1 --out map.nc --bounds 1 2 3 4", "west, south, east and north are for"),
+        (
+            "a.csv --x lon lat --y rain --at b.csv --out b.csv --plot b.png",
+            "--plot: there is no picture of predictions",
+        ),
+        ("a.csv --x lon lat --y rain --at b.csv --out b.csv --bounds 1 2 3 4", "--bounds: they are of --grid"),
+        ("a.csv --x lon lat --y rain --like a.tif --out b.tif --bounds 1 2 3 4", "--bounds: they are of --grid"),
+        ("a.csv --y note --likelihood classes --grid 1 --out b.nc --above 1", "labels have neither; the results are"),
         ("stations.csv --x lon lat --y rain --at stations.csv --out map.nc", "go to .csv or .parquet"),
         ("stations.csv --x lon lat --y rain --grid 1 --likelihood poisson --out map.nc", "Poisson: expected y"),
     ],

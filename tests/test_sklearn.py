@@ -4,7 +4,10 @@ import pickle
 
 import numpy as np
 import pandas as pd
+import pyro.distributions as dist
 import pytest
+import torch
+from pyro.nn import PyroSample
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
@@ -13,7 +16,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Poisson, StudentT
+from pyro_nngp.likelihoods import Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.sklearn import NNGPClassifier, NNGPCountRegressor, NNGPRegressor
 
 QUICK = {"num_steps": 3}
@@ -99,6 +102,30 @@ def test_rows_can_be_appended():
     assert classifier.partial_fit(X[50:80], labels[50:80]).gp_.num_data == 80
     with pytest.raises(ValueError, match=r"of the classes \['a', 'b'\], got \['c'\]"):
         classifier.partial_fit(X[:2], ["a", "c"])
+    with pytest.raises(ValueError, match=r"classes to be those of the first call, \['a', 'b'\], got \['a', 'c'\]"):
+        classifier.partial_fit(X[:2], ["a", "b"], classes=["a", "c"])
+    assert set(classifier.sample_y(X[:5], 3).flatten()) <= {"a", "b"}
+
+
+def test_one_row_can_be_appended_and_a_class_may_be_named_before_it_occurs():
+    X, f, _ = field(26)
+    model = NNGPRegressor(fit_options={"num_steps": 1}, num_neighbors=5).fit(X[:25], f[:25])
+    assert model.partial_fit(X[25:], f[25:]).gp_.num_data == 26
+    labels = np.where(f[:25] > 0, 7, 3)
+    classifier = NNGPClassifier(fit_options={"num_steps": 1}, num_neighbors=5).partial_fit(
+        X[:25], labels, classes=[11, 7, 3]
+    )
+    assert classifier.predict_proba(X[:2]).shape == (2, 3)
+
+
+def test_two_classes_may_have_a_function_each():
+    X, f, _ = field(40)
+    labels = np.where(f > 0, "a", "b")
+    model = NNGPClassifier(likelihood=Categorical(2), fit_options=QUICK, num_neighbors=5).fit(X, labels)
+    probs = model.predict_proba(X)
+    np.testing.assert_allclose(probs.sum(-1), np.ones(40), rtol=1e-6)
+    np.testing.assert_array_equal(model.predict(X), np.where(probs[:, 0] > 0.5, "a", "b"))
+    assert model.score(X, labels) > 0.8
 
 
 def test_pipelines_searches_clones_and_pickles():
@@ -123,6 +150,19 @@ def test_other_methods_and_likelihoods():
         assert np.isfinite(model.predict(X[:3], return_std=True)).all()
     with pytest.raises(AttributeError, match="a StudentT likelihood has no noise variance"):
         model.noise_  # noqa: B018
+
+
+def test_noise_is_the_fitted_one_of_each_output():
+    X, f, noise = field(60)
+    both = np.stack([f + 0.1 * noise, 9 + f + noise], 1)
+    two = NNGPRegressor(likelihood=Gaussian(torch.tensor([[0.01], [1.0]])), fit_options=QUICK).fit(X, both)
+    np.testing.assert_allclose(two.noise_, two.gp_.likelihood.variance.detach()[:, 0])
+    prior = Gaussian(PyroSample(dist.LogNormal(-4.0, 2.0)))
+    model = NNGPRegressor(likelihood=prior, fit_options=QUICK).fit(X, both[:, 0])
+    estimate = model.gp_.summary().loc["likelihood.variance", "estimate"]
+    assert model.noise_ == pytest.approx(estimate)
+    draws = model.sample_y(X[:20], 50)
+    np.testing.assert_allclose(draws.std(1).mean(), model.predict(X[:20], return_std=True)[1].mean(), rtol=0.2)
 
 
 def test_errors_name_the_cure():

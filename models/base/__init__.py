@@ -1,5 +1,6 @@
 """Base classes of the methods: data and sites, predictions, and conditioning on observed neighbors."""
 
+from pyro_nngp.models.base.draws_of_y import DrawsOfY
 from pyro_nngp.models.base.gaussian_response import GaussianResponseMethod
 from pyro_nngp.models.base.joint import Fantasies
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
@@ -14,6 +15,7 @@ __all__ = [
     "ByRow",
     "Densities",
     "Draw",
+    "DrawsOfY",
     "Fantasies",
     "GPMethod",
     "GaussianResponseMethod",

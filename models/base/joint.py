@@ -3,11 +3,11 @@ r"""The joint posterior of f at a few points, exact given the observations neare
 .. math:: f(X) \mid \tilde y_U \sim N\big(\mu(X) + K_{XU} C^{-1} (\tilde y_U - \mu_U),\;
    K_{XX} - K_{XU} C^{-1} K_{UX}\big), \qquad C = K_{UU} + \mathrm{diag}(\delta),
 
-U the union of the nearest neighbors of the q points X, and of observations that are not among the data (fantasies).
-With all data as neighbors it is the posterior of the exact Gaussian process. Means and covariances are differentiable
-in X, and in the fantasies; where a neighbor changes they jump by what its replacement changes.
+U the union of the nearest neighbors of the q points X. It is then conditioned on observations that are not among the
+data (fantasies). With all data as neighbors it is the posterior of the exact Gaussian process. Means and covariances
+are differentiable in X, and in the fantasies; where a neighbor changes they jump by what its replacement changes.
 
-Cost: O((q K + p)^3) for each batch member. Symbols: B batch dimensions, q points, p fantasies, U observations, S
+Cost: O((q K)^3 + p^3) for each batch member. Symbols: B batch dimensions, q points, p fantasies, U observations, S
 batches of fantasized values.
 """
 
@@ -47,18 +47,16 @@ def joint_posterior(
     kernel: Any,
     x: Float[Tensor, "... q D"],
     points: Float[Tensor, "... U D"],
-    residual: Float[Tensor, "... U"],
     noise: Float[Tensor, "... U"],
     real: Tensor,
     jitter: float,
-) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
-    """Means less the mean function, and covariances, of f at x.
+) -> tuple[Float[Tensor, "... q U"], Float[Tensor, "... q q"]]:
+    """Weights of the observations less the mean function in the mean of f at x, and covariances of f there.
 
     Args:
         kernel: a kernel that is bound to its hyperparameters.
         x: the points.
         points: places of the observations, with the same batch dimensions.
-        residual: observations less the mean function; may have further batch dimensions.
         noise: their variances.
         real: which observations exist, (..., U).
         jitter: relative nugget.
@@ -79,5 +77,22 @@ def joint_posterior(
         return torch.linalg.solve_triangular(tril.mT, half, upper=True), own + nugget - half.mT @ half
 
     weights, cov = in_blocks(block, len(flat_x), 4 * u * u)
-    loc = (weights.mT.reshape(*batch, q, u) @ residual[..., None])[..., 0]
-    return loc, cov.reshape(*batch, q, q)
+    return weights.mT.reshape(*batch, q, u), cov.reshape(*batch, q, q)
+
+
+def condition_on_last(
+    loc: Float[Tensor, "... n"], cov: Float[Tensor, "... n n"], y: Float[Tensor, "... p"], noise: Float[Tensor, "... p"]
+) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
+    """Moments of the first q = n - p of normal variables, given observations of the last p.
+
+    Args:
+        loc: means.
+        cov: covariances.
+        y: the observations; may have further batch dimensions.
+        noise: their variances.
+    """
+    q = loc.shape[-1] - y.shape[-1]
+    tril = cholesky(cov[..., q:, q:] + torch.diag_embed(noise), 0.0)
+    half = torch.linalg.solve_triangular(tril, cov[..., q:, :q], upper=False)
+    weights = torch.linalg.solve_triangular(tril.mT, half, upper=True).mT
+    return loc[..., :q] + (weights @ (y - loc[..., q:])[..., None])[..., 0], cov[..., :q, :q] - half.mT @ half

@@ -112,7 +112,7 @@ class LeaveOneOutMethod(GPMethod):
             idx: rows of the data; None is all. On several processes own rows, different ones on each; all processes
                 must call it at the same time.
             num_neighbors: neighbors of each datum, among the others; None is the method's choice. Methods with inducing
-                points ignore it.
+                points take None.
             samples: posterior draws of the hyperparameters, such as ``mcmc.get_samples()``. None takes the
                 present hyperparameters, and those with priors at the median of their guide.
 
@@ -190,6 +190,12 @@ class LeaveOneOutMethod(GPMethod):
                 :meth:`loo_entries` is a number, the function also takes several, and returns (S, *T, I).
         """
         undefined(self, "leave_one_out", "method", "Define it for loo, or score held-out data.")
+
+    def refuse_neighbors(self, num_neighbors: int | None) -> None:
+        """Raise if a number of neighbors is given where densities are from inducing points."""
+        if num_neighbors is not None:
+            where, cure = f"{type(self).__name__}.loo", "All other data count, through the inducing points."
+            fail(where, "num_neighbors", "to be None with inducing points", num_neighbors, cure)
 
     def scores(self, rows: Tensor, moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]) -> Densities:
         """Log densities of y at some rows from leave-one-out means and variances of f at all rows.

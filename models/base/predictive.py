@@ -35,9 +35,11 @@ from pyro_nngp.hyperparameters.priors import (
     place_together,
 )
 from pyro_nngp.kernels import bind
-from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.models.base.joint import Fantasies, joint_posterior, union_of
-from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.means import BasisMean, LinearMean
+from pyro_nngp.models.base.draws_of_y import DrawsOfY
+from pyro_nngp.models.base.joint import Fantasies, condition_on_last, joint_posterior, union_of
+from pyro_nngp.models.base.leave_one_out import Draw
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.neighbors import distinct_rows
 
@@ -47,7 +49,7 @@ Moments: TypeAlias = Callable[[Tensor, Any, Draw | None], tuple[Tensor, Tensor]]
 """Moments at new points with their plan: under the guide, or given a posterior draw."""
 
 
-class PredictiveMethod(LeaveOneOutMethod):
+class PredictiveMethod(DrawsOfY):
     """A method with predictions at new points.
 
     A subclass defines :meth:`plan` and :meth:`moments`, :meth:`joint_plan` and :meth:`joint_draws`. Both are called
@@ -157,7 +159,8 @@ class PredictiveMethod(LeaveOneOutMethod):
         r"""Joint posterior of f at sets of a few points: means and covariance matrices, differentiable in `x_new`.
 
         Of methods with Gaussian observations or pseudo-observations of one output, at the present hyperparameters (with
-        priors, the median of their guide). For many points at once take :meth:`sample`.
+        priors, the median of their guide). Coefficients of the mean whose joint posterior the method has are integrated
+        over. For many points at once take :meth:`sample`.
 
         Args:
             x_new: sets of q points; each set is predicted jointly, from the neighbors of all its points.
@@ -192,15 +195,18 @@ class PredictiveMethod(LeaveOneOutMethod):
         points, real = self.x[near.clamp(min=0)], near >= 0
         if fantasies is not None:
             batch = torch.broadcast_shapes(x_new.shape[:-2], fantasies.x.shape[:-2])
-            whole = torch.broadcast_shapes(batch, fantasies.y.shape[:-1])
-            x_new, points, more = (v.expand(*batch, *v.shape[-2:]) for v in (x_new, points, fantasies.x))
-            added = cast(Gaussian, self.likelihood).variance.to(x_new.dtype).expand(more.shape[:-1])
-            points, noise = torch.cat([points, more], -2), torch.cat([noise.expand(*batch, -1), added], -1)
-            real = torch.cat([real.expand(*batch, -1), torch.ones_like(added, dtype=torch.bool)], -1)
-            more_residual = fantasies.y - self._mean_at_sets(more)
-            residual = torch.cat([residual.expand(*whole, -1), more_residual.expand(*whole, -1)], -1)
-        loc, cov = joint_posterior(bind(self.kernel), x_new, points, residual, noise, real, self.jitter)
-        return self._mean_at_sets(x_new) + loc, cov
+            x_new, more = (v.expand(*batch, *v.shape[-2:]) for v in (x_new, fantasies.x))
+            x_new, points = torch.cat([x_new, more], -2), points.expand(*batch, *points.shape[-2:])
+        weights, cov = joint_posterior(bind(self.kernel), x_new, points, noise, real, self.jitter)
+        loc = self._mean_at_sets(x_new) + (weights @ residual[..., None])[..., 0]
+        if self._has_posterior:
+            mean = cast(LinearMean, self.mean)
+            root = (self._basis_at_sets(x_new) - weights @ self._basis_at_sets(points)) @ mean.posterior_tril.to(loc)
+            cov = cov + root @ root.mT
+        if fantasies is None:
+            return loc, cov
+        added = cast(Gaussian, self.likelihood).variance.to(loc).expand(fantasies.x.shape[:-1])
+        return condition_on_last(loc, cov, fantasies.y, added)
 
     def _near(
         self, method: str, x_new: Tensor, num_neighbors: int | None, jointly: bool = False
@@ -215,6 +221,14 @@ class PredictiveMethod(LeaveOneOutMethod):
 
     def _mean_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q"]:
         return self._mean_at(x.reshape(-1, x.shape[-1])).reshape(x.shape[:-1])
+
+    def _basis_at_sets(self, x: Float[Tensor, "... q D"]) -> Float[Tensor, "... q p"]:
+        return cast(LinearMean, self.mean).basis(x.reshape(-1, x.shape[-1])).reshape(*x.shape[:-1], -1)
+
+    @property
+    def _has_posterior(self) -> bool:
+        """Whether the coefficients of the mean have a joint posterior."""
+        return isinstance(self.mean, BasisMean) and self.mean.has_posterior
 
     def prediction_neighbors(self) -> int:
         """The default number of neighbors in predictions."""
@@ -322,7 +336,7 @@ class PredictiveMethod(LeaveOneOutMethod):
     ) -> tuple[Tensor, Tensor | None]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new, plan, 1, None if anew else draw)[0] + added
-        return f, None if self.likelihood is None else self._predictive_of_y(f, torch.zeros_like(f), by_row).sample()
+        return f, None if self.likelihood is None else self._y_given(f, by_row)
 
     def _at_draws(
         self,
@@ -445,10 +459,6 @@ class PredictiveMethod(LeaveOneOutMethod):
     def _most_draws(self, num_new: int) -> int | None:
         """The largest number of joint draws made at once; None is all of them."""
         return None
-
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
-        """Predictive distribution of y for moments of f at the present hyperparameters."""
-        return cast(Likelihood, self.likelihood).bind().for_rows(**by_row).marginal(loc, var)
 
     def _drawn(self, draw: Draw, site: str, shape: tuple[int, ...]) -> Tensor:
         """The value of a latent site in a posterior draw."""

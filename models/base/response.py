@@ -207,9 +207,9 @@ class ResponseMethod(PredictiveMethod):
         return cast(BasisMean, self.mean).solved_parameters() if self.can_solve_mean else []
 
     @property
-    def _has_posterior(self) -> bool:
-        """Whether the coefficients of the mean have a joint posterior."""
-        return isinstance(self.mean, BasisMean) and self.mean.has_posterior
+    def _trend_points(self) -> int:
+        """How many points :meth:`solve_mean` takes."""
+        return self.num_rows if self._has_posterior else min(TREND_POINTS, self.num_rows)
 
     def _preceding(self) -> tuple["ResponseMethod", Tensor, Tensor]:
         """Some points in a random ordering, and the positions among them of the nearest predecessors of each.
@@ -217,8 +217,7 @@ class ResponseMethod(PredictiveMethod):
         They are rows of the first value: this method, or a copy on these rows of all processes.
         """
         generator = torch.Generator().manual_seed(0)
-        most = self.num_rows if self._has_posterior else TREND_POINTS
-        rows = torch.randperm(self.num_rows, generator=generator)[:most].to(self.x.device)
+        rows = torch.randperm(self.num_rows, generator=generator)[: self._trend_points].to(self.x.device)
         if self.shard is not None:
             view = self.at_numbers(self.shard.numbers_of(rows.cpu()), True, self.neighbor_metric())
             return view, torch.arange(len(rows), device=self.x.device), view.graph.neighbors

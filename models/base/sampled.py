@@ -16,7 +16,8 @@ from pyro_nngp.hyperparameters import place_draws, pyro_entry
 from pyro_nngp.hyperparameters.priors import count_draws, map_draws, place_hyperparameters
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.integrated import marginals
-from pyro_nngp.models.base.leave_one_out import Draw, LeaveOneOutMethod
+from pyro_nngp.models.base.draws_of_y import DrawsOfY
+from pyro_nngp.models.base.leave_one_out import Draw
 from pyro_nngp.models.base.sites import ByRow
 
 Samples: TypeAlias = Mapping[str, Tensor]
@@ -27,7 +28,7 @@ Moments: TypeAlias = tuple[Tensor, Tensor]
 Result = TypeVar("Result")
 
 
-class SampledMethod(LeaveOneOutMethod):
+class SampledMethod(DrawsOfY):
     """Base of methods without a guide, which predict from posterior draws of their sites."""
 
     likelihood: Likelihood
@@ -187,7 +188,7 @@ class SampledMethod(LeaveOneOutMethod):
     def _predictions_at(self, draw: Draw, x_new: Tensor, added: Tensor, by_row: ByRow) -> tuple[Tensor, Tensor]:
         place_hyperparameters(f"{type(self).__name__}.predictions_by_draw", self, draw)
         f = self.joint_draws(x_new) + added
-        return f, self.likelihood.bind().for_rows(**by_row).marginal(f, torch.zeros_like(f)).sample()
+        return f, self._y_given(f, by_row)
 
     def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, for each posterior draw."""

@@ -151,16 +151,6 @@ class Likelihood(GPModule):
         r"""The distribution of y for :math:`f \sim N(loc, var)`; shapes as in :meth:`expected_log_prob`."""
         return Marginal(self.bind(), loc, var)
 
-    def draw(self, f: Float[Tensor, "S *L P"], trials: Tensor | int | None = None) -> Float[Tensor, "S *T P"]:
-        """Draws of y given joint draws of the latent functions, from the global random state.
-
-        Args:
-            f: the draws.
-            trials: numbers of trials, of a likelihood that takes them; None is 1.
-        """
-        latents_first = f if self.num_latents is None else f.movedim(1, 0)
-        return self.bind().for_rows(trials=None if trials is None else torch.as_tensor(trials))(latents_first).sample()
-
     def focus(self, y: Tensor) -> Focus | None:
         r"""Where :math:`\log p(y \mid f)` bends most sharply as a function of f, and over what distance.
 

@@ -9,6 +9,7 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
@@ -108,8 +109,8 @@ def predict_grid(
         if num_draws:
             cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
             fail(where, "num_draws", "0 on several processes", num_draws, cure)
-        like = results.outline(cells)
-        parts = SharedStore(world, target, parts_of, like, len(cells.dims), len(cells.tiles))
+        outline = results.outline(cells)
+        parts = SharedStore(world, target, parts_of, outline, len(cells.dims), len(cells.tiles))
 
     def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
         inside, x_new = cells.at(tile)
@@ -142,6 +143,12 @@ def predict_grid(
     if num_draws and not parts.done[-1]:
         fill(cells.everything, results.draws, seed)
     parts.finish(len(cells.tiles))
+    if not parts.arrays:  # no cell is inside; a row of the data has the shapes
+        with torch.no_grad(), seeded(seed, gp.x):
+            row = gp.x[:1].detach()
+            like = results.moments(row) | (results.draws(row) if num_draws else {})
+        for name, values in like.items():
+            parts.write(name, (*values.shape[:-1], *cells.shape), (...,), np.array(np.nan))
     further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
     variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
     dataset = results.label(xarray.Dataset(variables, cells.coords))
@@ -196,8 +203,7 @@ class _Results:
     def moments(self, x_new: Tensor) -> Values:
         """Variables at new points, (..., P) each, computed point by point."""
         if self.of == "y":
-            trials = None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
-            found = self.gp.predict(x_new, trials=trials, **self._options(x_new))
+            found = self.gp.predict(x_new, trials=self._trials(x_new), **self._options(x_new))
         else:
             mean, variance = self.gp(x_new, **self._options(x_new))
             found = Normal(mean, variance.sqrt())
@@ -210,6 +216,8 @@ class _Results:
             result["quantiles"] = quantiles(found, self.levels)
         if len(self.thresholds):
             result["exceedance"] = exceedance(found, self.thresholds)
+        if found.event_shape:  # the outputs of a point
+            result = {name: values.mT for name, values in result.items()}
         return {name: values.cpu() for name, values in result.items()}
 
     def outline(self, cells: Cells) -> "Dataset":
@@ -226,10 +234,11 @@ class _Results:
 
     def draws(self, x_new: Tensor) -> Values:
         """Joint draws at new points, (S, ..., P)."""
-        drawn = self.gp.sample(x_new, self.num_draws, **self._options(x_new))
-        if self.of == "y":
-            drawn = self.gp.likelihood.draw(drawn, self.trials)
-        return {"draws": drawn.cpu()}
+        draw = self.gp.sample if self.of == "f" else partial(self.gp.sample_y, trials=self._trials(x_new))
+        return {"draws": draw(x_new, self.num_draws, **self._options(x_new)).cpu()}
+
+    def _trials(self, x_new: Tensor) -> Tensor | None:
+        return None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
 
     def _options(self, x_new: Tensor) -> dict[str, Any]:
         return self.options | ({"offset": torch.full_like(x_new[:, 0], self.offset)} if self.offset else {})

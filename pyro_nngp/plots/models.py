@@ -52,9 +52,10 @@ def plot_band(
 def plot_variogram(
     gp: Any, num_lags: int = 20, max_distance: float | None = None, ax: Any = None, seed: int = 0
 ) -> Any:
-    r"""Semivariances of the residuals y - mean(x) of pairs of data, and the model's for the same pairs.
+    r"""Semivariances of the residuals, y less mean function and offset, of pairs of data, and the model's for them.
 
-    .. math:: \gamma_{ij} = \tfrac12 E (y_i - y_j)^2 = \tfrac12 (k_{ii} + k_{jj}) - k_{ij} + \sigma^2
+    .. math:: \gamma_{ij} = \tfrac12 E (r_i - r_j)^2 = \tfrac12 (k_{ii} + k_{jj}) - k_{ij}
+       + \tfrac12 (\sigma^2 / w_i + \sigma^2 / w_j)
 
     Pairs are binned by their Euclidean distance; where lengthscales differ between columns, the model's curve is that
     of the pairs in each bin. Curves that differ at short distances indicate a wrong kernel or noise.
@@ -67,7 +68,7 @@ def plot_variogram(
         seed: seed of the choice of pairs, at most 200,000.
 
     Returns:
-        The axis, with the data's semivariances as points and the model's as a curve.
+        The axis, with the data's semivariances as points, the model's as a curve, and the mean noise variance.
 
     Raises:
         ValueError, TypeError: for other likelihoods, or several outputs.
@@ -80,11 +81,15 @@ def plot_variogram(
         fail(where, "gp", "to have one kernel, one output and a Gaussian likelihood", actual, "Plot its residuals.")
     kernel, likelihood, mean = gp.at_medians()
     first, second = _pairs(gp, seed, max_distance)
-    x, residual = gp.x, gp.y - mean(gp.x).reshape(gp.y.shape)
+    x, residual, noise = gp.x, gp.y - mean(gp.x).reshape(gp.y.shape), likelihood.variance.expand(gp.y.shape)
+    if gp.offset is not None:
+        residual = residual - gp.offset
+    if gp.weights is not None:
+        noise = noise / gp.weights
     distance = (x[first] - x[second]).norm(dim=1)
     places = torch.stack([x[first], x[second]], 1)  # (pairs, 2, D)
     cov = kernel(places, places)
-    model = (cov[:, 0, 0] + cov[:, 1, 1]) / 2 - cov[:, 0, 1] + likelihood.variance
+    model = (cov[:, 0, 0] + cov[:, 1, 1]) / 2 - cov[:, 0, 1] + (noise[first] + noise[second]) / 2
     seen = (residual[first] - residual[second]).square() / 2
     edges = torch.linspace(0, distance.max().item(), num_lags + 1, dtype=x.dtype)
     bins = torch.bucketize(distance.cpu(), edges[1:-1])
@@ -96,7 +101,7 @@ def plot_variogram(
     ax = axis(where, ax)
     ax.plot(lag, empirical, "o", label="data")
     ax.plot(lag, fitted, label="model")
-    ax.axhline(likelihood.variance.item(), color="0.6", linewidth=1, linestyle=":", label="noise")
+    ax.axhline(noise.mean().item(), color="0.6", linewidth=1, linestyle=":", label="noise")
     ax.set(xlabel="distance", ylabel="semivariance", xlim=(0, None), ylim=(0, None))
     ax.legend()
     return ax

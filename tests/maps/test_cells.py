@@ -47,6 +47,12 @@ def test_masked_cells_of_a_map_are_nan(gp, axes):
     mask = (grid.east + grid.north) < 1.2
     found = predict_grid(gp, grid, mask=mask)
     np.testing.assert_array_equal(found["mean"].notnull(), mask.transpose(*found["mean"].dims))
+    nowhere = predict_grid(gp, grid, mask=mask & False, quantile_levels=[0.5], num_draws=2)
+    somewhere = predict_grid(gp, grid, mask=mask, quantile_levels=[0.5], num_draws=2)
+    assert nowhere.sizes == somewhere.sizes
+    for name, array in somewhere.data_vars.items():
+        assert nowhere[name].dims == array.dims
+        assert nowhere[name].isnull().all()
 
 
 def test_a_band_of_size_one_is_left_out(gp, axes):

@@ -96,12 +96,49 @@ def test_classes_counts_and_several_outputs(axes):
     np.testing.assert_allclose(two["quantiles"].sel(quantile=0.5), two["mean"], rtol=1e-5)
 
 
+SEVERAL = {
+    "Vecchia": {"num_neighbors": 4},
+    "LOO": {"num_neighbors": 4},
+    "MLLk": {"num_neighbors": 4},
+    "VNNGP": {"num_neighbors": 4},
+    "NPVI": {"num_neighbors": 4},
+    "SVGP": {"inducing": 8},
+    "SWSGP": {"inducing": 8, "num_neighbors": 4},
+    "BSGP": {"inducing": 8, "inducing_prior": None},
+    "LMC": {"num_neighbors": 4},
+    "CoregionalizedLOO": {"num_neighbors": 4},
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_outputs_come_first_whatever_the_method(name):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(30, 1, dtype=torch.float64, generator=generator)
+    y = torch.cat([x, 5 - x], 1)
+    kernel = [Matern52(1, 1.0, 0.5)] if name in ("LMC", "CoregionalizedLOO") else Matern52(1, 1.0, 0.5)
+    gp = getattr(nngp.models, name)(x, y, kernel, **SEVERAL[name])
+    given = {"samples": {"layers.0.nu": torch.randn(2, 2, 8, dtype=torch.float64)}} if name == "BSGP" else {}
+    for count in (2, 3):  # as many cells as outputs, or more
+        axis = np.linspace(0, 1, count)
+        settings = {"quantile_levels": [0.5], "thresholds": [2.5], "num_draws": 2, "columns": ["x"], **given}
+        found = predict_grid(gp, {"x": axis}, **settings)
+        with torch.no_grad():
+            mean, _ = gp(torch.from_numpy(axis)[:, None], **given)
+        np.testing.assert_allclose(found["mean"], mean, rtol=1e-5, atol=1e-5)
+        assert (abs(found["quantiles"][0] - found["mean"]) <= found["sd"]).all()  # the median
+        assert ((found["exceedance"][0] > 0.5) == (found["quantiles"][0] > 2.5)).all()
+        assert found["draws"].dims == ("draw", "output", "x")
+
+
 def test_posterior_draws_are_averaged_over(axes):
     x = torch.rand(40, 2, dtype=torch.float64)
     kernel = Matern52(2, 1.0, PyroSample(dist.LogNormal(-1.0, 0.5)))
-    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(0.01), num_neighbors=6)
+    gp = nngp.Vecchia(x, x[:, 0], kernel, Gaussian(PyroSample(dist.LogNormal(-4.0, 1.0))), num_neighbors=6)
     samples = {"kernel.lengthscale": torch.tensor([0.2, 0.6], dtype=torch.float64)}
-    found = predict_grid(gp, axes, columns=["east", "north"], samples=samples)
+    samples["likelihood.variance"] = torch.tensor([100.0, 400.0], dtype=torch.float64)
+    found = predict_grid(gp, axes, columns=["east", "north"], samples=samples, num_draws=20)
+    noise = found["draws"].to_numpy().reshape(2, -1).var(1)  # half of the draws each, 350 cells
+    np.testing.assert_allclose(noise, [100, 400], rtol=6 * (2 / 350) ** 0.5)
     oracle = gp.predict(at_cells(axes), samples=samples)
     np.testing.assert_allclose(found["sd"].values.ravel(), oracle.variance.sqrt(), rtol=1e-6)
 

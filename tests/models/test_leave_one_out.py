@@ -331,6 +331,10 @@ def test_refusals(problem):
         gp.loo(num_neighbors=N)
     with pytest.raises(ValueError, match=r"to hold the site 'kernel.variance'"):
         with_prior(Vecchia, x, y).loo(samples={"other": torch.ones(2)})
+    for kind, settings in ((SVGP, {}), (SWSGP, {"num_neighbors": 5}), (VNNGP, {"num_neighbors": 5}), (BSGP, {})):
+        inducing = kind(x, y, kernel(), Gaussian(), inducing=20, **settings)
+        with pytest.raises(ValueError, match=r"loo: expected num_neighbors to be None with inducing points, got -5"):
+            inducing.loo(num_neighbors=-5)
     with pytest.raises(ValueError, match=r"SWSGP: expected samples None"):
         SWSGP(x, y, kernel(), Gaussian(), inducing=20, num_neighbors=5).loo(samples={"u": torch.zeros(2, N, 5)})
     with pytest.raises(ValueError, match=r"BSGP.loo: expected samples of all sites"):

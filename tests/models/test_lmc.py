@@ -264,7 +264,7 @@ def test_raw_units_train_export_save_and_resume(tmp_path):
     assert predictive.log_prob(predictive.sample()).isfinite().all()
     f = twin.sample(new, 3, seed=1)
     assert torch.equal(f, twin.sample(new, 3, seed=1))
-    assert twin.likelihood.draw(f).shape == (3, T, 4)
+    assert twin.sample_y(new, 3).shape == (3, T, 4)
 
 
 def test_single_precision_stays_single():

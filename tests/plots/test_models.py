@@ -41,6 +41,21 @@ def test_the_variogram_of_data_from_the_model_lies_on_its_curve(lengthscale):
         np.testing.assert_allclose(model, 0.25 + 2 * (1 - (1 + r) * (-r).exp()), rtol=0.02)
 
 
+def test_a_variogram_is_of_residuals_with_the_noise_of_each_row():
+    generator = torch.Generator().manual_seed(0)
+    x, offset, white = torch.rand(60, 1, generator=generator), *(10 * torch.randn(2, 60, generator=generator))
+    weights = torch.where(torch.arange(60) < 30, 1.0, 4.0)
+    y = 3 + offset + 0.1 * white / weights.sqrt()
+    gp = nngp.Vecchia(
+        x, y, Matern32(1, 1e-6, 0.5), Gaussian(1.0), mean=ConstantMean(3.0), offset=offset, weights=weights
+    )
+    _, _, mean_noise = (line.get_ydata() for line in plot_variogram(gp, num_lags=5).lines)
+    seen, model, _ = (line.get_ydata() for line in plot_variogram(gp, num_lags=2, max_distance=2.0).lines)
+    assert mean_noise[0] == pytest.approx((1 + 1 / 4) / 2)
+    np.testing.assert_allclose(seen, model, rtol=0.35)  # of 60 values
+    np.testing.assert_allclose(model, mean_noise[0], rtol=0.1)
+
+
 def test_hyperparameters_with_priors_are_at_their_medians():
     x, y = torch.rand(50, 1), torch.rand(50)
     kernel = Matern52(1, 1.0, PyroSample(dist.LogNormal(-1.0, 0.1)))

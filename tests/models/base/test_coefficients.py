@@ -1,5 +1,7 @@
 """Coefficients of a linear mean with priors: their joint posterior with f in each method that solves for it."""
 
+import copy
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -11,6 +13,7 @@ from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.means import LinearMean
+from pyro_nngp.models.base import Fantasies, response
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 N, NOISE = 50, 0.04
@@ -62,7 +65,8 @@ def posterior(gp):
 
 
 @pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO, nngp.MLLk, nngp.VNNGP])
-def test_gaussian_data_give_the_exact_joint_posterior(method):
+def test_gaussian_data_give_the_exact_joint_posterior(method, monkeypatch):
+    monkeypatch.setattr(response, "TREND_POINTS", 10)  # for means without a prior
     gp = method(x, y, kernel(), Gaussian(NOISE), num_neighbors=N - 1, mean=trend(), jitter=1e-9)
     gp.solve()
     coefficients, cov, ((loc, var), _) = dense(gp.mean, y, torch.full_like(y, NOISE))
@@ -73,6 +77,21 @@ def test_gaussian_data_give_the_exact_joint_posterior(method):
     torch.testing.assert_close(found[1].detach(), var, rtol=1e-4, atol=1e-6)
     low = gp.summary().loc["mean.slope[0]", "lower"]
     assert low == pytest.approx(float(coefficients[1] - 1.959964 * cov[1, 1].sqrt()), rel=1e-4)
+
+
+@pytest.mark.parametrize("method", [nngp.Vecchia, nngp.VNNGP])
+def test_joint_posteriors_have_the_uncertainty_of_coefficients_and_learn_them_from_fantasies(method):
+    gp = method(x[:-4], y[:-4], kernel(), Gaussian(NOISE), num_neighbors=N - 5, mean=trend(), jitter=1e-9)
+    gp.solve()
+    loc, cov = gp.joint(x_new, num_neighbors=N - 4)
+    for got, want in zip((loc, cov.diagonal()), gp(x_new, num_neighbors=N - 4), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-8)
+    # all data as those of the method and four fantasies: the exact posterior
+    whole = method(x, y, kernel(), Gaussian(NOISE), num_neighbors=N - 1, mean=copy.deepcopy(gp.mean), jitter=1e-9)
+    whole.solve()
+    with_fantasies = gp.joint(x_new, num_neighbors=N - 4, fantasies=Fantasies(x[-4:], y[-4:]))
+    for got, want in zip(with_fantasies, whole.joint(x_new, num_neighbors=N), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow
