@@ -280,8 +280,8 @@ class BSGP(SampledMethod):
         m = len(self.layers[0].start)
         return m * (m + self.num_draws * self.num_data)
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.noise is not None:
             generator = torch.Generator().manual_seed(self.num_data)
             shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])

@@ -204,8 +204,8 @@ class CoregionalizedLOO(PredictiveMethod):
         """Find the neighbors again under the present lengthscales of all kernels."""
         self.refresh_table()
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         self.graph.append(x)
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:

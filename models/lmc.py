@@ -108,10 +108,10 @@ class LMC(PredictiveMethod):
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        offset: Float[Tensor, "N *T"] | Table | None = None,
-        weights: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
-        trials: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
-        limits: Float[Tensor, "N *T"] | Table | None = None,
+        offset: Float[Tensor, "N ..."] | Table | None = None,
+        weights: Float[Tensor, "N ..."] | Int[Tensor, "N ..."] | Table | None = None,
+        trials: Float[Tensor, "N ..."] | Int[Tensor, "N ..."] | Table | None = None,
+        limits: Float[Tensor, "N ..."] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() != 2:
@@ -286,12 +286,12 @@ class LMC(PredictiveMethod):
         return self.local.solved_parameters()
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y)
+        super().append_rows(x, y, by_row)
         self._place_medians()
         self.graph.append(x)
-        added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+        added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
         self.local.append(cast(Tensor, self.y), loc + added, variance)
         self.local.solve(level=False)
 

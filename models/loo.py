@@ -304,8 +304,8 @@ class LOO(ResponseMethod):
         return -float(densities(None).sum()) / len(rows)
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.local is not None and y is not None:
             rows = slice(self.num_data - len(x), None)
             self.local.append(self._start_omega(isinstance(self.local, LocalLogNormal), rows))

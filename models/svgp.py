@@ -233,8 +233,8 @@ class SVGP(PredictiveMethod):
         """The parameters that :meth:`solve` sets."""
         return list(self.q.parameters())
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.can_solve:
             self.solve()
 

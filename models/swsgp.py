@@ -200,8 +200,8 @@ class SWSGP(PredictiveMethod):
         if self.data_neighbors is not None:
             self.data_neighbors = self._nearest(self.x)
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.data_neighbors is not None:
             self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
         warn_untrained(type(self).__name__)

@@ -332,9 +332,9 @@ class VNNGP(ShardedLatents):
         return list(self.local.parameters())
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y)
+        super().append_rows(x, y, by_row)
         if not self.at_data:
             self.data_neighbors = torch.cat([self.data_neighbors, self.graph.query(x, self.data_neighbors.shape[1])])
             warn_untrained(type(self).__name__)
@@ -342,7 +342,7 @@ class VNNGP(ShardedLatents):
         self._place_medians()
         self.graph.append(x)
         if isinstance(self.local, GaussianSites):
-            added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+            added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
             self.local.append(cast(Tensor, self.y), loc + added, variance)
             self.local.solve(level=False)
         elif isinstance(self.local, LocalGaussian):

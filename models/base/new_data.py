@@ -9,6 +9,8 @@ rows, T outputs.
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -34,7 +36,7 @@ class GrowingData(ShardedRows):
         self,
         x: Float[Tensor, "P D"] | Table,
         y: Float[Tensor, "P *T"] | Int[Tensor, "P *T"] | Table | None = None,
-        **by_row: Float[Tensor, "P *L"] | Int[Tensor, " P"] | Table | None,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
     ) -> None:
         """Append rows to the data, in place, at the present hyperparameters.
 
@@ -51,6 +53,8 @@ class GrowingData(ShardedRows):
             ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
             RuntimeError: under ``torch.inference_mode()``.
 
+        Whatever it raises, the method stays as it was.
+
         Cost: as in the module's docstring.
         """
         where = f"{type(self).__name__}.extend"
@@ -60,13 +64,14 @@ class GrowingData(ShardedRows):
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
         inputs, targets, others = read_rows(where, self, x, y, by_row)
         inputs, targets, values = without_missing(where, inputs, targets, others, self.takes_missing)
-        self._append(where, inputs, targets, others | values)
+        with self._restored_on_failure():
+            self._append(where, inputs, targets, others | values)
 
     def condition_on(
         self: Method,
         x: Float[Tensor, "P D"] | Table,
         y: Float[Tensor, "P *T"] | Float[Tensor, "S P"] | Int[Tensor, "P *T"] | Table,
-        **by_row: Float[Tensor, "P *L"] | Int[Tensor, " P"] | Table | None,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
     ) -> Method:
         """A copy with more data, which shares all hyperparameters and the old data with this method.
 
@@ -95,14 +100,19 @@ class GrowingData(ShardedRows):
         new._append(where, inputs, targets, others)
         return new
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it.
 
-        Offset, weights, trials and limits are there already.
+        Args:
+            x: new inputs.
+            y: their targets, if the method has any.
+            by_row: those of ``offset``, ``weights``, ``trials`` and ``limits`` that the method has.
         """
         self.x = torch.cat([self.x, x])
         if y is not None and self.y is not None:
             self.y = torch.cat([self.y, y])
+        for name, value in by_row.items():
+            setattr(self, name, torch.cat([getattr(self, name), value]))
 
     def repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
         """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""
@@ -131,10 +141,27 @@ class GrowingData(ShardedRows):
                 expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"
                 cure = "Give what the constructor got."
                 fail(where, name, expectation, "None" if by_row.get(name) is None else "values", cure)
-        for name, value in check_by_row(where, x, y, self.likelihood, self.latent_shape, by_row).items():
-            if value is not None:
-                setattr(self, name, torch.cat([getattr(self, name), value]))
-        self.append_rows(x.detach(), None if y is None else y.detach().to(self.y))
+        found = check_by_row(where, x, y, self.likelihood, self.latent_shape, by_row)
+        values = {name: value for name, value in found.items() if value is not None}
+        for name, value in values.items():
+            shape = (len(x), *getattr(self, name).shape[1:])
+            if value.shape != shape:
+                fail(where, name, f"of shape {shape}", tuple(value.shape), "Give what the constructor got.")
+        self.append_rows(x.detach(), None if y is None else y.detach().to(self.y), values)
+
+    @contextmanager
+    def _restored_on_failure(self) -> Iterator[None]:
+        """Put all parts of the method and their values back if the block raises."""
+        parts = [(part, {key: _own_dict(value) for key, value in vars(part).items()}) for part in self.modules()]
+        state = {name: value.clone() for name, value in self.state_dict().items()}
+        try:
+            yield
+        except BaseException:
+            for part, attributes in parts:
+                vars(part).clear()
+                vars(part).update(attributes)
+            self.load_state_dict(state)
+            raise
 
     def _sharing_copy(self: Method) -> Method:
         """A copy that has hyperparameters and data in common with this method, but not q."""
@@ -143,6 +170,11 @@ class GrowingData(ShardedRows):
         tables = [value for value in self.buffers() if value.dim() and len(value) == self.num_data]
         shared = [value for value in (*self.parameters(), *tables) if id(value) not in own]
         return copy.deepcopy(self, {id(value): value for value in shared})
+
+
+def _own_dict(value: Any) -> Any:
+    """A copy of a dictionary, such as that of the buffers of a module; anything else itself."""
+    return value.copy() if isinstance(value, dict) else value
 
 
 def warn_untrained(where: str) -> None:

@@ -85,8 +85,8 @@ class ResponseMethod(PredictiveMethod):
         if self.shard is not None:
             self.take_rows()
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         self.graph.append(x)
 
     def repeat_targets(self, where: str, y: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ import pyro_nngp as nngp
 from pyro_nngp.inference import Checkpoint, CheckpointError, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
-from pyro_nngp.models import BSGP, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.models import BSGP, LMC, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
 
 F64 = torch.float64
 X, Y = data()
+NEW = X[:5] + 0.01
 EVERY = dict.fromkeys(METHODS)
 UNTRAINED = pytest.mark.filterwarnings("ignore:.* has not seen the new rows")
 
@@ -87,6 +88,55 @@ def test_fantasies_are_those_of_each_alone():
     for each, one in zip(mean, fantasies, strict=True):
         torch.testing.assert_close(each, gp.condition_on(x, one)(X[:4] + 0.01)[0], rtol=1e-12, atol=1e-12)
     assert together.predict(X[:4]).batch_shape == (3, 4)
+
+
+@pytest.mark.parametrize("method", [VNNGP, LMC])
+def test_rows_with_offsets_and_weights_are_shifted_weighted_rows(method):
+    (x, y), offset = new_rows(), torch.linspace(-3, 3, 75, dtype=F64)
+    targets, weights = torch.cat([Y, y]), torch.linspace(0.5, 2, 75, dtype=F64)
+    arguments = (1,) if method is LMC else (kernel(), Gaussian(0.05))
+    if method is LMC:
+        targets, offset = torch.stack([targets, -targets], -1), torch.stack([offset, offset.cos()], -1)
+
+    def made(shift, like=None):
+        by_row = {"weights": weights} | ({} if shift is None else {"offset": shift})
+        y = targets if shift is None else targets + shift
+        old = {name: value[:60] for name, value in by_row.items()}
+        gp = method(X, y[:60], *arguments, num_neighbors=8, metric=torch.ones(2, dtype=F64), **old)
+        if like is not None:  # the same hyperparameters
+            state = like.state_dict()
+            gp.load_state_dict(gp.state_dict() | {name: state[name] for name, _ in gp.named_parameters()})
+        gp.local.solve(level=False)
+        rest = {"x": x, "y": y[60:]} | {k: v[60:] for k, v in by_row.items()}
+        fantasy = None if shift is None else gp.condition_on(**rest)
+        gp.extend(**rest)
+        return gp, fantasy
+
+    plain, _ = made(None)
+    shifted, fantasy = made(offset, plain)
+    assert torch.equal(shifted.offset, offset)
+    assert torch.equal(shifted.weights, weights)
+    for mine, other, want in zip(shifted(NEW), fantasy(NEW), plain(NEW), strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other, mine, rtol=1e-9, atol=1e-9)
+    other = offset[:5, None] if method is VNNGP else offset[:5, 0]
+    with pytest.raises(ValueError, match=r"extend: expected offset of shape \(5"):
+        shifted.extend(x[:5], targets[:5], offset=other, weights=weights[:5])
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "Vecchia", "LOO"])
+def test_a_failure_leaves_the_method_as_it_was(name, monkeypatch):
+    gp, (x, y) = solved(name), new_rows()
+    at, state = gp(X[:5] + 0.01), {key: value.clone() for key, value in gp.state_dict().items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("pyro_nngp.neighbors.table.random_ordering", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gp.extend(x, y)
+    assert state.keys() == gp.state_dict().keys()
+    assert all(torch.equal(value, state[key]) for key, value in gp.state_dict().items())
+    assert all(torch.equal(mine, old) for mine, old in zip(gp(X[:5] + 0.01), at, strict=True))
+    gp.extend(x, y)
+    assert len(fit(gp, 1, progress=False).losses) == 1
 
 
 @UNTRAINED
