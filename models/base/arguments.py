@@ -48,6 +48,17 @@ def check_data(
     return (likelihood.num_latents,)
 
 
+def as_stored(y: Tensor | None, likelihood: Likelihood | None, x: Tensor) -> Tensor | None:
+    """A copy of the targets: like x, but integers and booleans stay that where the likelihood is of discrete data.
+
+    Later rows take the dtype of the first ones, so that integers must not stand for real data.
+    """
+    if y is None:
+        return None
+    keeps = y.is_floating_point() or (likelihood is not None and likelihood.support.is_discrete)
+    return y.detach().to(y.dtype if keeps else x.dtype, copy=True)
+
+
 def check_by_row(
     where: str, x: Tensor, y: Any, likelihood: Likelihood | None, latent_shape: tuple[int, ...], values: dict[str, Any]
 ) -> dict[str, Tensor | None]:

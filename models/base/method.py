@@ -41,7 +41,7 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
-from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
+from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
@@ -149,8 +149,8 @@ class GPMethod(GrowingData):
         for part in (kernel, likelihood, self.mean):
             if isinstance(part, nn.Module):
                 part.to(x)
-        self.register_buffer("x", x.clone())
-        self.register_buffer("y", None if y is None else y.clone())
+        self.register_buffer("x", x.detach().clone())
+        self.register_buffer("y", as_stored(y, likelihood, x))
         self._try_mean(x[:2])
         self._try_likelihood()
         self.metric, self._origin = metric, [] if start is None else [start]

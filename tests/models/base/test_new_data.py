@@ -319,3 +319,20 @@ def test_hyperparameters_with_priors_stay_those_of_the_method():
     new = gp.condition_on(x, y)
     assert new.summary()["estimate"]["kernel.lengthscale"] == pytest.approx(math.exp(-2))
     assert not torch.equal(new(X[:3] + 0.01)[0], gp(X[:3] + 0.01)[0])
+
+
+@UNTRAINED
+def test_integers_are_real_data_unless_the_likelihood_is_discrete():
+    whole, (x, y) = (10 * Y).round().long(), new_rows(3)
+    gp, real = (SVGP(X, targets, kernel(), Gaussian(0.05), inducing=9) for targets in (whole, whole.double()))
+    assert torch.equal(gp.condition_on(x, y).y[60:], y)
+    gp.extend(x, y)
+    real.extend(x, y)
+    assert torch.equal(gp.y, real.y)
+    assert all(torch.equal(mine, other) for mine, other in zip(gp(NEW), real(NEW), strict=True))
+    counts = SVGP(X, whole.abs(), kernel(), Poisson(), inducing=9)
+    counts.extend(x, torch.tensor([0.0, 3.0, 1.0], dtype=F64))
+    assert counts.y[60:].tolist() == [0, 3, 1]
+    assert counts.y.dtype == torch.int64
+    with pytest.raises(ValueError, match="Poisson: expected y"):
+        counts.extend(x, y)
