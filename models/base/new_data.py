@@ -1,7 +1,8 @@
 """New data: rows appended to a method in place, and light copies that are conditioned on further rows.
 
 Hyperparameters stay as they are. What a method keeps per datum follows: neighbors of the new rows (old sets stay where
-there is an ordering), and q of the new rows, from the old q of all others as the start.
+there is an ordering), q of the new rows, from the old q of all others as the start, and the posterior of coefficients
+of the mean that the method solves for.
 
 Cost: that of the search for the neighbors, and of ``solve`` where the method has latent values. Symbols: N data, P new
 rows, T outputs.
@@ -76,7 +77,8 @@ class GrowingData(ShardedRows):
         """A copy with more data, which shares all hyperparameters and the old data with this method.
 
         It is for fantasies: what would be predicted if y were observed at x. Training the copy would move the
-        hyperparameters of both; to keep new data, use :meth:`extend`.
+        hyperparameters of both; to keep new data, use :meth:`extend`. With S fantasies the posterior of coefficients of
+        the mean stays that of this method, since the fantasies have it in common.
 
         Args:
             x: further inputs.
