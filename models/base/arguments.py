@@ -109,7 +109,7 @@ def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[i
         fail(where, name, "to be numbers", "NaN", "Give infinity where there is no limit.")
     if name != "limits":
         check_finite(where, name, value.to(x))
-    return value.to(x)
+    return value.detach().to(x)
 
 
 def copied_parts(

@@ -281,7 +281,7 @@ class GPMethod(GrowingData):
         if learn:
             self.z = scaled(z, column_scale(self.x))
         else:
-            self.register_buffer("z", z.clone())
+            self.register_buffer("z", z.detach().clone())
 
     def undefined(self, hook: str) -> NoReturn:
         """Raise ``NotImplementedError`` for a method that a subclass has to define."""

@@ -184,8 +184,10 @@ def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
-    """The tensor of a table and the names of its columns; anything else is returned unchanged."""
-    if isinstance(value, Tensor) or not isinstance(value, np.ndarray | Frame):
+    """The tensor of a table and the names of its columns; a tensor without its graph; anything else unchanged."""
+    if isinstance(value, Tensor):
+        return value.detach(), None
+    if not isinstance(value, np.ndarray | Frame):
         return value, None
     if isinstance(value, np.ndarray):
         array, names = value, None

@@ -1,5 +1,6 @@
 """What all methods promise alike: arguments, sites, shapes, training by plain Pyro, export, saving, devices."""
 
+import copy
 import inspect
 
 import pyro
@@ -200,6 +201,22 @@ def test_a_larger_module_gives_its_names(name):
     larger.gp = build(name)
     sites = pyro.poutine.trace(larger.gp.model).get_trace().nodes
     assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
+
+
+def test_data_leave_their_graph_behind():
+    x, y = (value.requires_grad_() for value in data())
+    offset = (2 * y).clone()
+    weights = y.detach().exp().requires_grad_()
+    settings = {"kernel": Matern52(2, 1.0, 0.5), "likelihood": Gaussian(0.05), "inducing": x[:9] + 0}
+    sparse = SVGP(x, y, **settings, offset=offset, weights=weights, learn_inducing=False)
+    for gp in (sparse, VNNGP(x, y, **settings, num_neighbors=3, learn_inducing=True)):
+        assert not any(value.requires_grad for value in gp.buffers())
+        copy.deepcopy(gp)
+        IntegratedELBO().loss_and_grads(gp.model, gp.guide)
+    sparse.extend(x[:2], y[:2], offset=offset[:2], weights=weights[:2])
+    assert not any(value.requires_grad for value in sparse.buffers())
+    assert x.grad is None
+    assert y.grad is None
 
 
 @pytest.mark.parametrize(
