@@ -139,6 +139,11 @@ class NPVI(VNNGP):
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"],
         ordering: str | Int[Tensor, " N"] = "random",
         seed: int = 0,
+        *,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
     ) -> "NPVI":
         """The same model on other data, with q(u) from the trained encoder, without any training.
 
@@ -147,16 +152,22 @@ class NPVI(VNNGP):
             y: their targets.
             ordering: as for the model.
             seed: seed of the ordering.
+            offset: that of each row, if the model has one, as the next three.
+            weights: of each row.
+            trials: of each row.
+            limits: of each row.
 
         Returns:
             A model with copies of kernel, likelihood, mean, encoder and the guide of their hyperparameters, so that
             training one model does not change the other.
 
         Raises:
-            ValueError: if the model has no encoder.
+            ValueError: if the model has no encoder, or values by row are missing or too many.
         """
         if not isinstance(self.local, AmortizedGaussian):
             fail("NPVI.amortize", "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
+        by_row: dict[str, Any] = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        self.check_names_by_row("NPVI.amortize", by_row)
         parts = copy.deepcopy((self.kernel, self.likelihood, self.mean, self.local.encoder))
         kernel, likelihood, mean, encoder = parts
         new = NPVI(
@@ -169,7 +180,9 @@ class NPVI(VNNGP):
             mean=mean,
             ordering=ordering,
             jitter=self.jitter,
+            metric=self.metric,
             seed=seed,
+            **by_row,
         )
         new.hyper_guide.load_state_dict(self.hyper_guide.state_dict())
         return new

@@ -121,6 +121,14 @@ class GrowingData(ShardedRows):
         cure = "Condition on one fantasy at a time."
         fail(where, "y", "of shape (P,) for this method and likelihood", tuple(y.shape), cure)
 
+    def check_names_by_row(self, where: str, by_row: dict[str, Any]) -> None:
+        """Raise unless offset, weights, trials and limits are given for new rows where the method has them."""
+        for name in BY_ROW:
+            if (getattr(self, name) is None) != (by_row.get(name) is None):
+                expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"
+                cure = "Give what the constructor got."
+                fail(where, name, expectation, "None" if by_row.get(name) is None else "values", cure)
+
     @torch.no_grad()
     def _append(self, where: str, x: Any, y: Any, by_row: dict[str, Any]) -> None:
         check_new_inputs(where, x, self.x)
@@ -138,11 +146,7 @@ class GrowingData(ShardedRows):
                 check_finite(where, "y", y.nan_to_num() if self.takes_missing else y)
             if self.likelihood is not None and not self.likelihood.differs_by_row:
                 self.likelihood.check(as_checked(self.likelihood, y, self.takes_missing))
-        for name in BY_ROW:
-            if (getattr(self, name) is None) != (by_row.get(name) is None):
-                expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"
-                cure = "Give what the constructor got."
-                fail(where, name, expectation, "None" if by_row.get(name) is None else "values", cure)
+        self.check_names_by_row(where, by_row)
         found = check_by_row(where, x, y, self.likelihood, self.latent_shape, by_row)
         values = {name: value for name, value in found.items() if value is not None}
         for name, value in values.items():
