@@ -20,6 +20,8 @@ def check_data(
     Targets with numbers of trials or limits are checked by :func:`check_by_row`.
     """
     check_inputs(where, "x", x)
+    if len(x) < 2:
+        fail(where, "x", "with at least 2 rows", len(x), "Methods condition each point on others.")
     if y is not None:
         check_tensor(where, "y", y)
         if y.dim() not in (1, 2) or len(y) != len(x):

@@ -333,6 +333,14 @@ def test_sampled_posteriors_keep_the_protocol():
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3
 
 
+@pytest.mark.parametrize("method", [Vecchia, VNNGP, NPVI, SVGP, BSGP, CoregionalizedLOO])
+def test_one_row_is_too_few(method):
+    x, y = data()
+    arguments = (y[:1, None].expand(1, 2), 1) if method is CoregionalizedLOO else (y[:1],)
+    with pytest.raises(ValueError, match=f"{method.__name__}: expected x with at least 2 rows, got 1"):
+        method(x[:1], *arguments)
+
+
 @pytest.mark.gpu
 def test_methods_move_to_the_gpu(name):
     gp, x_new = build(name), data()[0][:P] + 0.01
