@@ -333,6 +333,15 @@ def test_sampled_posteriors_keep_the_protocol():
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3
 
 
+@pytest.mark.parametrize("method", [SVGP, SWSGP, BSGP])
+def test_few_rows_are_few_inducing_points(method):
+    x, y = data()
+    gp = method(x[:12], y[:12], Matern52(2, 1.0, 0.5), Gaussian(0.05))
+    start = gp.layers[0].start if method is BSGP else gp.z
+    torch.testing.assert_close(start.detach().sort(0).values, x[:12].sort(0).values)
+    assert gp.model().isfinite().all()
+
+
 @pytest.mark.parametrize("method", [Vecchia, VNNGP, NPVI, SVGP, BSGP, CoregionalizedLOO])
 def test_one_row_is_too_few(method):
     x, y = data()
