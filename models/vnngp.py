@@ -151,6 +151,8 @@ class VNNGP(ShardedLatents):
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
+        if not self.at_data:
+            self.own_state = (*self.own_state, "graph")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
         num_neighbors = first_neighbors(where, num_neighbors, z)
         self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())

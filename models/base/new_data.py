@@ -32,6 +32,7 @@ class GrowingData(ShardedRows):
     columns: tuple[str, ...] | None
     outputs: tuple[str, ...] | None
     own_state: tuple[str, ...] = ("local", "q")  # parts with q, which copies do not share
+    data_state = frozenset({"x", "y", *BY_ROW, "data_neighbors", "graph.x", "graph.order", "graph.neighbors"})
 
     def extend(
         self,
@@ -173,7 +174,7 @@ class GrowingData(ShardedRows):
         """A copy that has hyperparameters and data in common with this method, but not q."""
         parts = [self._modules.get(name) for name in self.own_state]
         own = {id(value) for part in parts if part is not None for value in (*part.parameters(), *part.buffers())}
-        tables = [value for value in self.buffers() if value.dim() and len(value) == self.num_data]
+        tables = [value for name, value in self.named_buffers() if name in self.data_state]
         shared = [value for value in (*self.parameters(), *tables) if id(value) not in own]
         return copy.deepcopy(self, {id(value): value for value in shared})
 

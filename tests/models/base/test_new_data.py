@@ -13,6 +13,7 @@ import pyro_nngp as nngp
 from pyro_nngp.inference import Checkpoint, CheckpointError, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
 
 F64 = torch.float64
@@ -79,6 +80,22 @@ def test_conditioning_gives_the_exact_posterior_and_leaves_the_method_alone():
     assert all(torch.equal(value, state[name]) for name, value in gp.named_buffers())
 
 
+@UNTRAINED
+def test_copies_have_their_own_state_whatever_its_size():
+    x, y = new_rows()
+    gp = VNNGP(X[:3], Y[:3], kernel(), Gaussian(0.05), mean=LinearMean(2, prior="weak"))  # as many coefficients as rows
+    gp.solve()
+    before = gp.mean.posterior_loc.clone()
+    gp.condition_on(x, 9 + y)
+    assert torch.equal(gp.mean.posterior_loc, before)
+    sparse = VNNGP(X[:9], Y[:9], kernel(), Gaussian(0.05), inducing=X[9:18], num_neighbors=3)
+    near, new = sparse.graph.neighbors.clone(), sparse.condition_on(x, y)
+    new.kernel.lengthscale = torch.tensor([0.01, 9.0], dtype=F64)
+    new.refresh_neighbors()
+    assert not torch.equal(new.graph.neighbors, near)
+    assert torch.equal(sparse.graph.neighbors, near)
+
+
 def test_fantasies_are_those_of_each_alone():
     gp, (x, y) = build("LOO"), new_rows()
     fantasies = torch.stack([y, y + 1, -y])
@@ -94,26 +111,24 @@ def test_fantasies_are_those_of_each_alone():
 def test_rows_with_offsets_and_weights_are_shifted_weighted_rows(method):
     (x, y), offset = new_rows(), torch.linspace(-3, 3, 75, dtype=F64)
     targets, weights = torch.cat([Y, y]), torch.linspace(0.5, 2, 75, dtype=F64)
-    arguments = (1,) if method is LMC else (kernel(), Gaussian(0.05))
+    settings = {"num_neighbors": 8, "metric": torch.ones(2, dtype=F64)}
     if method is LMC:
+        settings |= {"num_latents": 1, "mixing": torch.tensor([[1.0], [-1.0]], dtype=F64)}
         targets, offset = torch.stack([targets, -targets], -1), torch.stack([offset, offset.cos()], -1)
 
-    def made(shift, like=None):
+    def made(shift):
         by_row = {"weights": weights} | ({} if shift is None else {"offset": shift})
         y = targets if shift is None else targets + shift
         old = {name: value[:60] for name, value in by_row.items()}
-        gp = method(X, y[:60], *arguments, num_neighbors=8, metric=torch.ones(2, dtype=F64), **old)
-        if like is not None:  # the same hyperparameters
-            state = like.state_dict()
-            gp.load_state_dict(gp.state_dict() | {name: state[name] for name, _ in gp.named_parameters()})
+        gp = method(X, y[:60], kernel(), Gaussian(0.05), **settings, **old)
+        gp.mean.value = torch.full_like(gp.mean.value, 0.3)
         gp.local.solve(level=False)
         rest = {"x": x, "y": y[60:]} | {k: v[60:] for k, v in by_row.items()}
         fantasy = None if shift is None else gp.condition_on(**rest)
         gp.extend(**rest)
         return gp, fantasy
 
-    plain, _ = made(None)
-    shifted, fantasy = made(offset, plain)
+    (plain, _), (shifted, fantasy) = made(None), made(offset)
     assert torch.equal(shifted.offset, offset)
     assert torch.equal(shifted.weights, weights)
     for mine, other, want in zip(shifted(NEW), fantasy(NEW), plain(NEW), strict=True):
