@@ -41,6 +41,7 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.leave_one_out import is_ours
 from pyro_nngp.models.base.sampled import Moments, SampledMethod
 from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
@@ -175,6 +176,8 @@ class BSGP(SampledMethod):
         if len(kernels) != num_layers:
             cure = "Give one per layer, or one for all."
             fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)
+        for each in kernels:
+            check_unshared("BSGP", "kernel", each, x)
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
         axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed, _USUAL)
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)

@@ -39,6 +39,7 @@ from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
@@ -125,6 +126,7 @@ class CoregionalizedLOO(PredictiveMethod):
         if isinstance(mixing, Tensor) and (mixing.shape != (t, q) or not bool(mixing.isfinite().all())):
             fail(where, "mixing", f"of shape ({t}, {q})", tuple(mixing.shape), "Outputs by latent functions.")
         for each in functions:
+            check_unshared(where, "kernels", each, x)
             release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)
         for each in functions:

@@ -20,7 +20,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
@@ -31,6 +31,7 @@ from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
 from pyro_nngp.models.base.output_starts import start_outputs
 from pyro_nngp.models.base.starts import Start
@@ -119,6 +120,9 @@ class LMC(PredictiveMethod):
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
         functions, count = output_kernels(x, y.shape[1], kernels, num_latents, varies)
+        check_inputs("LMC", "x", x)
+        for each in functions:
+            check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*output_likelihoods(likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)

@@ -168,21 +168,15 @@ class NPVI(VNNGP):
             fail("NPVI.amortize", "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
         by_row: dict[str, Any] = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         self.check_names_by_row("NPVI.amortize", by_row)
-        parts = copy.deepcopy((self.kernel, self.likelihood, self.mean, self.local.encoder))
-        kernel, likelihood, mean, encoder = parts
-        new = NPVI(
+        return NPVI(
             x,
             y,
-            kernel,
-            likelihood,
             num_neighbors=min(self.graph.num_neighbors, len(x) - 1),
-            encoder=encoder,
-            mean=mean,
+            encoder=copy.deepcopy(self.local.encoder),
+            start=self,
             ordering=ordering,
             jitter=self.jitter,
             metric=self.metric,
             seed=seed,
             **by_row,
         )
-        new.hyper_guide.load_state_dict(self.hyper_guide.state_dict())
-        return new

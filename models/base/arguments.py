@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
@@ -48,6 +49,16 @@ def check_data(
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def check_unshared(where: str, arg: str, part: Any, x: Tensor) -> None:
+    """Raise if a part of another method is of another dtype or device than x: casting it would change that method."""
+    if not isinstance(part, PyroModule) or not part._pyro_name:
+        return
+    for value in (*part.parameters(), *part.buffers()):
+        if value.is_floating_point() and (value.dtype, value.device) != (x.dtype, x.device):
+            expectation = f"in {x.dtype} on {x.device} as x, since it is part of another method"
+            fail(where, arg, expectation, f"{value.dtype} on {value.device}", f"Pass copy.deepcopy({arg}).to(x).")
 
 
 def as_stored(y: Tensor | None, likelihood: Likelihood | None, x: Tensor) -> Tensor | None:

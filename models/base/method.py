@@ -41,7 +41,7 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
-from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, copied_parts
+from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, check_unshared, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
@@ -125,6 +125,7 @@ class GPMethod(GrowingData):
         if torch.is_inference_mode_enabled():
             cure = "Its tensors could not be trained: build it outside, and predict inside."
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
+        given = {"kernel": kernel, "likelihood": likelihood, "mean": mean}
         if start is not None:
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
@@ -134,6 +135,8 @@ class GPMethod(GrowingData):
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
+        for arg, part in given.items():
+            check_unshared(where, arg, part, x)
         if kernel is None and not self.has_own_kernels:
             kernel = Matern52(x.shape[1])
         if kernel is not None:

@@ -333,6 +333,23 @@ def test_sampled_posteriors_keep_the_protocol():
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3
 
 
+@pytest.mark.parametrize("method", [Vecchia, SVGP, BSGP, CoregionalizedLOO])
+def test_parts_of_another_method_are_not_cast(method):
+    (x, y), k = data(), Matern52(2, 1.0, 0.5)
+    settings = {"inducing": 5} if method in (SVGP, BSGP) else {"num_neighbors": 5}
+    several = method is CoregionalizedLOO
+
+    def made(x, y, k):
+        return method(x, torch.stack([y, -y], -1) if several else y, [k] if several else k, **settings)
+
+    made(x, y, k)
+    with pytest.raises(ValueError, match=rf"{method.__name__}: expected kernels? in torch.float32 .* copy.deepcopy"):
+        made(x.float(), y.float(), k)
+    assert k.variance.dtype == torch.float64
+    made(x.float(), y.float(), copy.deepcopy(k).to(x.float()))
+    made(x, y, k)
+
+
 @pytest.mark.parametrize("method", [SVGP, SWSGP, BSGP])
 def test_few_rows_are_few_inducing_points(method):
     x, y = data()
