@@ -287,6 +287,18 @@ def test_one_point_is_a_row(name, call):
         getattr(gp, call)(x[0], *more)
 
 
+def test_no_points_are_no_single_point():
+    gp, (x, _) = build("Vecchia"), data()
+    empty = r"expected x_new of shape \(N, D\) .* got \(0, 2\)\. Give at least one row and one column"
+    for call in (gp, gp.joint):
+        with pytest.raises(ValueError, match=empty):
+            call(x[:0])
+    with pytest.raises(TypeError, match="joint: expected x_new to be a torch.Tensor, got NoneType"):
+        gp.joint(None)
+    with pytest.raises(ValueError, match=r"joint: expected x_new of shape \(..., q, D\), got \(2,\)"):
+        gp.joint(x[0])
+
+
 def test_two_instances_share_no_parameters(name):
     one, two = build(name), build(name)
     before = [p.clone() for p in two.parameters()]
