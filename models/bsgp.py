@@ -41,11 +41,13 @@ from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import Densities, Draw, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.leave_one_out import is_ours
 from pyro_nngp.models.base.sampled import Moments, SampledMethod
 from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
 
+_USUAL = 100  # inducing points
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
 
@@ -102,7 +104,7 @@ class BSGP(SampledMethod):
             with one each, or one to copy for every layer. None is Matern52 with one lengthscale per column. Unset
             hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian.
-        inducing: M for k-means centers, or the initial z (M, D).
+        inducing: M for k-means centers, or the initial z (M, D); None is min(100, N) centers.
         objective: "fitc" or "vfe".
         inducing_prior: "normal", "uniform", "determinantal" or "strauss"; a distribution over (M, D); a function of
             kernel and z that returns one; None makes z a parameter. See :mod:`pyro_nngp.inducing.priors`.
@@ -137,7 +139,7 @@ class BSGP(SampledMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        inducing: int | Float[Tensor, "M D"] = 100,
+        inducing: int | Float[Tensor, "M D"] | None = None,
         objective: Literal["fitc", "vfe"] = "fitc",
         inducing_prior: InducingPrior | None = "normal",
         num_layers: int = 1,
@@ -171,8 +173,10 @@ class BSGP(SampledMethod):
         if len(kernels) != num_layers:
             cure = "Give one per layer, or one for all."
             fail("BSGP", "kernel", f"to be a list of num_layers = {num_layers}", f"{len(kernels)} kernels", cure)
+        for each in kernels:
+            check_unshared("BSGP", "kernel", each, x)
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
-        axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed)
+        axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed, _USUAL)
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
         if num_layers > 1:
             self.loo_kind = "given the inducing values of each draw"
@@ -278,8 +282,8 @@ class BSGP(SampledMethod):
         m = len(self.layers[0].start)
         return m * (m + self.num_draws * self.num_data)
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.noise is not None:
             generator = torch.Generator().manual_seed(self.num_data)
             shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])

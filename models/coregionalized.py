@@ -39,6 +39,7 @@ from pyro_nngp.linalg import in_blocks, solve_triangular
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.output_arguments import check_loading
 from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
 from pyro_nngp.models.base.starts import Start
@@ -127,6 +128,7 @@ class CoregionalizedLOO(PredictiveMethod):
         if isinstance(mixing, Tensor):
             check_loading(where, mixing, (t, q))
         for each in functions:
+            check_unshared(where, "kernels", each, x)
             release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)
         for each in functions:
@@ -209,8 +211,8 @@ class CoregionalizedLOO(PredictiveMethod):
         """Find the neighbors again under the present lengthscales of all kernels."""
         self.refresh_table()
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         self.graph.append(x)
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:

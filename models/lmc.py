@@ -20,7 +20,7 @@ from pyro import poutine
 from pyro.nn import PyroModule, PyroParam, PyroSample
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_same_kind, check_tensor, fail
+from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
@@ -31,6 +31,7 @@ from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
 from pyro_nngp.models.base.output_starts import start_outputs
 from pyro_nngp.models.base.starts import Start
@@ -109,10 +110,10 @@ class LMC(PredictiveMethod):
         ordering: str | Int[Tensor, " N"] = "random",
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
-        offset: Float[Tensor, "N *T"] | Table | None = None,
-        weights: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
-        trials: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table | None = None,
-        limits: Float[Tensor, "N *T"] | Table | None = None,
+        offset: Float[Tensor, "N ..."] | Table | None = None,
+        weights: Float[Tensor, "N ..."] | Int[Tensor, "N ..."] | Table | None = None,
+        trials: Float[Tensor, "N ..."] | Int[Tensor, "N ..."] | Table | None = None,
+        limits: Float[Tensor, "N ..."] | Table | None = None,
         seed: int = 0,
     ) -> None:
         if not isinstance(y, Tensor) or y.dim() != 2:
@@ -120,6 +121,9 @@ class LMC(PredictiveMethod):
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
         functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
+        check_inputs("LMC", "x", x)
+        for each in functions:
+            check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
@@ -290,12 +294,12 @@ class LMC(PredictiveMethod):
         return self.local.solved_parameters()
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y)
+        super().append_rows(x, y, by_row)
         self._place_medians()
         self.graph.append(x)
-        added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+        added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
         self.local.append(cast(Tensor, self.y), loc + added, variance)
         self.local.solve(level=False)
 

@@ -45,7 +45,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_tensor, fail
+from pyro_nngp._checks import check_choice, check_inputs, check_tensor, fail
 from pyro_nngp._memory import at_once
 from pyro_nngp._tape import operation
 from pyro_nngp.data.tables import Table, from_tables
@@ -168,10 +168,10 @@ class LOO(ResponseMethod):
         trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
+        check_inputs("LOO", "x", x)
         if likelihood is None:
-            likelihood = (
-                copy.deepcopy(cast(Likelihood, start.likelihood)) if isinstance(start, GPMethod) else Gaussian()
-            )
+            of_start = cast(Likelihood, start.likelihood) if isinstance(start, GPMethod) else Gaussian()
+            likelihood = copy.deepcopy(of_start).to(x)
         check_augmentable("LOO", likelihood)
         if guide is None:
             guide = "conjugate" if isinstance(likelihood, NegativeBinomial) else "lognormal"
@@ -180,7 +180,6 @@ class LOO(ResponseMethod):
             divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
         check_choice("LOO", "coupling", coupling, ("odds", "probabilities"))
-        check_tensor("LOO", "x", x)
         check_tensor("LOO", "y", y)
         coded = coded_labels("LOO", likelihood, y, x.dtype)
         by_row = {"offset": offset, "weights": weights, "trials": trials}
@@ -387,8 +386,8 @@ class LOO(ResponseMethod):
         return omega
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.local is not None and y is not None:
             rows = slice(self.num_data - len(x), None)
             self.local.append(self._start_omega(isinstance(self.local, LocalLogNormal), rows))

@@ -139,6 +139,11 @@ class NPVI(VNNGP):
         y: Float[Tensor, "N *T"] | Int[Tensor, "N *T"] | Table,
         ordering: str | Int[Tensor, " N"] = "random",
         seed: int = 0,
+        *,
+        offset: Float[Tensor, "N *L"] | Table | None = None,
+        weights: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        trials: Float[Tensor, " N"] | Int[Tensor, " N"] | Table | None = None,
+        limits: Float[Tensor, " N"] | Table | None = None,
     ) -> "NPVI":
         """The same model on other data, with q(u) from the trained encoder, without any training.
 
@@ -147,35 +152,38 @@ class NPVI(VNNGP):
             y: their targets.
             ordering: as for the model.
             seed: seed of the ordering.
+            offset: that of each row, if the model has one, as the next three.
+            weights: of each row.
+            trials: of each row.
+            limits: of each row.
 
         Returns:
             A model with copies of kernel, likelihood, mean, encoder and the guide of their hyperparameters, so that
             training one model does not change the other.
 
         Raises:
-            ValueError, TypeError: if the model has no encoder, for malformed data, or x of other columns.
+            ValueError, TypeError: if the model has no encoder, for malformed data, x of other columns, or values by row
+                that are missing or too many.
         """
         where = "NPVI.amortize"
         if not isinstance(self.local, AmortizedGaussian):
             fail(where, "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
-        x, y, _ = read_rows(where, self, x, y, {})
+        by_row: dict[str, Any] = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        self.check_names_by_row(where, by_row)
+        x, y, by_row = read_rows(where, self, x, y, by_row)
         check_inputs(where, "x", x)
         if x.shape[1] != self.x.shape[1]:
             cure = "Give the same input dimensions."
             fail(where, "x", f"with {self.x.shape[1]} columns, as the model has", x.shape[1], cure)
-        parts = copy.deepcopy((self.kernel, self.likelihood, self.mean, self.local.encoder))
-        kernel, likelihood, mean, encoder = parts
-        new = NPVI(
+        return NPVI(
             x,
             y,
-            kernel,
-            likelihood,
             num_neighbors=min(self.graph.num_neighbors, len(x) - 1),
-            encoder=encoder,
-            mean=mean,
+            encoder=copy.deepcopy(self.local.encoder),
+            start=self,
             ordering=ordering,
             jitter=self.jitter,
+            metric=self.metric,
             seed=seed,
+            **by_row,
         )
-        new.hyper_guide.load_state_dict(self.hyper_guide.state_dict())
-        return new

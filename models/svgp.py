@@ -84,7 +84,7 @@ class SVGP(PredictiveMethod):
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
+        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is M = min(512, N).
         learn_inducing: whether the inducing points are parameters.
         mean_field: whether q(nu) is diagonal; it has a dense Cholesky factor otherwise.
         objective: "vfe" or "fitc", as above; they differ in the model.
@@ -118,7 +118,7 @@ class SVGP(PredictiveMethod):
         kernel: Any = None,
         likelihood: Likelihood | None = None,
         *,
-        inducing: int | Float[Tensor, "M D"] = 512,
+        inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = True,
         mean_field: bool = False,
         objective: Literal["vfe", "fitc"] = "vfe",
@@ -233,8 +233,8 @@ class SVGP(PredictiveMethod):
         """The parameters that :meth:`solve` sets."""
         return list(self.q.parameters())
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.can_solve:
             self.solve()
 

@@ -47,6 +47,7 @@ from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGauss
 
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
+_USUAL = 1024  # inducing points
 _USUAL_NEIGHBORS = 32
 _LABELS = (Bernoulli, BetaBinomial, Binomial, Categorical, IntervalCensored, Ordinal)
 
@@ -79,7 +80,7 @@ class SWSGP(PredictiveMethod):
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound is that of SVGP.
-        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them.
+        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is M = min(1024, N).
         learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
@@ -118,7 +119,7 @@ class SWSGP(PredictiveMethod):
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int | None = None,
-        inducing: int | Float[Tensor, "M D"] = 1024,
+        inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = True,
         mean_field: bool = True,
         mean: Callable | None = None,
@@ -135,7 +136,7 @@ class SWSGP(PredictiveMethod):
     ) -> None:
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        z = inducing_points("SWSGP", x, inducing, seed)
+        z = inducing_points("SWSGP", x, inducing, seed, _USUAL)
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         if not mean_field and len(z) > LARGEST_FULL:
@@ -201,8 +202,8 @@ class SWSGP(PredictiveMethod):
         if self.data_neighbors is not None:
             self.data_neighbors = self._nearest(self.x)
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         if self.data_neighbors is not None:
             self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
         warn_untrained(type(self).__name__)

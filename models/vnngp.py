@@ -151,6 +151,8 @@ class VNNGP(ShardedLatents):
         self.at_data = inducing is None
         if self.at_data and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
+        if not self.at_data:
+            self.own_state = (*self.own_state, "graph")
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
         num_neighbors = first_neighbors(where, num_neighbors, z)
         self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
@@ -332,9 +334,9 @@ class VNNGP(ShardedLatents):
         return list(self.local.parameters())
 
     @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y)
+        super().append_rows(x, y, by_row)
         if not self.at_data:
             self.data_neighbors = torch.cat([self.data_neighbors, self.graph.query(x, self.data_neighbors.shape[1])])
             warn_untrained(type(self).__name__)
@@ -342,7 +344,7 @@ class VNNGP(ShardedLatents):
         self._place_medians()
         self.graph.append(x)
         if isinstance(self.local, GaussianSites):
-            added = 0 if self.offset is None else self.offset[-len(x) :].movedim(0, -1)
+            added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
             self.local.append(cast(Tensor, self.y), loc + added, variance)
             self.local.solve(level=False)
         elif isinstance(self.local, LocalGaussian):

@@ -176,6 +176,7 @@ def check_inputs(where: str, arg: str, x: Any, cure: str = "Use x[:, None] for o
     """Raise unless `x` is a finite floating-point tensor of shape (N, D) with N, D >= 1."""
     check_tensor(where, arg, x)
     if x.dim() != 2 or x.shape[0] < 1 or x.shape[1] < 1:
+        cure = cure if x.dim() != 2 else "Give at least one row and one column."
         fail(where, arg, "of shape (N, D) with N, D >= 1", tuple(x.shape), cure)
     if not x.is_floating_point():
         fail(where, arg, "of a floating-point dtype", x.dtype, "Call .float() or .double() on it.", TypeError)

@@ -22,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -127,6 +128,8 @@ class _Writer:
 
     def value(self, value: Any, path: str) -> Any:
         """JSON of a value, which may be a reference to one of the objects."""
+        if isinstance(value, np.generic):  # of settings that were computed with NumPy
+            value = value.item()
         if value is None or type(value) in (bool, int, str):
             return value
         if type(value) is float:

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -270,3 +271,12 @@ def test_loading_reaches_another_device(tmp_path):
         there = load(tmp_path / "gp", device=DEVICE)
         assert there.x.device == DEVICE
         torch.testing.assert_close(there(NEW.to(DEVICE))[0].cpu(), gp(NEW)[0])
+
+
+def test_settings_may_be_scalars_of_numpy(tmp_path):
+    gp = nngp.Vecchia(X, Y, Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=5, jitter=np.float64(1e-5))
+    gp.kernel.note = [np.int64(3), np.float32("inf"), np.bool_(True)]
+    gp.save(tmp_path / "gp")
+    again = load(tmp_path / "gp")
+    assert (type(again.jitter), again.jitter) == (float, 1e-5)
+    assert again.kernel.note == [3, float("inf"), True]

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+from pyro.nn import PyroModule
 from torch import Tensor
 
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
@@ -21,6 +22,8 @@ def check_data(
     Targets with numbers of trials or limits are checked by :func:`check_by_row`.
     """
     check_inputs(where, "x", x)
+    if len(x) < 2:
+        fail(where, "x", "with at least 2 rows", len(x), "Methods condition each point on others.")
     if y is not None:
         check_tensor(where, "y", y)
         if y.dim() not in (1, 2) or len(y) != len(x):
@@ -45,6 +48,27 @@ def check_data(
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def check_unshared(where: str, arg: str, part: Any, x: Tensor) -> None:
+    """Raise if a part of another method is of another dtype or device than x: casting it would change that method."""
+    if not isinstance(part, PyroModule) or not part._pyro_name:
+        return
+    for value in (*part.parameters(), *part.buffers()):
+        if value.is_floating_point() and (value.dtype, value.device) != (x.dtype, x.device):
+            expectation = f"in {x.dtype} on {x.device} as x, since it is part of another method"
+            fail(where, arg, expectation, f"{value.dtype} on {value.device}", f"Pass copy.deepcopy({arg}).to(x).")
+
+
+def as_stored(y: Tensor | None, likelihood: Likelihood | None, x: Tensor) -> Tensor | None:
+    """A copy of the targets: like x, but integers and booleans stay that where the likelihood is of discrete data.
+
+    Later rows take the dtype of the first ones, so that integers must not stand for real data.
+    """
+    if y is None:
+        return None
+    keeps = y.is_floating_point() or (likelihood is not None and likelihood.support.is_discrete)
+    return y.detach().to(y.dtype if keeps else x.dtype, copy=True)
 
 
 def check_by_row(
@@ -97,7 +121,7 @@ def _of_rows(where: str, name: str, value: Any, x: Tensor, latent_shape: tuple[i
         fail(where, name, "to be numbers", "NaN", "Give infinity where there is no limit.")
     if name != "limits":
         check_finite(where, name, value.to(x))
-    return value.to(x)
+    return value.detach().to(x)
 
 
 def copied_parts(

@@ -42,7 +42,7 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
-from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
+from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, check_unshared, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
@@ -127,6 +127,7 @@ class GPMethod(GrowingData):
         if torch.is_inference_mode_enabled():
             cure = "Its tensors could not be trained: build it outside, and predict inside."
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
+        given = {"kernel": kernel, "likelihood": likelihood, "mean": mean}
         if start is not None:
             kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
         if likelihood is None and y is not None:
@@ -137,6 +138,8 @@ class GPMethod(GrowingData):
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
+        for arg, part in given.items():
+            check_unshared(where, arg, part, x)
         if kernel is None and not self.has_own_kernels:
             kernel = Matern52(x.shape[1])
         if kernel is not None:
@@ -153,8 +156,8 @@ class GPMethod(GrowingData):
         for part in (kernel, likelihood, self.mean):
             if isinstance(part, nn.Module):
                 part.to(x)
-        self.register_buffer("x", x.clone())
-        self.register_buffer("y", None if y is None else y.clone())
+        self.register_buffer("x", x.detach().clone())
+        self.register_buffer("y", as_stored(y, likelihood, x))
         self._try_mean(x[:2])
         self._try_likelihood()
         self.metric, self._origin = metric, [] if start is None else [start]
@@ -288,7 +291,7 @@ class GPMethod(GrowingData):
         if learn:
             self.z = scaled(z, column_scale(self.x))
         else:
-            self.register_buffer("z", z.clone())
+            self.register_buffer("z", z.detach().clone())
 
     def undefined(self, hook: str) -> NoReturn:
         """Raise ``NotImplementedError`` for a method that a subclass has to define."""

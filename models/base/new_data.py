@@ -1,7 +1,8 @@
 """New data: rows appended to a method in place, and light copies that are conditioned on further rows.
 
 Hyperparameters stay as they are. What a method keeps per datum follows: neighbors of the new rows (old sets stay where
-there is an ordering), and q of the new rows, from the old q of all others as the start.
+there is an ordering), q of the new rows, from the old q of all others as the start, and the posterior of coefficients
+of the mean that the method solves for.
 
 Cost: that of the search for the neighbors, and of ``solve`` where the method has latent values. Symbols: N data, P new
 rows, T outputs.
@@ -9,6 +10,8 @@ rows, T outputs.
 
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -29,12 +32,13 @@ class GrowingData(ShardedRows):
     columns: tuple[str, ...] | None
     outputs: tuple[str, ...] | None
     own_state: tuple[str, ...] = ("local", "q")  # parts with q, which copies do not share
+    data_state = frozenset({"x", "y", *BY_ROW, "data_neighbors", "graph.x", "graph.order", "graph.neighbors"})
 
     def extend(
         self,
         x: Float[Tensor, "P D"] | Table,
         y: Float[Tensor, "P *T"] | Int[Tensor, "P *T"] | Table | None = None,
-        **by_row: Float[Tensor, "P *L"] | Int[Tensor, " P"] | Table | None,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
     ) -> None:
         """Append rows to the data, in place, at the present hyperparameters.
 
@@ -51,6 +55,8 @@ class GrowingData(ShardedRows):
             ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
             RuntimeError: under ``torch.inference_mode()``.
 
+        Whatever it raises, the method stays as it was.
+
         Cost: as in the module's docstring.
         """
         where = f"{type(self).__name__}.extend"
@@ -60,18 +66,20 @@ class GrowingData(ShardedRows):
             fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
         inputs, targets, others = read_rows(where, self, x, y, by_row)
         inputs, targets, values = without_missing(where, inputs, targets, others, self.takes_missing)
-        self._append(where, inputs, targets, others | values)
+        with self._restored_on_failure():
+            self._append(where, inputs, targets, others | values)
 
     def condition_on(
         self: Method,
         x: Float[Tensor, "P D"] | Table,
         y: Float[Tensor, "P *T"] | Float[Tensor, "S P"] | Int[Tensor, "P *T"] | Table,
-        **by_row: Float[Tensor, "P *L"] | Int[Tensor, " P"] | Table | None,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
     ) -> Method:
         """A copy with more data, which shares all hyperparameters and the old data with this method.
 
         It is for fantasies: what would be predicted if y were observed at x. Training the copy would move the
-        hyperparameters of both; to keep new data, use :meth:`extend`.
+        hyperparameters of both; to keep new data, use :meth:`extend`. With S fantasies the posterior of coefficients of
+        the mean stays that of this method, since the fantasies have it in common.
 
         Args:
             x: further inputs.
@@ -95,19 +103,32 @@ class GrowingData(ShardedRows):
         new._append(where, inputs, targets, others)
         return new
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it.
 
-        Offset, weights, trials and limits are there already.
+        Args:
+            x: new inputs.
+            y: their targets, if the method has any.
+            by_row: those of ``offset``, ``weights``, ``trials`` and ``limits`` that the method has.
         """
         self.x = torch.cat([self.x, x])
         if y is not None and self.y is not None:
             self.y = torch.cat([self.y, y])
+        for name, value in by_row.items():
+            setattr(self, name, torch.cat([getattr(self, name), value]))
 
     def repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
         """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""
         cure = "Condition on one fantasy at a time."
         fail(where, "y", "of shape (P,) for this method and likelihood", tuple(y.shape), cure)
+
+    def check_names_by_row(self, where: str, by_row: dict[str, Any]) -> None:
+        """Raise unless offset, weights, trials and limits are given for new rows where the method has them."""
+        for name in BY_ROW:
+            if (getattr(self, name) is None) != (by_row.get(name) is None):
+                expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"
+                cure = "Give what the constructor got."
+                fail(where, name, expectation, "None" if by_row.get(name) is None else "values", cure)
 
     @torch.no_grad()
     def _append(self, where: str, x: Any, y: Any, by_row: dict[str, Any]) -> None:
@@ -126,23 +147,41 @@ class GrowingData(ShardedRows):
                 check_finite(where, "y", y.nan_to_num() if self.takes_missing else y)
             if self.likelihood is not None and not self.likelihood.differs_by_row:
                 self.likelihood.check(as_checked(self.likelihood, y, self.takes_missing))
-        for name in BY_ROW:
-            if (getattr(self, name) is None) != (by_row.get(name) is None):
-                expectation = "of the new rows" if by_row.get(name) is None else "None, as the method has none"
-                cure = "Give what the constructor got."
-                fail(where, name, expectation, "None" if by_row.get(name) is None else "values", cure)
-        for name, value in check_by_row(where, x, y, self.likelihood, self.latent_shape, by_row).items():
-            if value is not None:
-                setattr(self, name, torch.cat([getattr(self, name), value]))
-        self.append_rows(x.detach(), None if y is None else y.detach().to(self.y))
+        self.check_names_by_row(where, by_row)
+        found = check_by_row(where, x, y, self.likelihood, self.latent_shape, by_row)
+        values = {name: value for name, value in found.items() if value is not None}
+        for name, value in values.items():
+            shape = (len(x), *getattr(self, name).shape[1:])
+            if value.shape != shape:
+                fail(where, name, f"of shape {shape}", tuple(value.shape), "Give what the constructor got.")
+        self.append_rows(x.detach(), None if y is None else y.detach().to(self.y), values)
+
+    @contextmanager
+    def _restored_on_failure(self) -> Iterator[None]:
+        """Put all parts of the method and their values back if the block raises."""
+        parts = [(part, {key: _own_dict(value) for key, value in vars(part).items()}) for part in self.modules()]
+        state = {name: value.clone() for name, value in self.state_dict().items()}
+        try:
+            yield
+        except BaseException:
+            for part, attributes in parts:
+                vars(part).clear()
+                vars(part).update(attributes)
+            self.load_state_dict(state)
+            raise
 
     def _sharing_copy(self: Method) -> Method:
         """A copy that has hyperparameters and data in common with this method, but not q."""
         parts = [self._modules.get(name) for name in self.own_state]
         own = {id(value) for part in parts if part is not None for value in (*part.parameters(), *part.buffers())}
-        tables = [value for value in self.buffers() if value.dim() and len(value) == self.num_data]
+        tables = [value for name, value in self.named_buffers() if name in self.data_state]
         shared = [value for value in (*self.parameters(), *tables) if id(value) not in own]
         return copy.deepcopy(self, {id(value): value for value in shared})
+
+
+def _own_dict(value: Any) -> Any:
+    """A copy of a dictionary, such as that of the buffers of a module; anything else itself."""
+    return value.copy() if isinstance(value, dict) else value
 
 
 def warn_untrained(where: str) -> None:

@@ -21,7 +21,7 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._checks import check_num_neighbors, check_tensor, fail
 from pyro_nngp._random import seeded
 from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
@@ -182,6 +182,9 @@ class PredictiveMethod(DrawsOfY):
         if fantasies is not None and not isinstance(self.likelihood, Gaussian):
             cure = "Condition on one set of observations: condition_on."
             fail(where, "fantasies", "of a Gaussian likelihood", type(self.likelihood).__name__, cure, TypeError)
+        check_tensor(where, "x_new", x_new)
+        if x_new.dim() < 2:
+            fail(where, "x_new", "of shape (..., q, D)", tuple(x_new.shape), "Use x_new[None] for a single point.")
         flat = x_new.reshape(-1, x_new.shape[-1])
         if self.shard is not None and self.predicts_from_rows:
             view, k = self._near("joint", flat, num_neighbors)

@@ -59,6 +59,7 @@ class ResponseMethod(PredictiveMethod):
     """
 
     graph: NeighborTable
+    _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
     generative = False
     solves_coefficients = True
     can_distribute = True
@@ -85,14 +86,16 @@ class ResponseMethod(PredictiveMethod):
         if self.shard is not None:
             self.take_rows()
 
-    def append_rows(self, x: Tensor, y: Tensor | None) -> None:
-        super().append_rows(x, y)
+    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super().append_rows(x, y, by_row)
         self.graph.append(x)
+        if self._has_posterior and isinstance(self.likelihood, Gaussian) and not self._has_fantasies:
+            self.solve_mean()
 
     def repeat_targets(self, where: str, y: Tensor) -> Tensor:
         if not isinstance(self.likelihood, Gaussian) or y.shape[0] < 1:
             return super().repeat_targets(where, y)
-        self.latent_shape = (len(y),)
+        self.latent_shape, self._has_fantasies = (len(y),), True
         self.y = cast(Tensor, self.y)[:, None].expand(-1, len(y))
         return y.mT
 

@@ -218,8 +218,10 @@ def _index(table: Any) -> Any:
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
-    """The tensor of a table and the names of its columns; anything else is returned unchanged."""
-    if isinstance(value, Tensor) or not isinstance(value, np.ndarray | Frame):
+    """The tensor of a table and the names of its columns; a tensor without its graph; anything else unchanged."""
+    if isinstance(value, Tensor):
+        return value.detach(), None
+    if not isinstance(value, np.ndarray | Frame):
         return value, None
     if isinstance(value, np.ndarray):
         array, names = value, None

@@ -54,12 +54,12 @@ class SparseLayer(GPModule):
         super().__init__()
         check_covariance("BSGP", kernel, z)
         self.kernel, self.outputs, self.jitter = kernel, outputs, jitter
-        self.register_buffer("start", z.clone())
+        self.register_buffer("start", z.detach().clone())
         self.register_buffer("skip", skip)
         self.event_dims = {"nu": 1 + len(outputs), "z": 2}
         self.nu = PyroSample(partial(SparseLayer.white))  # a partial, since Pyro renames functions
         if prior is None:
-            self.z = nn.Parameter(z.clone())
+            self.z = nn.Parameter(z.detach().clone())
         else:
             found = inducing_prior("BSGP", prior, tuple(z.shape))
             self.z = PyroSample(found if isinstance(found, Distribution) else partial(_of_layer, found))

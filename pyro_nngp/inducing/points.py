@@ -45,20 +45,22 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
 
 
 def inducing_points(
-    where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"], seed: int = 0
+    where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"] | None, seed: int = 0, usual: int = 512
 ) -> Float[Tensor, "M D"]:
     """Inducing points from the user's argument: a number of k-means centers, or the points themselves.
 
     Args:
         where: name of the caller, for the error message.
         x: inputs of the data.
-        inducing: M in 2..N, or the points.
+        inducing: M in 2..N, or the points; None is the usual M, but at most N.
         seed: seed of k-means.
+        usual: M where none is given.
 
     Raises:
         ValueError, TypeError: for too many or too few points, or points of another shape, dtype or device than `x`.
     """
     check_seed(where, seed)
+    inducing = min(usual, len(x)) if inducing is None else inducing
     if isinstance(inducing, int):
         if not 1 < inducing <= len(x):
             fail(where, "inducing", f"in 2..{len(x)}", inducing, "There can't be more centers than data points.")

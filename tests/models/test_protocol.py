@@ -1,5 +1,6 @@
 """What all methods promise alike: arguments, sites, shapes, training by plain Pyro, export, saving, devices."""
 
+import copy
 import inspect
 
 import pyro
@@ -205,6 +206,22 @@ def test_a_larger_module_gives_its_names(name):
     assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
 
 
+def test_data_leave_their_graph_behind():
+    x, y = (value.requires_grad_() for value in data())
+    offset = (2 * y).clone()
+    weights = y.detach().exp().requires_grad_()
+    settings = {"kernel": Matern52(2, 1.0, 0.5), "likelihood": Gaussian(0.05), "inducing": x[:9] + 0}
+    sparse = SVGP(x, y, **settings, offset=offset, weights=weights, learn_inducing=False)
+    for gp in (sparse, VNNGP(x, y, **settings, num_neighbors=3, learn_inducing=True)):
+        assert not any(value.requires_grad for value in gp.buffers())
+        copy.deepcopy(gp)
+        IntegratedELBO().loss_and_grads(gp.model, gp.guide)
+    sparse.extend(x[:2], y[:2], offset=offset[:2], weights=weights[:2])
+    assert not any(value.requires_grad for value in sparse.buffers())
+    assert x.grad is None
+    assert y.grad is None
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -286,6 +303,18 @@ def test_one_point_is_a_row(name, call):
         getattr(gp, call)(x[0], *more)
 
 
+def test_no_points_are_no_single_point():
+    gp, (x, _) = build("Vecchia"), data()
+    empty = r"expected x_new of shape \(N, D\) .* got \(0, 2\)\. Give at least one row and one column"
+    for call in (gp, gp.joint):
+        with pytest.raises(ValueError, match=empty):
+            call(x[:0])
+    with pytest.raises(TypeError, match="joint: expected x_new to be a torch.Tensor, got NoneType"):
+        gp.joint(None)
+    with pytest.raises(ValueError, match=r"joint: expected x_new of shape \(..., q, D\), got \(2,\)"):
+        gp.joint(x[0])
+
+
 def test_two_instances_share_no_parameters(name):
     one, two = build(name), build(name)
     before = [p.clone() for p in two.parameters()]
@@ -330,6 +359,40 @@ def test_sampled_posteriors_keep_the_protocol():
     with pytest.raises(ValueError, match=r"with input_dim = 3 columns, got \(10, 2\)"):
         BSGP(x, y, Matern52(3), Gaussian(0.05), inducing=10)
     assert to_arviz(mcmc).posterior.sizes["draw"] == 3
+
+
+@pytest.mark.parametrize("method", [Vecchia, SVGP, BSGP, CoregionalizedLOO])
+def test_parts_of_another_method_are_not_cast(method):
+    (x, y), k = data(), Matern52(2, 1.0, 0.5)
+    settings = {"inducing": 5} if method in (SVGP, BSGP) else {"num_neighbors": 5}
+    several = method is CoregionalizedLOO
+
+    def made(x, y, k):
+        return method(x, torch.stack([y, -y], -1) if several else y, [k] if several else k, **settings)
+
+    made(x, y, k)
+    with pytest.raises(ValueError, match=rf"{method.__name__}: expected kernels? in torch.float32 .* copy.deepcopy"):
+        made(x.float(), y.float(), k)
+    assert k.variance.dtype == torch.float64
+    made(x.float(), y.float(), copy.deepcopy(k).to(x.float()))
+    made(x, y, k)
+
+
+@pytest.mark.parametrize("method", [SVGP, SWSGP, BSGP])
+def test_few_rows_are_few_inducing_points(method):
+    x, y = data()
+    gp = method(x[:12], y[:12], Matern52(2, 1.0, 0.5), Gaussian(0.05))
+    start = gp.layers[0].start if method is BSGP else gp.z
+    torch.testing.assert_close(start.detach().sort(0).values, x[:12].sort(0).values)
+    assert gp.model().isfinite().all()
+
+
+@pytest.mark.parametrize("method", [Vecchia, VNNGP, NPVI, SVGP, BSGP, CoregionalizedLOO])
+def test_one_row_is_too_few(method):
+    x, y = data()
+    arguments = (y[:1, None].expand(1, 2), 1) if method is CoregionalizedLOO else (y[:1],)
+    with pytest.raises(ValueError, match=f"{method.__name__}: expected x with at least 2 rows, got 1"):
+        method(x[:1], *arguments)
 
 
 @pytest.mark.gpu

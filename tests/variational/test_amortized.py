@@ -19,6 +19,7 @@ from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import (
     Bernoulli,
+    Binomial,
     Categorical,
     Gaussian,
 )
@@ -209,3 +210,17 @@ def test_an_amortized_model_has_the_nugget_that_its_encoder_was_trained_with():
     assert other.jitter == gp.jitter == 0.02
     torch.testing.assert_close(other.local.distribution().scale, gp.local.distribution().scale)
     torch.testing.assert_close(other(x[:5] + 0.01), gp(x[:5] + 0.01))
+
+
+def test_amortizing_keeps_the_metric_and_takes_what_rows_have():
+    x, y = data(60)
+    counts, by_row = (y > 0).double(), {"offset": y, "trials": 1 + torch.arange(60.0, dtype=F64)}
+    settings = {"num_neighbors": 4, "encoder": ConditionalEncoder(), "metric": torch.tensor([1.0, 100.0], dtype=F64)}
+    gp = NPVI(x, counts, kernel(), Binomial(), **settings, **by_row)
+    other = gp.amortize(x, counts, **by_row)
+    assert torch.equal(other.graph.neighbors, gp.graph.neighbors)
+    assert loss(other) == pytest.approx(loss(gp), rel=1e-12)
+    with pytest.raises(ValueError, match=r"NPVI.amortize: expected offset of the new rows, got None"):
+        gp.amortize(x, counts, trials=by_row["trials"])
+    with pytest.raises(ValueError, match=r"NPVI.amortize: expected weights None, as the method has none"):
+        gp.amortize(x, counts, weights=counts + 1, **by_row)

@@ -94,6 +94,23 @@ def test_joint_posteriors_have_the_uncertainty_of_coefficients_and_learn_them_fr
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("method", [nngp.Vecchia, nngp.LOO])
+def test_new_rows_count_for_the_coefficients(method):
+    gp = method(x[:30], y[:30], kernel(), Gaussian(NOISE), num_neighbors=29, mean=trend(), jitter=1e-9)
+    gp.solve()
+    before = [value.clone() for value in posterior(gp)]
+    new = gp.condition_on(x[30:], y[30:])
+    assert all(torch.equal(value, old) for value, old in zip(posterior(gp), before, strict=True))
+    several = gp.condition_on(x[30:], torch.stack([y[30:], 1 - y[30:]]))  # fantasies have them in common
+    assert all(torch.equal(value, old) for value, old in zip(posterior(several), before, strict=True))
+    gp.extend(x[30:], y[30:])
+    coefficients, cov, _ = dense(gp.mean, y, torch.full_like(y, NOISE))
+    for grown in (gp, new):
+        for got, want in zip(posterior(grown), (coefficients, cov), strict=True):
+            torch.testing.assert_close(got, want, rtol=2e-3, atol=1e-6)  # of 32 neighbors
+    assert not torch.allclose(before[1], cov, rtol=0.1)
+
+
 @pytest.mark.slow
 def test_the_guide_draws_coefficients_and_f_jointly():
     gp = nngp.VNNGP(x, y, kernel(), Gaussian(NOISE), num_neighbors=N - 1, mean=trend(), jitter=1e-9)

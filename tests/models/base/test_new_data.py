@@ -13,10 +13,12 @@ import pyro_nngp as nngp
 from pyro_nngp.inference import Checkpoint, CheckpointError, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
-from pyro_nngp.models import BSGP, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.means import LinearMean
+from pyro_nngp.models import BSGP, LMC, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
 
 F64 = torch.float64
 X, Y = data()
+NEW = X[:5] + 0.01
 EVERY = dict.fromkeys(METHODS)
 UNTRAINED = pytest.mark.filterwarnings("ignore:.* has not seen the new rows")
 
@@ -78,6 +80,22 @@ def test_conditioning_gives_the_exact_posterior_and_leaves_the_method_alone():
     assert all(torch.equal(value, state[name]) for name, value in gp.named_buffers())
 
 
+@UNTRAINED
+def test_copies_have_their_own_state_whatever_its_size():
+    x, y = new_rows()
+    gp = VNNGP(X[:3], Y[:3], kernel(), Gaussian(0.05), mean=LinearMean(2, prior="weak"))  # as many coefficients as rows
+    gp.solve()
+    before = gp.mean.posterior_loc.clone()
+    gp.condition_on(x, 9 + y)
+    assert torch.equal(gp.mean.posterior_loc, before)
+    sparse = VNNGP(X[:9], Y[:9], kernel(), Gaussian(0.05), inducing=X[9:18], num_neighbors=3)
+    near, new = sparse.graph.neighbors.clone(), sparse.condition_on(x, y)
+    new.kernel.lengthscale = torch.tensor([0.01, 9.0], dtype=F64)
+    new.refresh_neighbors()
+    assert not torch.equal(new.graph.neighbors, near)
+    assert torch.equal(sparse.graph.neighbors, near)
+
+
 def test_fantasies_are_those_of_each_alone():
     gp, (x, y) = build("LOO"), new_rows()
     fantasies = torch.stack([y, y + 1, -y])
@@ -87,6 +105,53 @@ def test_fantasies_are_those_of_each_alone():
     for each, one in zip(mean, fantasies, strict=True):
         torch.testing.assert_close(each, gp.condition_on(x, one)(X[:4] + 0.01)[0], rtol=1e-12, atol=1e-12)
     assert together.predict(X[:4]).batch_shape == (3, 4)
+
+
+@pytest.mark.parametrize("method", [VNNGP, LMC])
+def test_rows_with_offsets_and_weights_are_shifted_weighted_rows(method):
+    (x, y), offset = new_rows(), torch.linspace(-3, 3, 75, dtype=F64)
+    targets, weights = torch.cat([Y, y]), torch.linspace(0.5, 2, 75, dtype=F64)
+    settings = {"num_neighbors": 8, "metric": torch.ones(2, dtype=F64)}
+    if method is LMC:
+        settings |= {"num_latents": 1, "mixing": torch.tensor([[1.0], [-1.0]], dtype=F64)}
+        targets, offset = torch.stack([targets, -targets], -1), torch.stack([offset, offset.cos()], -1)
+
+    def made(shift):
+        by_row = {"weights": weights} | ({} if shift is None else {"offset": shift})
+        y = targets if shift is None else targets + shift
+        old = {name: value[:60] for name, value in by_row.items()}
+        gp = method(X, y[:60], kernel(), Gaussian(0.05), **settings, **old)
+        gp.mean.value = torch.full_like(gp.mean.value, 0.3)
+        gp.local.solve(level=False)
+        rest = {"x": x, "y": y[60:]} | {k: v[60:] for k, v in by_row.items()}
+        fantasy = None if shift is None else gp.condition_on(**rest)
+        gp.extend(**rest)
+        return gp, fantasy
+
+    (plain, _), (shifted, fantasy) = made(None), made(offset)
+    assert torch.equal(shifted.offset, offset)
+    assert torch.equal(shifted.weights, weights)
+    for mine, other, want in zip(shifted(NEW), fantasy(NEW), plain(NEW), strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(other, mine, rtol=1e-9, atol=1e-9)
+    other = offset[:5, None] if method is VNNGP else offset[:5, 0]
+    with pytest.raises(ValueError, match=r"extend: expected offset of shape \(5"):
+        shifted.extend(x[:5], targets[:5], offset=other, weights=weights[:5])
+
+
+@pytest.mark.parametrize("name", ["VNNGP", "Vecchia", "LOO"])
+def test_a_failure_leaves_the_method_as_it_was(name, monkeypatch):
+    gp, (x, y) = solved(name), new_rows()
+    at, state = gp(X[:5] + 0.01), {key: value.clone() for key, value in gp.state_dict().items()}
+    with monkeypatch.context() as patch:
+        patch.setattr("pyro_nngp.neighbors.table.random_ordering", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            gp.extend(x, y)
+    assert state.keys() == gp.state_dict().keys()
+    assert all(torch.equal(value, state[key]) for key, value in gp.state_dict().items())
+    assert all(torch.equal(mine, old) for mine, old in zip(gp(X[:5] + 0.01), at, strict=True))
+    gp.extend(x, y)
+    assert len(fit(gp, 1, progress=False).losses) == 1
 
 
 @UNTRAINED
@@ -269,3 +334,20 @@ def test_hyperparameters_with_priors_stay_those_of_the_method():
     new = gp.condition_on(x, y)
     assert new.summary()["estimate"]["kernel.lengthscale"] == pytest.approx(math.exp(-2))
     assert not torch.equal(new(X[:3] + 0.01)[0], gp(X[:3] + 0.01)[0])
+
+
+@UNTRAINED
+def test_integers_are_real_data_unless_the_likelihood_is_discrete():
+    whole, (x, y) = (10 * Y).round().long(), new_rows(3)
+    gp, real = (SVGP(X, targets, kernel(), Gaussian(0.05), inducing=9) for targets in (whole, whole.double()))
+    assert torch.equal(gp.condition_on(x, y).y[60:], y)
+    gp.extend(x, y)
+    real.extend(x, y)
+    assert torch.equal(gp.y, real.y)
+    assert all(torch.equal(mine, other) for mine, other in zip(gp(NEW), real(NEW), strict=True))
+    counts = SVGP(X, whole.abs(), kernel(), Poisson(), inducing=9)
+    counts.extend(x, torch.tensor([0.0, 3.0, 1.0], dtype=F64))
+    assert counts.y[60:].tolist() == [0, 3, 1]
+    assert counts.y.dtype == torch.int64
+    with pytest.raises(ValueError, match="Poisson: expected y"):
+        counts.extend(x, y)
