@@ -92,6 +92,7 @@ class LMC(PredictiveMethod):
     """
 
     has_own_kernels = takes_missing = vectorizes = draws_together = True
+    shares_scale = False
 
     @from_tables
     def __init__(

@@ -43,6 +43,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models.base.arguments import check_by_row, check_data, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
+from pyro_nngp.models.base.plausibility import constant_outputs, warn_of_constants, warn_of_offset, warn_of_spreads
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
@@ -62,8 +63,8 @@ class GPMethod(GrowingData):
 
     Args:
         x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions, of any of these kinds; None where
-            the model returns f for use in a larger program.
+        y: targets (N,), or (N, T) for T outputs of similar spread, of any of these kinds: they have independent
+            latent functions of one kernel, and one noise. None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Hyperparameters that were left unset start from the data
             (:mod:`pyro_nngp.models.base.starts`).
@@ -101,6 +102,7 @@ class GPMethod(GrowingData):
 
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
+    shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
     solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     columns: tuple[str, ...] | None = None
@@ -171,6 +173,18 @@ class GPMethod(GrowingData):
         }
         if isinstance(self.mean, BasisMean):
             self.mean.start(found.level, found.spread, self.x)
+        if self.y is not None and self.likelihood is not None:
+            self._warn_of_data(self.y, self.likelihood, found.spread)
+
+    def _warn_of_data(self, y: Tensor, likelihood: Likelihood, spread: Tensor) -> None:
+        """Warn of targets and offsets that are hardly meant."""
+        where, constant = type(self).__name__, constant_outputs(y)
+        if self.offset is not None:
+            warn_of_offset(where, self.offset, y, likelihood, self.latent_shape)
+        if all(value is None for value in (self.offset, self.trials, self.limits)):
+            warn_of_constants(where, y, constant)
+        if self.shares_scale and y.dim() == 2 and likelihood.num_latents is None:
+            warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
 
     @property
     def untrained_hyperparameters(self) -> list[str]:
