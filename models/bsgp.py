@@ -99,7 +99,8 @@ class BSGP(SampledMethod):
 
     Args:
         x: inputs (N, D); priors over z expect them standardized.
-        y: targets (N,), or (N, T) for T outputs with independent inducing values at shared inducing inputs.
+        y: targets (N,), or (N, T) for T outputs of similar spread: independent inducing values at shared inducing
+            inputs, one kernel, one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list
             with one each, or one to copy for every layer. None is Matern52 with one lengthscale per column. Unset
             hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).

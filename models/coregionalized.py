@@ -90,6 +90,7 @@ class CoregionalizedLOO(PredictiveMethod):
     generative = False
     has_own_kernels = takes_missing = vectorizes = maps_draws = True
     own_hyperparameters = ("mixing",)
+    shares_scale = False
 
     @from_tables
     def __init__(

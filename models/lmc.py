@@ -94,6 +94,7 @@ class LMC(PredictiveMethod):
 
     has_own_kernels = takes_missing = vectorizes = draws_together = True
     own_hyperparameters = ("mixing",)
+    shares_scale = False
 
     @from_tables
     def __init__(

@@ -112,8 +112,8 @@ class LOO(ResponseMethod):
 
     Args:
         x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions; binary labels as 0 and 1, -1 and
-            1, or booleans.
+        y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise;
+            binary labels as 0 and 1, -1 and 1, or booleans.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.

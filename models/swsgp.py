@@ -74,8 +74,8 @@ class SWSGP(PredictiveMethod):
 
     Args:
         x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions; None where the model returns f for
-            use in a larger program.
+        y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
+            None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.

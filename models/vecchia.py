@@ -42,7 +42,7 @@ class Vecchia(GaussianResponseMethod):
 
     Args:
         x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions.
+        y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.

@@ -112,8 +112,9 @@ def fit(
         ValueError, TypeError: if an argument is out of range.
 
     Warns:
-        ConvergenceWarning: if the loss still falls at the end, or predictions from eight times as many neighbors
-            differ.
+        ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not
+            show; if predictions from eight times as many neighbors differ; if the model all but excludes the data; or
+            if the mean function lies away from them.
 
     Returns:
         The losses, the choices made, and what happened.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class ConvergenceWarning(UserWarning):
-    """A training run ended before it converged, or the neighbors that it used are too few."""
+    """A training run ended before it converged, or its result is not to be trusted."""
 
 
 @dataclass(repr=False)

@@ -23,6 +23,7 @@ from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, n
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_leak, check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.outcome_check import check_outcome
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 from pyro_nngp.inference.svi.saved_state import divided, joined
@@ -182,14 +183,17 @@ class Training:
         converged = self.converged if self.automatic else None if fall is None else fall == 0
         if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
-        if not interrupted:
-            check_leak(self.method, stacklevel=3)
-            check_neighbors(self.method, stacklevel=3)
         rows = run.batch_size or run.num_data
         seconds = time.perf_counter() - self.begin
         losses = torch.tensor(run.losses)
         counts = self.refreshes, self.solves, getattr(getattr(self.method, "graph", None), "num_neighbors", None)
-        return FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
+        found = FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
+        if not interrupted:
+            check_leak(self.method, stacklevel=3)
+            check_neighbors(self.method, stacklevel=3)
+        if not interrupted and self.ranks.is_first:
+            check_outcome(self.method, found, stacklevel=3)
+        return found
 
     def _after_adam(self) -> None:
         """Refresh, solve and validate; at the end of a round, check convergence."""

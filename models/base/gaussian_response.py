@@ -28,7 +28,7 @@ class GaussianResponseMethod(ResponseMethod):
 
     Args:
         x: inputs (N, D).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions.
+        y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``.
         likelihood: Gaussian; None makes one.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.

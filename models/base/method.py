@@ -44,6 +44,7 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, check_unshared, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
+from pyro_nngp.models.base.plausibility import constant_outputs, warn_of_constants, warn_of_offset, warn_of_spreads
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
@@ -63,8 +64,8 @@ class GPMethod(GrowingData):
 
     Args:
         x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
-        y: targets (N,), or (N, T) for T outputs with independent latent functions, of any of these kinds; None where
-            the model returns f for use in a larger program.
+        y: targets (N,), or (N, T) for T outputs of similar spread, of any of these kinds: they have independent
+            latent functions of one kernel, and one noise. None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Hyperparameters that were left unset start from the data
             (:mod:`pyro_nngp.models.base.starts`).
@@ -102,6 +103,7 @@ class GPMethod(GrowingData):
 
     generative: bool = True
     has_own_kernels = False  # whether parts of the method hold the kernels
+    shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
     solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
     latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
@@ -133,8 +135,6 @@ class GPMethod(GrowingData):
         if likelihood is None and y is not None:
             likelihood = Gaussian()
         self.latent_shape = check_data(where, x, y, likelihood, self.takes_missing)
-        if len(x) < 2:
-            fail(where, "x", "of shape (N, D) with N >= 2", tuple(x.shape), "A process is learned from several rows.")
         for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
             self.register_buffer(name, value)
         warn_if_coarse(where, x)
@@ -178,6 +178,18 @@ class GPMethod(GrowingData):
         }
         if isinstance(self.mean, BasisMean):
             self.mean.start(found.level, found.spread, self.x)
+        if self.y is not None and self.likelihood is not None:
+            self._warn_of_data(self.y, self.likelihood, found.spread)
+
+    def _warn_of_data(self, y: Tensor, likelihood: Likelihood, spread: Tensor) -> None:
+        """Warn of targets and offsets that are hardly meant."""
+        where, constant = type(self).__name__, constant_outputs(y)
+        if self.offset is not None:
+            warn_of_offset(where, self.offset, y, likelihood, self.latent_shape)
+        if all(value is None for value in (self.offset, self.trials, self.limits)):
+            warn_of_constants(where, y, constant)
+        if self.shares_scale and y.dim() == 2 and likelihood.num_latents is None:
+            warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
 
     @property
     def untrained_hyperparameters(self) -> list[str]:

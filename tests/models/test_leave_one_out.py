@@ -226,7 +226,7 @@ def test_outputs_and_classes(problem):
 
 def test_augmented_loo_conditions_on_the_others(problem):
     x, y = problem[0][:60], problem[1][Bernoulli][:60]
-    gp = LOO(x, y, kernel(), Bernoulli(), num_neighbors=59, mean=zero)
+    gp = LOO(x, y, kernel(), Bernoulli(), num_neighbors=59, mean=zero, divergence="posterior")
     gp.solve()
     with torch.no_grad():
         target, noise = gp.observations(gp.likelihood.bind(), torch.arange(60), None)

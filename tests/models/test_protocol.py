@@ -266,7 +266,7 @@ def test_one_row_is_refused(name):
     method, settings = METHODS[name]
     settings = {key: value() if callable(value) else value for key, value in settings.items()}
     x, y = data(torch.float32)
-    with pytest.raises(ValueError, match=r"expected x of shape \(N, D\) with N >= 2, got \(1, 2\)"):
+    with pytest.raises(ValueError, match="expected x with at least 2 rows, got 1"):
         method(**{"x": x[:1], "y": y[:1], "kernel": Matern52(2), "likelihood": Gaussian()} | settings)
 
 
@@ -385,14 +385,6 @@ def test_few_rows_are_few_inducing_points(method):
     start = gp.layers[0].start if method is BSGP else gp.z
     torch.testing.assert_close(start.detach().sort(0).values, x[:12].sort(0).values)
     assert gp.model().isfinite().all()
-
-
-@pytest.mark.parametrize("method", [Vecchia, VNNGP, NPVI, SVGP, BSGP, CoregionalizedLOO])
-def test_one_row_is_too_few(method):
-    x, y = data()
-    arguments = (y[:1, None].expand(1, 2), 1) if method is CoregionalizedLOO else (y[:1],)
-    with pytest.raises(ValueError, match=f"{method.__name__}: expected x with at least 2 rows, got 1"):
-        method(x[:1], *arguments)
 
 
 @pytest.mark.gpu

@@ -94,7 +94,7 @@ def test_outputs_with_means_of_their_own(method):
         return torch.stack([1 + x[:, 0], 2 * x[:, 1], -x.sum(-1)], -1)
 
     x, y = data()
-    y = torch.stack([y, 2 * y, y.cos()], -1)
+    y = torch.stack([y, 2 * y, 3 * y.cos()], -1)
     gp = model(x, y - mean(x), num_neighbors=5, method=method)
     gp.mean.value = torch.zeros_like(gp.mean.value)
     own = method(x, y, gp.kernel, gp.likelihood, num_neighbors=5, mean=mean)

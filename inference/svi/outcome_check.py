@@ -1,0 +1,108 @@
+r"""Checks of what training came to: a loss that data do not have, and a mean function away from the data.
+
+A loss of more than 1,000 nats per value says that the model all but excludes the data, in whatever units they are: f is
+then where its link is clamped, and has no gradient.
+
+A constant mean is solved for given the kernel, as a sum of the data with weights that have both signs where the
+function is smooth: differences between places or seasons are extrapolated. The constant can then lie far from the mean
+of the data, and so do predictions beyond a lengthscale from them, such as forecasts of a series with seasons. With
+residuals r of the mean function at n of the points, covariance matrix K and noise variance s^2, a right model has
+
+.. math:: \bar r \sim N(0,\ 1^\top K 1 / n^2 + s^2 / n),
+
+with a large variance for smooth functions, which may lie to one side of their mean at all data. So the mean residual
+has to exceed one standard deviation of y, and two of its own.
+
+Cost: a covariance matrix of 512 points.
+"""
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyro_nngp.hyperparameters import freeze, pyro_entry
+from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.kernels import bind
+
+_MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
+_POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
+
+
+class MeanDeparture(NamedTuple):
+    """The distance of a mean function from the data, of the output where it is farthest.
+
+    Attributes:
+        residual: mean residual of y.
+        spreads: its size in standard deviations of y.
+        deviations: its size in standard deviations of its own under the model.
+    """
+
+    residual: float
+    spreads: float
+    deviations: float
+
+
+@pyro_entry
+@torch.no_grad()
+def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
+    """Mean residual of Gaussian data from the mean function; None for other methods.
+
+    Args:
+        method: a method with one kernel.
+        seed: seed of the choice of points.
+    """
+    likelihood, y = getattr(method, "likelihood", None), getattr(method, "y", None)
+    kernel: Any = getattr(method, "kernel", None)
+    if (
+        getattr(method, "shard", None) is not None
+        or kernel is None
+        or isinstance(kernel, torch.nn.ModuleList)
+        or not (isinstance(y, Tensor) and getattr(likelihood, "is_gaussian", False))
+    ):
+        return None
+    method.hyper_guide.median()
+    trend = method.known_trend()
+    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:_POINTS].to(y.device)
+    if trend is None or len(rows) < 2:
+        return None
+    x = method.x[rows]
+    y = y[rows].to(x).movedim(0, -1)
+    residual = y - trend(rows)
+    if method.offset is not None:
+        residual = residual - method.offset[rows].movedim(0, -1)
+    noise = freeze(likelihood).variance.expand(y.shape).mean(-1)
+    size = residual.mean(-1).abs()
+    spread = y.std(-1).clamp(min=torch.finfo(y.dtype).tiny)
+    spreads, deviations = size / spread, size / (bind(kernel)(x, x).mean() + noise / len(x)).sqrt()
+    worst = int(torch.minimum(spreads / _SPREADS, deviations / _DEVIATIONS).argmax())
+    return MeanDeparture(*(float(v.reshape(-1)[worst]) for v in (residual.mean(-1), spreads, deviations)))
+
+
+def check_outcome(method: Any, result: FitResult, stacklevel: int) -> None:
+    """Warn if training ended where the data are all but impossible, or with a mean function away from the data."""
+    y, weights = getattr(method, "y", None), getattr(method, "weights", None)
+    if isinstance(y, Tensor) and result.converged:
+        values = math.prod(y.shape[1:]) * max(1.0, 1.0 if weights is None else float(weights.mean()))
+        if result.loss > _MOST_LOSS * values:
+            warnings.warn(
+                f"fit: expected a loss of less than {_MOST_LOSS:g} nats per value, got {result.loss / values:.2g}: the "
+                "model all but excludes the data, and its predictions mean nothing. Look at offset, which is on the "
+                "scale of the link, and at hyperparameters that were set; counts may need NegativeBinomial().",
+                ConvergenceWarning,
+                stacklevel=stacklevel + 1,
+            )
+            return
+    found = mean_departure(method) if hasattr(method, "hyper_guide") else None
+    if found is None or not (found.spreads > _SPREADS and found.deviations > _DEVIATIONS):
+        return
+    warnings.warn(
+        f"fit: expected the mean function to lie among the data, got residuals that average {found.residual:.3g}, "
+        f"{found.spreads:.2g} standard deviations of y, and {found.deviations:.2g} times what the kernel explains. "
+        "Predictions away from the data, such as forecasts, go to the mean function. Put what repeats or lasts into "
+        'it: seasons, trends and covariates as columns of LinearMean(D, prior="weak", active_dims=[...]).',
+        ConvergenceWarning,
+        stacklevel=stacklevel + 1,
+    )

@@ -1,0 +1,131 @@
+r"""Warnings of data that a model takes, but that are hardly meant.
+
+1. Outputs of different units with one kernel and one noise: both fit the largest, and intervals of the others are as
+   wide as its own.
+2. An offset that is not on the scale of the link, such as an exposure in place of its logarithm.
+3. Targets that are all the same: nothing can be learned from them, and predictions are certain everywhere.
+
+Cost: O(N T), and a sort of the offset.
+"""
+
+import inspect
+import warnings
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp.likelihoods import HeteroskedasticGaussian, Likelihood, LogNormal, PerOutput
+
+_RATIO = 3.0  # of spreads of outputs
+_SPAN = 20.0  # of an offset, on the scale of a logarithm or logit
+_LOW = 0.05  # share of smallest offsets that do not count, such as logarithms of almost no exposure
+_ENOUGH = 10  # rows
+
+
+def warn_of_spreads(where: str, spread: Float[Tensor, " T"]) -> None:
+    """Warn if outputs that share the variance of one kernel differ in spread.
+
+    Args:
+        where: name of the caller.
+        spread: of f of each output; 0 of those that do not count.
+    """
+    found = spread[spread > 0]
+    if len(found) == 0 or float(found.max()) <= _RATIO * float(found.min()):
+        return
+    warnings.warn(
+        f"{where}: outputs have spreads of {_listed(spread.tolist())}, but share the variance of one kernel and one "
+        "noise, so that intervals are too wide for some outputs and too narrow for others. Take LMC, or one "
+        f"{where} per output, or standardize the columns of y.",
+        UserWarning,
+        stacklevel=_outside(),
+    )
+
+
+def warn_of_offset(
+    where: str, offset: Float[Tensor, "N *L"], y: Tensor, likelihood: Likelihood, latents: tuple[int, ...]
+) -> None:
+    """Warn if an offset of the logarithm or logit of something spreads too far to be on that scale.
+
+    Args:
+        where: name of the caller.
+        offset: known part of f at each row.
+        y: targets.
+        likelihood: of the targets.
+        latents: shape of the latent functions.
+    """
+    columns = offset.reshape(len(offset), -1).expand(-1, *(latents or (1,)))
+    parts = likelihood.outputs if isinstance(likelihood, PerOutput) else [likelihood] * columns.shape[1]
+    on_link = [_exponentiates(part, y) for part in parts]
+    if not any(on_link):
+        return
+    columns = columns[:, torch.tensor(on_link)].detach().double()
+    low, high = columns.sort(0).values[int(_LOW * len(columns))], columns.amax(0)
+    worst = int((high - low).argmax())
+    if float(high[worst] - low[worst]) <= _SPAN:
+        return
+    warnings.warn(
+        f"{where}: offset has values of {float(low[worst]):.3g} to {float(high[worst]):.3g}. It is added to f, on the "
+        f"scale of the link, where a step of {_SPAN:g} is a factor of {torch.tensor(_SPAN).exp():.0e} in the mean or "
+        "the odds; did you mean offset=exposure.log()?",
+        UserWarning,
+        stacklevel=_outside(),
+    )
+
+
+def constant_outputs(y: Tensor) -> list[bool]:
+    """Whether each column of targets, (N,) or (N, T) with NaN where they are missing, holds one value alone."""
+    columns = y.detach().reshape(len(y), -1)
+    if not columns.is_floating_point():
+        return (columns == columns[:1]).all(0).tolist()
+    low, high = columns.nan_to_num(torch.inf).amin(0), columns.nan_to_num(-torch.inf).amax(0)
+    return (low >= high).tolist()
+
+
+def warn_of_constants(where: str, y: Tensor, constant: Sequence[bool]) -> None:
+    """Warn of targets that are all the same, in some of the outputs.
+
+    Args:
+        where: name of the caller.
+        y: targets.
+        constant: which of its columns are, from :func:`constant_outputs`.
+    """
+    if len(y) < _ENOUGH or not any(constant):
+        return
+    which = "" if y.dim() == 1 else f" of columns {[i for i, same in enumerate(constant) if same]}"
+    column = y.reshape(len(y), -1)[:, list(constant).index(True)]
+    value = float(column[~column.isnan()][0]) + 0.0
+    warnings.warn(
+        f"{where}: y is {value:g} in all rows{which}. Nothing can be learned from that: predictions will be this "
+        "value, with certainty, far from the data too. Look for a wrong column, a filter or a lost class.",
+        UserWarning,
+        stacklevel=_outside(),
+    )
+
+
+def _exponentiates(likelihood: Likelihood, y: Tensor) -> bool:
+    """Whether f is a logarithm or a logit, not the mean itself or what softplus maps to it."""
+    if any(getattr(part, "link", None) == "softplus" for part in likelihood.modules()):
+        return False
+    if any(isinstance(part, LogNormal) for part in likelihood.modules()):
+        return True
+    return not isinstance(likelihood, HeteroskedasticGaussian) and likelihood.direct(y.double()) is None
+
+
+def _outside() -> int:
+    """The stack level, for a warning of the caller, of the first frame outside of this package and Pyro."""
+    frame, level = inspect.currentframe(), 0
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("pyro_nngp", "pyro"):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _listed(values: Sequence[float]) -> str:
+    """Numbers for a message, the middle ones left out where there are many."""
+    shown = [f"{value:.3g}" for value in values]
+    shown = shown if len(shown) <= 6 else [*shown[:3], "...", *shown[-2:]]
+    return ", ".join(shown[:-1]) + f" and {shown[-1]}"
+
+
+__all__ = ["constant_outputs", "warn_of_constants", "warn_of_offset", "warn_of_spreads"]

@@ -1,0 +1,70 @@
+"""Training that ends with a mean function away from the data, or where data are all but impossible, is found out."""
+
+import pytest
+import torch
+
+from pyro_nngp.inference import ConvergenceWarning, FitResult, fit
+from pyro_nngp.inference.svi.outcome_check import check_outcome, mean_departure
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.models import LMC, SVGP, VNNGP, Vecchia
+
+F64 = torch.float64
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.rand(60, 2, generator=GENERATOR, dtype=F64)
+Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(60, generator=GENERATOR, dtype=F64)
+
+
+def vecchia(y, level, lengthscale=0.1, variance=1.0, **settings):
+    kernel = Matern52(2, variance, lengthscale).double()
+    return Vecchia(X, y, kernel, Gaussian(0.01), num_neighbors=5, mean=lambda x: level + 0 * x[:, 0], **settings)
+
+
+def test_a_mean_function_away_from_the_data_is_reported():
+    gp = vecchia(Y, 5.0)
+    residual = Y - 5
+    deviation = (gp.kernel(X, X).mean() + 0.01 / 60).sqrt()
+    want = residual.mean(), -residual.mean() / Y.std(), -residual.mean() / deviation
+    torch.testing.assert_close(torch.tensor(mean_departure(gp), dtype=F64), torch.stack(want).detach())
+    with pytest.warns(ConvergenceWarning, match=r"residuals that average -5, 6\.9 standard .* LinearMean"):
+        fit(gp, 1, lr=1e-6, progress=False)
+
+
+def test_a_mean_function_that_the_data_or_the_kernel_allow_is_not_reported():
+    fit(vecchia(Y, 0.5), 1, lr=1e-6, progress=False)
+    smooth = vecchia(Y, 5.0, 10.0, 100.0)
+    assert mean_departure(smooth).spreads > 5  # but such a function may lie that far from its mean everywhere
+    fit(smooth, 1, lr=1e-6, progress=False)
+    shifted = vecchia(Y + 100 + X[:, 0], 0.0, offset=100 + X[:, 0])
+    fit(shifted, 1, lr=1e-6, progress=False)
+
+
+def test_the_worst_of_several_outputs_counts():
+    found = mean_departure(vecchia(torch.stack([Y, Y - 7], 1), 0.0))
+    assert found.residual == pytest.approx(float(Y.mean()) - 7)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda kernel: VNNGP(X, (Y > 0).to(F64), kernel, Poisson(), num_neighbors=5),
+        lambda kernel: LMC(X, Y[:, None], [kernel], num_neighbors=5),
+    ],
+    ids=["counts", "several kernels"],
+)
+def test_other_models_have_no_mean_to_judge(make):
+    assert mean_departure(make(Matern52(2, 1.0, 0.1).double())) is None
+
+
+def result(loss, converged=True):
+    return FitResult(torch.tensor([loss]), [], 0.0, converged, False, "lbfgs", 60, 0, 0)
+
+
+def test_a_loss_that_no_data_have_is_reported():
+    gp = SVGP(X, torch.stack([Y, Y], 1), Matern52(2, 1.0, 0.5), Gaussian(0.1), inducing=5, weights=torch.full((60,), 3))
+    with pytest.warns(
+        ConvergenceWarning, match=r"less than 1000 nats per value, got 1e\+03: the model all but excludes"
+    ):
+        check_outcome(gp, result(6001.0), 1)
+    check_outcome(gp, result(5999.0), 1)
+    check_outcome(gp, result(5e34, None), 1)  # few steps from a bad start
