@@ -373,10 +373,7 @@ class LOO(ResponseMethod):
             m = of_pairs[part]
             union, positions = distinct_rows(theirs[part])
             positions = torch.where(is_own[part], -1, positions)
-            likelihood, y_union = self.likelihood_at(union), self._values(union)
-            observations = gaussian_observations(
-                likelihood, y_union, local.distribution(likelihood, y_union, union).mean, self.x.dtype
-            )
+            observations = self.observations(self.likelihood_at(union), union, None)
             loc, var = self._given_neighbors(self.x[m], union, positions, *observations, m)
             here, labels, found = self.likelihood_at(m), y[..., part], omega[..., part]
             for _ in range(_OWN_SWEEPS):
