@@ -9,13 +9,14 @@ import math
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-MEASURED_WITH = ("torch", "pyro-ppl", "numpy", "scipy", "faiss-cpu")
+MEASURED_WITH = ("torch", "pyro-ppl", "numpy", "scipy", "faiss-cpu", "faiss-gpu")
 
 
 def read(path):
@@ -59,7 +60,10 @@ def environment():
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     found = {"processor": names[0] if names else platform.processor(), "cores": os.cpu_count()}
     found |= {"threads": torch.get_num_threads(), "python": platform.python_version(), "system": platform.system()}
-    return found | {name: version(name) for name in MEASURED_WITH}
+    for name in MEASURED_WITH:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 @cache
