@@ -113,8 +113,8 @@ def fit(
 
     Warns:
         ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not
-            show; if predictions from eight times as many neighbors differ; if the model all but excludes the data; or
-            if the mean function lies away from them.
+            show; if predictions from eight times as many neighbors differ; if the model all but excludes the data; if
+            the mean function lies away from them; or if leave-one-out densities of labels owe much to the labels.
 
     Returns:
         The losses, the choices made, and what happened.

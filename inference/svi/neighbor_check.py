@@ -24,7 +24,6 @@ from pyro_nngp.kernels import bind
 from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets
 
 _POINTS, _FACTOR, _LIMIT, _LEAST_CORRELATION = 200, 8, 1.5, 0.01
-_LEAK = 0.25  # of the loss per label
 
 
 @torch.no_grad()
@@ -49,7 +48,7 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     few, most = graph.num_neighbors, graph.num_points - 1
     if most < 2 * few:
         return None
-    rows = _some_rows(graph.x, seed)
+    rows = some_rows(graph.x, _POINTS, seed)
     places = (graph.x[rows] + graph.x[graph.others(1, rows)[:, 0]]) / 2
     try:
         loc, var = method(places, num_neighbors=few)
@@ -83,32 +82,16 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
         return None
     method.hyper_guide.median()
     if hasattr(graph, "others"):
-        rows = _some_rows(graph.x, seed)
+        rows = some_rows(graph.x, _POINTS, seed)
         x, z = graph.x[rows, None], graph.x[graph.others(1, rows)]
     else:
-        x = method.x[_some_rows(method.x, seed), None]
+        x = method.x[some_rows(method.x, _POINTS, seed), None]
     found = []
     for each in kernel if isinstance(kernel, nn.ModuleList) else [kernel]:
         cov = bind(each)
         largest = (cov(x, z)[:, 0] / (cov.diag(x) * cov.diag(z)).sqrt()).abs().amax(-1)
         found.append(float(largest.median()))
     return max(found)
-
-
-def check_leak(method: Any, stacklevel: int) -> None:
-    """Warn if the leave-one-out densities of a trained method owe much to variables that know the datum."""
-    if not hasattr(method, "leak"):
-        return
-    rows = _some_rows(method.x, 0)
-    leak = method.leak(rows)
-    if leak > max(_LEAK * method.score(rows), 0.01):
-        warnings.warn(
-            f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
-            "what the auxiliary variables of neighbors know of it: kernel and mean fit labels that they have seen, and "
-            'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.',
-            ConvergenceWarning,
-            stacklevel=stacklevel + 1,
-        )
 
 
 def check_neighbors(method: Any, stacklevel: int) -> None:
@@ -137,5 +120,6 @@ def check_neighbors(method: Any, stacklevel: int) -> None:
     )
 
 
-def _some_rows(x: torch.Tensor, seed: int) -> torch.Tensor:
-    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:_POINTS].to(x.device)
+def some_rows(x: torch.Tensor, most: int, seed: int) -> torch.Tensor:
+    """At most that many rows, drawn at random."""
+    return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:most].to(x.device)

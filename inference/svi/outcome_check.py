@@ -1,4 +1,4 @@
-r"""Checks of what training came to: a loss that data do not have, and a mean function away from the data.
+r"""Checks of what training came to: a loss that data do not have, a mean function away from the data, a leak of labels.
 
 A loss of more than 1,000 nats per value says that the model all but excludes the data, in whatever units they are: f is
 then where its link is clamped, and has no gradient.
@@ -13,7 +13,10 @@ residuals r of the mean function at n of the points, covariance matrix K and noi
 with a large variance for smooth functions, which may lie to one side of their mean at all data. So the mean residual
 has to exceed one standard deviation of y, and two of its own.
 
-Cost: a covariance matrix of 512 points.
+Leave-one-out densities of labels can owe much to auxiliary variables that know the label
+(:mod:`pyro_nngp.models.loo`): more than a quarter of the loss is too much.
+
+Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 labels.
 """
 
 import math
@@ -24,11 +27,13 @@ import torch
 from torch import Tensor
 
 from pyro_nngp.hyperparameters import freeze, pyro_entry
+from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.kernels import bind
 
 _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
 _POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
+_LABELS, _LEAK = 200, 0.25  # part of the loss
 
 
 class MeanDeparture(NamedTuple):
@@ -65,7 +70,7 @@ def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
         return None
     method.hyper_guide.median()
     trend = method.known_trend()
-    rows = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))[:_POINTS].to(y.device)
+    rows = some_rows(y, _POINTS, seed)
     if trend is None or len(rows) < 2:
         return None
     x = method.x[rows]
@@ -79,6 +84,22 @@ def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
     spreads, deviations = size / spread, size / (bind(kernel)(x, x).mean() + noise / len(x)).sqrt()
     worst = int(torch.minimum(spreads / _SPREADS, deviations / _DEVIATIONS).argmax())
     return MeanDeparture(*(float(v.reshape(-1)[worst]) for v in (residual.mean(-1), spreads, deviations)))
+
+
+def check_leak(method: Any, stacklevel: int) -> None:
+    """Warn if the leave-one-out densities of a trained method owe much to variables that know the datum."""
+    if not hasattr(method, "leak"):
+        return
+    rows = some_rows(method.x, _LABELS, 0)
+    leak = method.leak(rows)
+    if leak > max(_LEAK * method.score(rows), 0.01):
+        warnings.warn(
+            f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
+            "what the auxiliary variables of neighbors know of it: kernel and mean fit labels that they have seen, and "
+            'probabilities are too near 0 and 1. Compare with divergence="posterior", or with VNNGP.',
+            ConvergenceWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 def check_outcome(method: Any, result: FitResult, stacklevel: int) -> None:

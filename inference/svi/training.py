@@ -21,9 +21,9 @@ from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
 from pyro_nngp.inference.svi.lbfgs import LBFGS
-from pyro_nngp.inference.svi.neighbor_check import check_leak, check_neighbors
+from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
-from pyro_nngp.inference.svi.outcome_check import check_outcome
+from pyro_nngp.inference.svi.outcome_check import check_leak, check_outcome
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 from pyro_nngp.inference.svi.saved_state import divided, joined

@@ -126,6 +126,3 @@ def _listed(values: Sequence[float]) -> str:
     shown = [f"{value:.3g}" for value in values]
     shown = shown if len(shown) <= 6 else [*shown[:3], "...", *shown[-2:]]
     return ", ".join(shown[:-1]) + f" and {shown[-1]}"
-
-
-__all__ = ["constant_outputs", "warn_of_constants", "warn_of_offset", "warn_of_spreads"]

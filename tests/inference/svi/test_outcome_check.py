@@ -1,13 +1,13 @@
-"""Training that ends with a mean function away from the data, or where data are all but impossible, is found out."""
+"""Training that ends where it should not is found out: a mean away from the data, impossible data, labels that leak."""
 
 import pytest
 import torch
 
 from pyro_nngp.inference import ConvergenceWarning, FitResult, fit
-from pyro_nngp.inference.svi.outcome_check import check_outcome, mean_departure
+from pyro_nngp.inference.svi.outcome_check import check_leak, check_outcome, mean_departure
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Gaussian, Poisson
-from pyro_nngp.models import LMC, SVGP, VNNGP, Vecchia
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
+from pyro_nngp.models import LMC, LOO, SVGP, VNNGP, Vecchia
 
 F64 = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
@@ -68,3 +68,17 @@ def test_a_loss_that_no_data_have_is_reported():
         check_outcome(gp, result(6001.0), 1)
     check_outcome(gp, result(5999.0), 1)
     check_outcome(gp, result(5e34, None), 1)  # few steps from a bad start
+
+
+def test_labels_that_neighbors_have_seen_are_reported(recwarn):
+    """A variance far above what labels can tell lets each label speak through the variables of its neighbors."""
+    torch.manual_seed(0)
+    x = torch.rand(60, 2, dtype=F64)
+    f = torch.sin(6 * x[:, 0]) * torch.cos(4 * x[:, 1]) + 0.1 * torch.randn(60, dtype=F64)
+    labels = (f + 0.3 * torch.randn(60) > 0).double()
+    for variance in (1.0, 3000.0):
+        gp = LOO(x, labels, Matern52(2, variance, torch.full((2,), 0.3)), Bernoulli(), num_neighbors=10)
+        gp.solve(10)
+        check_leak(gp, stacklevel=1)
+        assert len(recwarn) == (variance > 1)
+    assert "nats per label" in str(recwarn.pop(ConvergenceWarning).message)
