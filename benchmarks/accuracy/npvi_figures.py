@@ -11,7 +11,8 @@
   its own recipe; beside it the optimal q of `solve()`.
 - networks: what the graph convolutions lose by their means and by their rows of R: the loss after 640 steps of that
   recipe, and with the optimal rows or means in place of their own, on precipitation. "As printed" has outputs and
-  inputs in the units of y, the diagonal of R made positive by softplus.
+  inputs in the units of y, the diagonal of R made positive by softplus; the conditional encoder reads the point and its
+  parents alone, as the networks do.
 
 Precipitation anomalies of 5,906 stations, counts of robins, and a raster of elevations; models as in `npvi.py` beside
 this file, first split; in "lengthscale" and "networks" the stations alone, whose inputs are places alone.
@@ -38,7 +39,7 @@ from sweeps import Sweep, main
 
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import IntegratedELBO, fit
-from pyro_nngp.variational.encoders import GraphConvolutionEncoder
+from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder
 
 LENGTHSCALES = (0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
 LOOKS = (10, 20, 40, 80, 160, 320, 640)
@@ -155,6 +156,7 @@ ENCODERS = {
     "six layers": (partial(GraphConvolutionEncoder, (20, 20, 20, 20, 10)), NUGGET),
     "nugget .0001": (GraphConvolutionEncoder, 1e-4),
     "nugget .1": (GraphConvolutionEncoder, 0.1),
+    "conditional encoder, the same nodes": (partial(ConditionalEncoder, num_context=0), NUGGET),
 }
 
 
