@@ -9,6 +9,9 @@ whose Cholesky factor is sparse on the same graph (eq. 4):
 The factor's rows are parameters of each point (NPVI), or come from networks that read the observations around the point
 (NPVI-NN, section 3.3).
 
+The prior is that of eq. 11, as in the paper's experiments; random pairs under a low-rank one (eq. 9) give estimates too
+noisy to use (docs/mathematics.md).
+
 Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
 likelihoods are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is
 also found in closed form (:meth:`NPVI.solve`); a mean function; networks in units of the prior, and two more. The
