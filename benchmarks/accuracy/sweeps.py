@@ -6,7 +6,7 @@ Text that belongs beside the tables of NAME.md stands in NAME_note.md beside the
 import argparse
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,7 +70,7 @@ def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
         draw(sweeps, [row for row in rows if row["part"] in args.parts], args.figure)
 
 
-def looks(gp: Any, steps: tuple[int, ...], scores: Callable[[], dict], **how: Any) -> dict[int, dict]:
+def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any) -> dict[int, dict]:
     """Scores after some numbers of steps of one training run, and its processor seconds, which leave the scores out."""
     found, spent, begin = {}, 0.0, time.process_time()
 
