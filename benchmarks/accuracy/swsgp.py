@@ -5,6 +5,8 @@
 - inducing (figures 5 and 6): test scores as M grows from 8 to 64, with H = 4 and 8, beside SVGP with M.
 - many (section 4.4): test scores on flights as training goes on, of SWSGP with 100,000 of the 219,082 training inputs
   as inducing points that stay there, H = 32 and 100, and of SVGP with 512, all by gradient steps on batches of 256.
+  Neighbors are found again every 200 steps, in the metric of the kernel; seconds are those of training, without the
+  start and its first search.
 - steps, predictions (table 1): processor milliseconds of a training step on a batch of 64, and of predictions at 1,000
   points, medians of alternating rounds in one process.
 - local (table 3): 64 local GPs, each trained on the 100 training points nearest to a k-means center. Inductive ones
