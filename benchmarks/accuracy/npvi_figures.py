@@ -22,7 +22,7 @@ from functools import cache, partial
 
 import torch
 from npvi import BATCH, ENCODER_BATCH, prepared  # beside this file
-from sweeps import Sweep, main
+from sweeps import Sweep, looks, main
 
 from pyro_nngp.inference import fit
 
@@ -47,20 +47,11 @@ def at_lengthscale(name, value):
 
 
 @cache
-def looks(data, name):
+def course(data, name):
     """Validation NLL and processor seconds after each number of steps of one run."""
     gp, (x, y), how = prepared(data, name)
-    found, spent, begin = {}, [0.0], time.process_time()
-
-    def look(step, loss):
-        if step in LOOKS:
-            here = time.process_time()
-            found[step] = {"nll": nll(gp, x, y), "seconds": here - begin - spent[0]}
-            spent[0] += time.process_time() - here
-
-    size = ENCODER_BATCH if "NN" in name else BATCH
-    fit(gp, LOOKS[-1], batch_size=size, lr=0.02, progress=False, callback=look, **how)
-    return found
+    how["batch_size"] = ENCODER_BATCH if "NN" in name else BATCH
+    return looks(gp, LOOKS, lambda: {"nll": nll(gp, x, y)}, lr=0.02, **how)
 
 
 def lengthscales():
@@ -75,7 +66,7 @@ def training():
     for data in ("precipitation", "birds"):
         for name in LEARNED:
             for step in LOOKS:
-                yield {"data": data, "method": name, "setting": step}, lambda d=data, n=name, s=step: looks(d, n)[s]
+                yield {"data": data, "method": name, "setting": step}, lambda d=data, n=name, s=step: course(d, n)[s]
 
 
 SWEEPS = {
