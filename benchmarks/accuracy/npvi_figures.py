@@ -35,7 +35,7 @@ import torch.nn.functional as F
 from npvi import BATCH, ENCODER_BATCH, prepared  # beside this file
 from pyro.infer import SVI
 from pyro.optim import Adagrad
-from sweeps import Sweep, main
+from sweeps import Sweep, looks, main, watch
 
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import IntegratedELBO, fit
@@ -71,27 +71,12 @@ def loss(gp):
     return IntegratedELBO().loss(gp.model, gp.guide) / gp.num_data
 
 
-def watch(gp, x, y, scores):
-    """Scores and processor seconds after each number of steps of one run, and the callback that finds them."""
-    found, spent, begin = {}, [0.0], time.process_time()
-
-    def look(step, _=None):
-        if step in LOOKS:
-            here = time.process_time()
-            found[step] = {"seconds": here - begin - spent[0]} | scores(gp, x, y)
-            spent[0] += time.process_time() - here
-
-    return found, look
-
-
 @cache
-def looks(data, name):
+def course(data, name):
     """Validation NLL and processor seconds after each number of steps of one run."""
     gp, (x, y), how = prepared(data, name)
-    found, look = watch(gp, x, y, lambda gp, x, y: {"nll": nll(gp, x, y)})
-    size = ENCODER_BATCH if "NN" in name else BATCH
-    fit(gp, LOOKS[-1], batch_size=size, lr=0.02, progress=False, callback=look, **how)
-    return found
+    how["batch_size"] = ENCODER_BATCH if "NN" in name else BATCH
+    return looks(gp, LOOKS, lambda: {"nll": nll(gp, x, y)}, lr=0.02, **how)
 
 
 @cache
@@ -126,10 +111,10 @@ def of_recipe(data, name, encoder=None, nugget=NUGGET):
     rate = OF_TABLE if name == TABLE else RATE
     pyro.clear_param_store()
     svi = SVI(gp.model, gp.guide, Adagrad({"lr": rate, "initial_accumulator_value": 0.1}), IntegratedELBO())
-    found, look = watch(gp, x, y, scored)
+    found, look = watch(LOOKS, lambda: scored(gp, x, y))
     for step in range(1, LOOKS[-1] + 1):
         svi.step(torch.randperm(gp.num_data)[:ROWS])
-        look(step)
+        look(step, 0.0)
     return found, gp
 
 
@@ -190,7 +175,7 @@ def training():
     for data in ("precipitation", "birds"):
         for name in LEARNED:
             for step in LOOKS:
-                yield {"data": data, "method": name, "setting": step}, lambda d=data, n=name, s=step: looks(d, n)[s]
+                yield {"data": data, "method": name, "setting": step}, lambda d=data, n=name, s=step: course(d, n)[s]
 
 
 def recipe():

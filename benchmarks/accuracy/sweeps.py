@@ -1,13 +1,20 @@
-"""Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers."""
+"""Experiments along one setting: their rows, tables and pictures, for the scripts that repeat figures of the papers.
+
+Text that belongs beside the tables of NAME.md stands in NAME_note.md beside the script NAME.py, if there is some.
+"""
 
 import argparse
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rows import append, commit, read  # beside this file
+
+from pyro_nngp.inference import fit
 
 FIELDS = ("part", "data", "method", "setting", "value", "nll", "rmse", "error", "seconds", "threads", "torch", "commit")
 
@@ -55,18 +62,43 @@ def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
             append(args.csv, FIELDS, row)
             print({name: row[name] for name in FIELDS if name in row}, flush=True)
     rows = read(args.csv)
-    args.out.write_text(table(f"python benchmarks/accuracy/{name}.py", sweeps, rows), encoding="utf-8")
+    text, note = Path(__file__).with_name(f"{name}_note.md"), ""
+    if text.exists():
+        note = text.read_text(encoding="utf-8")
+    args.out.write_text(table(f"python benchmarks/accuracy/{name}.py", sweeps, rows, note), encoding="utf-8")
     if args.figure is not None:
         draw(sweeps, [row for row in rows if row["part"] in args.parts], args.figure)
 
 
-def table(command: str, sweeps: dict[str, Sweep], rows: list[dict]) -> str:
-    """A table per sweep that has rows: a line per data set, method and setting."""
+def watch(steps: Sequence[int], scores: Callable[[], dict]) -> tuple[dict[int, dict], Callable[[int, float], None]]:
+    """A dictionary, and the callback that fills it with scores after these numbers of steps, and processor seconds."""
+    found, spent, begin = {}, 0.0, time.process_time()
+
+    def look(step: int, loss: float) -> None:
+        nonlocal spent
+        if step in steps:
+            here = time.process_time()
+            found[step] = scores() | {"seconds": here - begin - spent}
+            spent += time.process_time() - here
+
+    return found, look
+
+
+def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any) -> dict[int, dict]:
+    """Scores after some numbers of steps of one training run, and its processor seconds, which leave the scores out."""
+    found, look = watch(steps, scores)
+    fit(gp, steps[-1], progress=False, callback=look, **how)
+    return found
+
+
+def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -> str:
+    """The note, and a table per sweep that has rows: a line per data set, method and setting."""
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
         f"`{command}`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} thread(s), other jobs on the "
         "machine; processor seconds.",
         "",
+        *([note] if note else []),
     ]
     for part, sweep in sweeps.items():
         here = [row for row in rows if row["part"] == part]

@@ -20,6 +20,7 @@ from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
+from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
@@ -193,6 +194,7 @@ class Training:
             check_neighbors(self.method, stacklevel=3)
         if not interrupted and self.ranks.is_first:
             check_outcome(self.method, found, stacklevel=3)
+            check_family(self.method, found, stacklevel=3)
         return found
 
     def _after_adam(self) -> None:

@@ -1,4 +1,5 @@
 import copy
+import math
 import pickle
 
 import pyro
@@ -14,7 +15,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
 from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit, to_arviz
-from pyro_nngp.kernels import Linear, Matern32, Matern52
+from pyro_nngp.kernels import Linear, Matern32, Matern52, Periodic
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import SVGP, SWSGP
@@ -260,6 +261,46 @@ def test_other_likelihoods_and_sums_of_kernels(likelihood, make, mean_field):
     assert loc.shape == var.shape == (*gp.latent_shape, 5)
     assert gp.predict(x[:5]).log_prob(gp.y[:5]).shape == (5,)
     assert gp.sample(x[:5], 3).shape == (3, *gp.latent_shape, 5)
+
+
+def most_correlated(k, x, z):
+    """The H points z of largest |k(x, z)|, for a kernel of constant variance."""
+    return k(x, z).detach().abs().topk(H).indices
+
+
+def share(found, wanted):
+    """Of the wanted neighbors, those that were found."""
+    return (wanted[:, :, None] == found[:, None, :]).any(-1).double().mean()
+
+
+@pytest.mark.parametrize("learn_inducing", [True, False])
+def test_neighbors_under_a_periodic_kernel_are_the_most_correlated_inducing_points(learn_inducing):
+    x, y = data()
+    z = torch.rand(60, 2, dtype=F64)
+    one = torch.tensor(1.0)
+    k = Periodic(1, one, one, torch.tensor(0.2), active_dims=[0]) * Matern32(1, one, one / 2, active_dims=[1])
+    gp = SWSGP(x, y, k.double(), Gaussian(0.1), inducing=z, num_neighbors=H, learn_inducing=learn_inducing)
+    assert share(gp.neighbors(None), most_correlated(gp.kernel, x, z)) > 0.95  # by Euclidean distance .2
+    with torch.no_grad():
+        gp.kernel.kern0.period = torch.tensor(0.5, dtype=F64)
+    gp.refresh_neighbors()
+    for found in (gp.neighbors(None), gp.plan(x, None)):
+        assert share(found, most_correlated(gp.kernel, x, z)) > 0.95
+
+
+@pytest.mark.parametrize("learn_inducing", [True, False])
+def test_a_covariance_function_as_its_own_metric_chooses_the_largest_values(learn_inducing):
+    def season(a, b):
+        apart = a[..., :, None, :] - b[..., None, :, :]
+        return torch.exp(-2 * torch.sin(math.pi * apart[..., 0] / 0.2).square() - apart[..., 1].abs())
+
+    (x, y), z = data(), torch.rand(60, 2, dtype=F64)
+    settings = {"inducing": z, "num_neighbors": H, "learn_inducing": learn_inducing}
+    gp = SWSGP(x, y, season, Gaussian(0.1), metric=lambda a, b: -season(a, b), **settings)
+    for _ in range(2):
+        assert torch.equal(gp.neighbors(None), most_correlated(season, x, z))
+        assert torch.equal(gp.plan(x, None), most_correlated(season, x, z))
+        gp.refresh_neighbors()
 
 
 @pytest.mark.parametrize("mean_field", [True, False])
