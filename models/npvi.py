@@ -9,11 +9,14 @@ whose Cholesky factor is sparse on the same graph (eq. 4):
 The factor's rows are parameters of each point (NPVI), or come from networks that read the observations around the point
 (NPVI-NN, section 3.3).
 
+The prior is that of eq. 11, as in the paper's experiments; random pairs under a low-rank one (eq. 9) give estimates too
+noisy to use (docs/mathematics.md).
+
 Differs from the paper: the terms of the prior's log determinant are kept, so that the kernel can be learned;
 likelihoods are integrated instead of sampled; without an encoder the optimal q(f) for the present hyperparameters is
-also found in closed form (:meth:`NPVI.solve`); a mean function; two networks in addition to the paper's. The theorem of
-section 3.1, that the posterior's covariances on all edges can be matched, holds only where the remainder for the
-diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof assumes without saying so.
+also found in closed form (:meth:`NPVI.solve`); a mean function; networks in units of the prior, and two more. The
+theorem of section 3.1, that the posterior's covariances on all edges can be matched, holds only where the remainder for
+the diagonal, :math:`V^*_{ii} - \| R_{i,\alpha(i)} \|^2`, is positive, which its proof assumes without saying so.
 
 Cost per step: O(|I| K^3); an encoder also runs at the neighbors of the batch, at most O(|I| K^4).
 """

@@ -70,8 +70,8 @@ def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
         draw(sweeps, [row for row in rows if row["part"] in args.parts], args.figure)
 
 
-def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any) -> dict[int, dict]:
-    """Scores after some numbers of steps of one training run, and its processor seconds, which leave the scores out."""
+def watch(steps: Sequence[int], scores: Callable[[], dict]) -> tuple[dict[int, dict], Callable[[int, float], None]]:
+    """A dictionary, and the callback that fills it with scores after these numbers of steps, and processor seconds."""
     found, spent, begin = {}, 0.0, time.process_time()
 
     def look(step: int, loss: float) -> None:
@@ -81,6 +81,12 @@ def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any)
             found[step] = scores() | {"seconds": here - begin - spent}
             spent += time.process_time() - here
 
+    return found, look
+
+
+def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any) -> dict[int, dict]:
+    """Scores after some numbers of steps of one training run, and its processor seconds, which leave the scores out."""
+    found, look = watch(steps, scores)
     fit(gp, steps[-1], progress=False, callback=look, **how)
     return found
 

@@ -71,3 +71,9 @@ def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | No
         fall = float(trace[end - 2 * size : end - size].mean() - trace[end - size : end].mean())
         falls.append(fall if fall > _STEEP + _STANDARD_ERRORS * error else 0.0)
     return max(falls)
+
+
+def in_words(fall: float | None, when: str) -> str:
+    """What a loss that has not settled did: its fall, or that none is known where it rose or had no time."""
+    known = fall is not None and 0 < fall < math.inf
+    return f"fell by {fall:.2g} nats per data point in {when}" if known else "may still fall"

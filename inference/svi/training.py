@@ -18,7 +18,7 @@ from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
 from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
-from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.convergence import Plateau, in_words, still_falling
 from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
 from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.lbfgs import LBFGS
@@ -327,7 +327,7 @@ class Training:
     def _warn(self, fall: float | None) -> None:
         steps = len(self.run.losses)
         what = "the last round" if self.automatic else "an eighth of the steps"
-        amount = f"fell by {fall:.2g} nats per data point in {what}" if fall and math.isfinite(fall) else "still fell"
+        amount = in_words(fall, what)
         cure = "Raise max_seconds." if self.automatic else f"Leave num_steps={self.num_steps} out, or raise it or lr."
         if self.automatic and steps >= self.num_steps:
             cure = "Look for parameters that run away, or raise tolerance."

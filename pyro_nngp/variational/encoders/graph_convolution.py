@@ -11,20 +11,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.variational.encoders.base import Neighborhood, Row, check_widths, normalized, observed
+from pyro_nngp.variational.encoders.base import Neighborhood, Row, check_widths, normalized, rough_latent
 
 
 class GraphConvolutionEncoder(nn.Module):
-    r"""The two graph convolutional networks of the paper.
+    r"""The two graph convolutional networks of the paper, in units of the prior.
 
     With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
-    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` from the observations :math:`H^0`, without ReLU in
-    the last layer. The mean of q(u_i) is the average of the first network's last layer over the nodes; the nodes'
-    values of the second one's are the row of R, the diagonal one made positive by softplus.
+    :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` without ReLU in the last layer, whose node values are
+    :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes, the mean
+    function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents,
+
+    .. math:: H^0_j = \frac{r_j - \mu(x_j)}{k_{jj}^{1/2}}, \quad m_i = k_{ii}^{1/2} \bar g, \quad
+       R_{ii} = v_i^{1/2} e^{h_i}, \quad R_{ij} = v_i^{1/2} h_j .
+
+    Differs from the paper, where :math:`H^0 = y` and the outputs are :math:`m_i = \bar g` and :math:`R_{ij} = h_j`. Its
+    layers have no biases, and the row of :math:`A_i` for point i has one entry, so that :math:`h_i` is proportional to
+    :math:`y_i` on either side of zero: the diagonal of R would be the same for every network where :math:`y_i = 0`, in
+    whatever units, and targets of one sign would make both networks multiples of one smoother.
 
     Args:
         widths: of the hidden layers.
-        response: initial values of the nodes, ``(likelihood, y) -> (N,)`` or (L, N); None is y itself, as in the paper.
+        response: rough values of f, ``(likelihood, y) -> (N,)`` or (L, N); None is
+            :func:`~pyro_nngp.variational.encoders.base.rough_latent`.
 
     Raises:
         TypeError: if `widths` are not positive ints.
@@ -40,7 +49,7 @@ class GraphConvolutionEncoder(nn.Module):
     ) -> None:
         super().__init__()
         check_widths("GraphConvolutionEncoder", widths)
-        self.response = observed if response is None else response
+        self.response = rough_latent if response is None else response
         sizes = (1, *widths, 1)
         self.loc, self.row = (nn.ModuleList(nn.Linear(a, b, bias=False) for a, b in pairwise(sizes)) for _ in range(2))
 
@@ -49,9 +58,11 @@ class GraphConvolutionEncoder(nn.Module):
         away = torch.ones_like(cov)
         away[:, 0, 1:] = 0
         adjacency = normalized(cov * away)
-        loc, row = (_convolve(layers, adjacency, near.response[..., None])[..., 0] for layers in (self.loc, self.row))
-        average = (loc * near.mask).sum(-1) / near.mask.sum(-1)
-        return average, _positive(row[..., 0]), row[..., 1:]
+        spread = torch.where(near.mask, cov.diagonal(dim1=-2, dim2=-1), 1.0).sqrt()
+        start = ((near.response - near.mean) / spread * near.mask)[..., None]
+        loc, row = (_convolve(layers, adjacency, start)[..., 0] for layers in (self.loc, self.row))
+        own, average = near.var.sqrt(), (loc * near.mask).sum(-1) / near.mask.sum(-1)
+        return spread[:, 0] * average, own * (8 * (row[..., 0] / 8).tanh()).exp(), own[:, None] * row[..., 1:]
 
 
 def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tensor:
@@ -59,7 +70,3 @@ def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tenso
         hidden = adjacency @ layer(hidden)
         hidden = F.relu(hidden) if i + 1 < len(layers) else hidden
     return hidden
-
-
-def _positive(value: Tensor) -> Tensor:
-    return F.softplus(value) + torch.finfo(value.dtype).eps

@@ -2,9 +2,10 @@
 
 import math
 
+import pytest
 import torch
 
-from pyro_nngp.inference.svi.convergence import Plateau, still_falling
+from pyro_nngp.inference.svi.convergence import Plateau, in_words, still_falling
 
 
 def test_a_plateau_is_a_round_too_many_without_an_improvement():
@@ -24,3 +25,9 @@ def test_falling_losses_are_told_from_noise():
     assert still_falling((noise + flat_after).tolist()) == 0
     assert still_falling((noise + flat_after).tolist(), 0.75) > 0.1
     assert still_falling([1.0, 0.0]) is None
+
+
+@pytest.mark.parametrize("fall", [None, math.inf, 0.0, -0.0049])
+def test_a_loss_is_said_to_have_fallen_only_where_it_did(fall):
+    assert in_words(fall, "the last round") == "may still fall"
+    assert in_words(0.25, "the last round") == "fell by 0.25 nats per data point in the last round"

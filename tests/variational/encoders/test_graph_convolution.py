@@ -1,11 +1,16 @@
-"""The graph convolutional encoder against the paper's formulas."""
+"""The graph convolutional encoder against the paper's formulas, in units of the prior."""
 
+import pytest
 import torch
 from oracles.waves import data, kernel
 
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import (
+    Bernoulli,
     Gaussian,
 )
+from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI
 from pyro_nngp.variational.encoders import (
     GraphConvolutionEncoder,
@@ -17,8 +22,10 @@ F64 = torch.float64
 def test_graph_convolution_is_that_of_the_paper():
     """Equation 13 written out for single points."""
     x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=GraphConvolutionEncoder((4, 3)))
-    q, encoder = gp.local.distribution(), gp.local.encoder
+    encoder = GraphConvolutionEncoder((4, 3))
+    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=5, encoder=encoder, mean=ConstantMean(0.2))
+    q, (_, var) = gp.local.distribution(), NNGP(gp.kernel, gp.graph, jitter=gp.jitter).conditionals
+    spread = gp.kernel.variance.sqrt()
     for i in (int(gp.graph.order[2]), 7, 20):
         near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
         nodes = torch.cat([torch.tensor([i]), near])
@@ -27,11 +34,39 @@ def test_graph_convolution_is_that_of_the_paper():
         root = torch.diag(adjacency.sum(-1).rsqrt())
         outputs = []
         for layers in (encoder.loc, encoder.row):
-            hidden = y[nodes, None]
+            hidden = (y[nodes, None] - 0.2) / spread
             for number, layer in enumerate(layers):
                 hidden = root @ adjacency @ root @ hidden @ layer.weight.mT
                 hidden = hidden if number == 2 else hidden.relu()
             outputs.append(hidden[:, 0])
-        torch.testing.assert_close(q.loc[i], outputs[0].mean())
-        torch.testing.assert_close(q.scale[i], torch.nn.functional.softplus(outputs[1][0]))
-        torch.testing.assert_close(q.weights[i, : len(near)], outputs[1][1:])
+        torch.testing.assert_close(q.loc[i], spread * outputs[0].mean())
+        torch.testing.assert_close(q.scale[i], var[i].sqrt() * (8 * (outputs[1][0] / 8).tanh()).exp())
+        torch.testing.assert_close(q.weights[i, : len(near)], var[i].sqrt() * outputs[1][1:])
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1e3])
+def test_other_units_of_y_change_the_units_of_q_alone(unit):
+    """As for every other guide; the paper's networks, whose outputs are q itself, know no unit."""
+    x, y = data()
+    encoder = GraphConvolutionEncoder()
+
+    def q(unit, level):
+        k = Matern52(2, variance=1.3 * torch.tensor(unit).square(), lengthscale=torch.tensor(0.4))
+        targets, noise, mean = unit * (y + level), Gaussian(0.1 * unit**2), ConstantMean(unit * level)
+        return NPVI(x, targets, k, noise, num_neighbors=5, encoder=encoder, mean=mean).local.distribution()
+
+    here, there = q(1.0, 0.0), q(unit, 2.0)
+    for name in ("loc", "scale", "weights"):
+        torch.testing.assert_close(getattr(there, name), unit * getattr(here, name), rtol=1e-5, atol=1e-6 * unit)
+
+
+def test_rows_of_labels_that_are_zero_can_be_learned():
+    """A label of zero is no zero to the networks, whose outputs there would not depend on their weights."""
+    x, y = data()
+    encoder = GraphConvolutionEncoder()
+    gp = NPVI(x, (y > 0).to(y.dtype), kernel(), Bernoulli(), num_neighbors=5, encoder=encoder, mean=ConstantMean(0.0))
+    gp.local.distribution().scale.log().sum().backward()
+    first = encoder.row[0].weight.grad.clone()
+    encoder.zero_grad()
+    gp.local.distribution().scale[gp.y == 0].log().sum().backward()
+    assert encoder.row[0].weight.grad.norm() > 0.01 * first.norm() > 0
