@@ -53,6 +53,7 @@ from pyro_nngp.data import Standardizer, coverage, error_rate, flights, gaussian
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inducing import Determinantal, Strauss
+from pyro_nngp.inducing.priors import Flat
 from pyro_nngp.inference import SGHMC, Minibatch, fit
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -99,10 +100,11 @@ HYPERPRIORS = {  # median of each, and standard deviation of its logarithm
         "variance": (0.05 / math.sqrt(401), math.sqrt(math.log(401))),
     },
 }
-PRIORS = {  # beside the names that BSGP knows, whose interactions have a flat base
-    "determinantal*normal": lambda kernel, z: Determinantal(kernel, normal(z)),
+PRIORS = {  # beside the names that BSGP knows, of which "strauss" has a flat base
+    "determinantal": lambda kernel, z: Determinantal(kernel, Flat(*z.shape), correlation=False),  # the paper's
+    "determinantal*normal": lambda kernel, z: Determinantal(kernel, normal(z), correlation=False),
     "strauss*normal": lambda kernel, z: Strauss(normal(z)),
-    "correlation*normal": lambda kernel, z: Determinantal(kernel, normal(z), correlation=True),
+    "correlation*normal": lambda kernel, z: Determinantal(kernel, normal(z)),
     "fixed kernel*normal": lambda kernel, z: Determinantal(fixed_kernel, normal(z)),
 }
 RUN = ("data", "layers", "objective", "prior", "sampled", "chains", "starts", "part", "inducing", "batch_size")
