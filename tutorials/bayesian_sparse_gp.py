@@ -108,15 +108,15 @@ print(az.summary(posterior, var_names=names)[["mean", "sd", "r_hat", "ess_bulk"]
 # %% [markdown]
 # ## Where the inducing inputs go
 # The posterior of z, all draws of all points on one map, under three priors: standard normal, Strauss (close pairs cost
-# a factor) and determinantal (the determinant of the kernel matrix). The last two keep the points apart. Both are
-# improper on the plane, so they get a box.
+# a factor) and determinantal (the determinant of the matrix of their correlations). The last two keep the points apart.
+# Both are improper on the plane, so they get a box.
 
 # %%
 box = dist.Uniform(torch.full((num_inducing, 2), -3.0).double(), 3.0).to_event(2)
 priors = {
     "normal": "normal",
     "Strauss": lambda kernel, z: Strauss(box, radius=0.7, repulsion=0.2),
-    "determinantal": lambda kernel, z: Determinantal(kernel, box, correlation=True),
+    "determinantal": lambda kernel, z: Determinantal(kernel, box),
 }
 figure, axes = plt.subplots(1, len(priors), figsize=(15, 4.6))
 grid = torch.cartesian_prod(*[torch.linspace(-2.6, 2.6, 40, dtype=torch.float64)] * 2)

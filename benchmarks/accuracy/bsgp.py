@@ -6,7 +6,8 @@ one model (paper: energy has two), `energy:0` is the first alone. Protein is RMS
 centered log1p, that is undone, since its least value is 0. Flights is the binary task "arrives late"; `flights:10000`
 trains on that many of the training rows, drawn by the fold.
 
-RBF ARD with log-normal priors, M = 100, minibatches of 1000 (all rows where there are fewer). Chains start at the
+RBF ARD with log-normal priors (`--hyperpriors` reads the paper's 1 and 0.05 as medians, as means, or as means of
+variables of variance 1), M = 100, minibatches of 1000 (all rows where there are fewer). Chains start at the
 median of a mean-field guide; the noise variance and the constant mean are optimized until burn-in ends, the rest is
 sampled by SGHMC with the scale-adapted preconditioner. `--sampled` says what is: "all" (BSGP), "u theta" and "u" (the
 rest is optimized), "gaussian" (SVGP for the objective vfe, FITC-SVGP for fitc: as many steps of SVI as the others take
@@ -17,17 +18,21 @@ Several chains are independent runs, each from its own k-means and its own guide
 is rank-normalized, of the mean of y given a draw, at 1000 test points.
 
 Each run is a row of a CSV file, which is not run again: the command can be stopped and repeated. The table is made of
-the rows that the command asks for. Seconds are processor time of building and training.
+the rows that the command asks for; `--ranks` adds mean ranks of what figures 3 to 7 of the paper compare, from all rows
+of these data with this schedule. Seconds are processor time of building and training.
 
 Usage: python benchmarks/accuracy/bsgp.py boston yacht [--layers 1 2] [--objectives fitc vfe] [--priors normal strauss]
            [--sampled all u] [--folds 4] [--svi 1000] [--burn-in 3000] [--samples 256] [--thin 6] [--step-size 0.05]
-           [--first-step 0.2] [--validate] [--chains 4] [--starts one] [--csv benchmarks/results/bsgp.csv] [--out FILE]
-`--validate` scores on a fifth of the training rows instead of the test rows, to choose a schedule by.
+           [--first-step 0.2] [--part authors] [--chains 4] [--starts one] [--hyperpriors means]
+           [--ranks] [--csv benchmarks/results/bsgp.csv] [--out FILE]
+`--part validation` scores on a fifth of the training rows instead of the test rows, to choose a schedule by; `--part
+authors` splits as the authors' code does, by scikit-learn with the fold as the seed (their order of rows is unknown).
 The data come from `pyro_nngp.data.datasets`, or from the folder that PYRO_NNGP_DATA names.
 """
 
 import argparse
 import itertools
+import math
 import time
 from pathlib import Path
 
@@ -38,16 +43,19 @@ import pyro.distributions as dist
 import torch
 from pyro.infer import MCMC, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal, init_to_value
-from rows import append, read
+from rows import append, commit, read
+from scipy.stats import rankdata
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF as DenseRBF
 from sklearn.gaussian_process.kernels import ConstantKernel, WhiteKernel
 from sklearn.metrics import roc_auc_score
+from sklearn.model_selection import train_test_split
 
 from pyro_nngp.data import Standardizer, coverage, error_rate, flights, gaussian_interval, nll, random_split, rmse, uci
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inducing import Determinantal, Strauss
+from pyro_nngp.inducing.priors import Flat
 from pyro_nngp.inference import SGHMC, Minibatch, fit
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -60,19 +68,62 @@ PAPER = {  # test NLL (table 5) and normalized RMSE (table 6), for 1 to 5 layers
     "protein": ((2.78, 0.72), (2.63, 0.69), (2.57, 0.68), (2.50, 0.67), (2.43, 0.65)),
     "yacht": ((-0.23, 0.04), (-0.72, 0.03), (-0.83, 0.03), (-0.76, 0.03), (-0.74, 0.03)),
 }
-PRIORS = {  # beside the names that BSGP knows, whose interactions have a flat base
-    "determinantal*normal": lambda kernel, z: Determinantal(kernel, normal(z)),
+BASELINES = {  # NLL of one layer, table 5
+    "SGHMC-DGP": {"boston": 2.82, "concrete": 3.13, "energy": 1.08, "protein": 2.81, "yacht": -0.11},
+    "SVGP": {"boston": 2.53, "concrete": 3.18, "energy": 1.75, "protein": 2.92, "yacht": 0.78},
+}
+FIGURES = {  # what they compare, best first in the paper's words: objective, prior of z, what is sampled
+    "3, left": {prior: ("fitc", prior, "all") for prior in ("normal", "uniform", "strauss", "determinantal")},
+    "3, right": {
+        "BSGP": ("fitc", "normal", "all"),
+        "u theta": ("fitc", "normal", "u theta"),
+        "u": ("fitc", "normal", "u"),
+        "SVGP": ("vfe", "normal", "gaussian"),
+    },
+    "4": {
+        "BSGP": ("fitc", "normal", "all"),
+        "u theta": ("fitc", "normal", "u theta"),
+        "MCMC-SVGP": ("vfe", "normal", "u theta"),
+        "FITC-SVGP": ("fitc", "normal", "gaussian"),
+        "SVGP": ("vfe", "normal", "gaussian"),
+    },
+    "5 and 6": {"fitc": ("fitc", "normal", "all"), "vfe": ("vfe", "normal", "all")},
+    "7": {
+        "BSGP": ("fitc", "normal", "all"),
+        "SGHMC-DGP": ("fitc", "normal", "u"),
+        "SVGP": ("vfe", "normal", "gaussian"),
+    },
+}
+HYPERPRIORS = {  # median of each, and standard deviation of its logarithm
+    "medians": {"lengthscale": (1.0, 1.0), "variance": (0.05, 1.0)},
+    "means": {"lengthscale": (math.exp(-0.5), 1.0), "variance": (0.05 * math.exp(-0.5), 1.0)},
+    "moments": {  # mean m and variance 1 of the variable: median m / sqrt(1 + 1 / m^2)
+        "lengthscale": (1 / math.sqrt(2), math.sqrt(math.log(2))),
+        "variance": (0.05 / math.sqrt(401), math.sqrt(math.log(401))),
+    },
+}
+PRIORS = {  # beside the names that BSGP knows, of which "strauss" has a flat base
+    "determinantal": lambda kernel, z: Determinantal(kernel, Flat(*z.shape), correlation=False),  # the paper's
+    "determinantal*normal": lambda kernel, z: Determinantal(kernel, normal(z), correlation=False),
     "strauss*normal": lambda kernel, z: Strauss(normal(z)),
+    "correlation*normal": lambda kernel, z: Determinantal(kernel, normal(z)),
+    "fixed kernel*normal": lambda kernel, z: Determinantal(fixed_kernel, normal(z)),
 }
 RUN = ("data", "layers", "objective", "prior", "sampled", "chains", "starts", "part", "inducing", "batch_size")
-RUN += ("svi", "burn_in", "samples", "thin", "first_step", "step_size")
+RUN += ("svi", "burn_in", "samples", "thin", "first_step", "step_size", "hyperpriors")
 FIELDS = (*RUN, "fold", "nll", "nll_by_target", "rmse", "coverage", "noise", "error", "auc")
 FIELDS += ("temperature", "noise_share", "rhat_median", "rhat_95", "rhat_max", "rhat_up_to_1.1", "seconds")
-FIELDS += ("num_train", "num_test", "torch")
+SITES = ("rms_z", "lengthscale", "variance")
+FIELDS += ("num_train", "num_test", "torch", "commit", *SITES)
 
 
 def normal(z):
     return dist.Normal(torch.zeros_like(z), 1.0).to_event(2)
+
+
+def fixed_kernel(a, b):
+    """RBF of variance 1 and lengthscale sqrt(D): two points of the normal base have a correlation of about exp(-1)."""
+    return torch.exp(-(a[..., :, None, :] - b[..., None, :, :]).square().mean(-1) / 2)
 
 
 def load(name):
@@ -87,11 +138,13 @@ def load(name):
     return data.x, y if target == "" else y[:, int(target), None], False
 
 
-def split(name, fold, validate=False):
+def split(name, fold, part="test"):
     """Training and test rows, standardized, the standard deviations of y (T,), and whether y are labels."""
     x, y, binary = load(name)
     train, test = random_split(len(x), (0.8, 0.2), fold)
-    if validate:
+    if part == "authors":
+        train, test = map(torch.as_tensor, train_test_split(range(len(x)), test_size=0.2, random_state=fold))
+    if part == "validation":
         train, test = (train[part] for part in random_split(len(train), (0.8, 0.2), fold))
     limit = name.partition(":")[2]
     if binary and limit:
@@ -104,9 +157,13 @@ def split(name, fold, validate=False):
 
 def build(x, y, binary, case, seed):
     dim = x.shape[1]
-    kernel = RBF(dim, variance=torch.tensor(0.05), lengthscale=torch.ones(dim))  # the medians of the priors
+    priors = HYPERPRIORS[case["hyperpriors"]]
+    starts = {name: median for name, (median, _) in priors.items()}
+    lengthscale = torch.full((dim,), starts["lengthscale"])
+    kernel = RBF(dim, variance=torch.tensor(starts["variance"]), lengthscale=lengthscale)
     if case["sampled"] in ("all", "u theta"):
-        kernel = lognormal_priors(kernel, like=x)
+        for name, (median, scale) in priors.items():
+            lognormal_priors(kernel, {name: median}, scale, like=x)
     return BSGP(
         x,
         y,
@@ -148,6 +205,13 @@ def sample(gp, case, seed, progress):
     return mcmc.get_samples(), facts
 
 
+def of_sites(samples):
+    """Root mean square of all coordinates of z, medians of the hyperparameters, in the first layer, where sampled."""
+    sites = {name: f"layers.0.kernel.{name}" for name in ("lengthscale", "variance")}
+    found = {name: samples[site].median() for name, site in sites.items() if site in samples}
+    return found | ({"rms_z": samples["layers.0.z"].square().mean().sqrt()} if "layers.0.z" in samples else {})
+
+
 def exact(x, y, x_test, seed):
     """Predictive distribution of y, outputs first, by a dense GP per output; the noise of the last one, and seconds."""
     start = time.process_time()
@@ -174,7 +238,7 @@ def by_chains(train, binary, case, x_test, fold, progress):
         gp = build(*train, binary, case, first)
         samples, found = sample(gp, case, seed, progress)
         seconds += time.process_time() - start
-        facts.append(found)
+        facts.append(found | of_sites(samples))
         # The mixture keeps what the parameters of this chain are.
         chains.append(gp.predict(x_test, samples))
         if case["chains"] > 1:
@@ -191,12 +255,12 @@ def by_chains(train, binary, case, x_test, fold, progress):
 
 def run(case, fold, progress=False):
     """One row."""
-    train, (x_test, y_test), scale, binary = split(case["data"], fold, case["part"] == "validation")
+    train, (x_test, y_test), scale, binary = split(case["data"], fold, case["part"])
     if case["sampled"] == "exact":
         predictive, row = exact(*train, x_test, fold)
     else:
         predictive, row = by_chains(train, binary, case, x_test, fold, progress)
-    sizes = {"num_train": len(train[0]), "num_test": len(x_test), "torch": torch.__version__}
+    sizes = {"num_train": len(train[0]), "num_test": len(x_test), "torch": torch.__version__, "commit": commit()}
     return case | {"fold": fold} | row | scores(predictive, y_test, scale, binary) | sizes
 
 
@@ -230,6 +294,8 @@ def table(groups):
     names = ("rmse", "coverage", "noise")
     if binary:
         names = ("error", "auc", "rhat_median", "rhat_95", "rhat_max", "rhat_up_to_1.1")
+    if all(row[name] for rows in groups for row in rows for name in SITES):
+        names += SITES
     lines = [
         f"| data | L | objective | prior of z | sampled | folds | NLL | paper | {' | '.join(names)} "
         "| paper's RMSE | temperature | noise share | CPU s |",
@@ -253,6 +319,33 @@ def table(groups):
     return "\n".join(lines)
 
 
+def ranks(rows):
+    """Mean ranks of the NLL, 1 the best, over the data sets and folds that have all cases of a figure."""
+    found = {}
+    for row in rows:
+        case = (row["objective"], row["prior"], row["sampled"])
+        found.setdefault((row["data"], row["fold"]), {})[case] = float(row["nll"])
+    theirs = {"BSGP": {name: values[0][0] for name, values in PAPER.items()}} | BASELINES
+    lines = ["| figure | data sets and folds | case | place in the paper | mean rank |", "|---|---|---|---|---|"]
+    for figure, cases in FIGURES.items():
+        done = {block: nlls for block, nlls in found.items() if nlls.keys() >= set(cases.values())}
+        if not done:
+            continue
+        means = mean_ranks([[nlls[case] for case in cases.values()] for nlls in done.values()])
+        places = range(1, len(cases) + 1)
+        if figure == "7":
+            names = sorted({name for name, _ in done} & PAPER.keys())
+            places = mean_ranks([[theirs[case][name] for case in cases] for name in names])
+        for case, place, rank in zip(cases, places, means, strict=True):
+            lines.append(f"| {figure} | {len(done)} | {case} | {place:.3g} | {rank:.2f} |")
+    return "\n".join(lines)
+
+
+def mean_ranks(blocks):
+    """Of each column of numbers, the smallest of a row having rank 1."""
+    return rankdata(blocks, axis=1).mean(0)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="+")
@@ -271,13 +364,14 @@ def main():
     parser.add_argument("--thin", type=int, default=6)
     parser.add_argument("--step-size", type=float, default=0.05)
     parser.add_argument("--first-step", type=float, help="step size from which the first half of burn-in comes down")
-    parser.add_argument("--validate", action="store_true")
+    parser.add_argument("--hyperpriors", choices=list(HYPERPRIORS), default="medians")
+    parser.add_argument("--part", choices=["test", "validation", "authors"], default="test")
+    parser.add_argument("--ranks", action="store_true")
     parser.add_argument("--progress", action="store_true")
     parser.add_argument("--csv", type=Path, default=Path("benchmarks/results/bsgp.csv"))
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    fixed = {name: getattr(args, name) for name in RUN if name in vars(args) and name != "layers"}
-    fixed["part"] = "validation" if args.validate else "test"
+    fixed = {name: getattr(args, name) for name in RUN if name in vars(args) and name not in ("layers", "sampled")}
     fixed["first_step"] = args.first_step or args.step_size
     groups = {}
     for fold in range(args.folds):
@@ -290,6 +384,9 @@ def main():
             groups.setdefault(tuple(key.values()), key)
     done = [[row for row in read(args.csv) if key.items() <= row.items()] for key in groups.values()]
     text = table(done)
+    if args.ranks:
+        schedule = {name: str(value) for name, value in fixed.items()} | {"layers": "1"}
+        text += "\n\n" + ranks([r for r in read(args.csv) if r["data"] in args.names and schedule.items() <= r.items()])
     print(text)
     if args.out:
         args.out.write_text(text + "\n", encoding="utf-8")

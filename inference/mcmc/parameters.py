@@ -15,7 +15,7 @@ class ParameterOptimizer:
 
     Args:
         where: name of the caller, for messages.
-        leaves: unconstrained leaf tensor of each parameter.
+        leaves: unconstrained leaf tensor of each parameter; those that require no gradient stay as they are.
         optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None, which keeps all
             parameters fixed.
 
@@ -29,10 +29,12 @@ class ParameterOptimizer:
         leaves: dict[str, Tensor],
         optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None,
     ) -> None:
-        self.leaves = {} if optim is None else dict(sorted(leaves.items()))
+        self.leaves = (
+            {} if optim is None else {name: leaves[name] for name in sorted(leaves) if leaves[name].requires_grad}
+        )
         self._optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
-            if not leaves:
+            if not self.leaves:
                 fail(where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
             tensors = list(self.leaves.values())
             self._optimizer = torch.optim.Adam(tensors, **optim) if isinstance(optim, dict) else optim(tensors)

@@ -46,10 +46,12 @@ def test_determinantal_is_the_log_determinant():
     scaled = z / torch.tensor([0.6, 1.1], dtype=F64)
     cov = 1.7 * torch.exp(-0.5 * (scaled[:, None] - scaled).square().sum(-1))
     want = torch.linalg.eigvalsh(cov + 1e-6 * torch.diag(cov.diagonal())).log().sum()
-    prior = named("determinantal", z)
+    prior = Determinantal(kernel(), Flat(M, D), correlation=False)
     torch.testing.assert_close(prior.log_prob(z).detach(), want, rtol=1e-9, atol=0)
-    based = Determinantal(kernel(), normal(), correlation=True).log_prob(z).detach()
-    torch.testing.assert_close(based, want - M * torch.tensor(1.7, dtype=F64).log() + normal().log_prob(z))
+    of_correlations = want - M * torch.tensor(1.7, dtype=F64).log()
+    torch.testing.assert_close(named("determinantal", z).log_prob(z).detach(), of_correlations, rtol=1e-9, atol=0)
+    based = Determinantal(kernel(), normal()).log_prob(z).detach()
+    torch.testing.assert_close(based, of_correlations + normal().log_prob(z))
 
 
 def test_correlations_do_not_see_the_variance_of_the_kernel():

@@ -259,6 +259,23 @@ def test_parameters_without_optim_keep_their_values():
     assert "params" not in mcmc.diagnostics()
 
 
+def test_parameters_that_require_no_gradient_are_not_optimized():
+    class WithScale(PartlyOptimized):
+        def forward(self):
+            super().forward()
+            pyro.sample("again", dist.Normal(self.shift, self.scale), obs=torch.tensor(3.0, dtype=F64))
+
+    module = WithScale()
+    module.scale = PyroParam(torch.tensor(2.0, dtype=F64), constraint=dist.constraints.positive)
+    module.scale_unconstrained.requires_grad_(False)
+    run(SGHMC(module, 0.05, optim={"lr": 0.05}), num_samples=4, warmup_steps=3)
+    assert float(module.shift.detach()) != 1.0
+    assert float(module.scale) == 2.0
+    module.requires_grad_(False)
+    with pytest.raises(ValueError, match="expected optim to come with a model that has parameters, got none"):
+        run(SGHMC(module, 0.05, optim={"lr": 0.05}))
+
+
 def reload(snapshot):
     """Through a file as ``torch.save`` writes and ``torch.load(weights_only=True)`` reads it."""
     buffer = io.BytesIO()
