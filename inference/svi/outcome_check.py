@@ -20,7 +20,8 @@ Where a third of rows have near copies (:mod:`pyro_nngp.models.base.twins`), the
 predictions are worth: a fall by more than two nats to squared errors of more than three predictive variances is a
 model of the copies.
 
-Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 rows, twice.
+Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 rows, twice for copies, which are not looked
+for with more than 800 neighbors.
 """
 
 import math
@@ -39,6 +40,7 @@ _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest numbe
 _POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
 _LABELS, _LEAK = 200, 0.25  # part of the loss
 _TWINS, _FALL, _SQUARE = 1 / 3, 2.0, 3.0  # share of rows, nats, predictive variances
+_ENTRIES, _LEAST = 2**25, 50  # of the neighbor covariances of rows that twins are looked for at; of such rows
 
 
 class MeanDeparture(NamedTuple):
@@ -109,7 +111,10 @@ def check_leak(method: Any, stacklevel: int) -> None:
 
 def check_twins(method: Any, stacklevel: int) -> None:
     """Warn if a trained method predicts rows by near copies of them, and is wrong where there is none."""
-    found = method.twin_dependence(some_rows(method.x, _LABELS, 0)) if hasattr(method, "twin_dependence") else None
+    if not hasattr(method, "twin_dependence"):
+        return
+    count = min(_LABELS, _ENTRIES // method.graph.num_neighbors**2)
+    found = method.twin_dependence(some_rows(method.x, count, 0)) if count >= _LEAST else None
     if found is None or not (found.share > _TWINS and found.fall > _FALL and found.square > _SQUARE):
         return
     warnings.warn(
