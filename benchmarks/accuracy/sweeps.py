@@ -96,6 +96,8 @@ def _cell(column: str, texts: list[str]) -> str:
         return ""
     mean = statistics.fmean(values)
     digits = 3 if column != "seconds" else 1 if mean < 10 else 0
+    if len(values) == 1 and mean != 0 and not 5e-4 <= abs(mean) < 1e4:
+        return f"{mean:.1e}"
     if column == "seconds" or len(values) == 1:
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"

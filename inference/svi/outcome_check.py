@@ -17,7 +17,7 @@ Leave-one-out densities of labels can owe much to auxiliary variables that know 
 (:mod:`pyro_nngp.models.loo`): more than a quarter of the loss is too much.
 
 Where a third of rows have near copies (:mod:`pyro_nngp.models.base.twins`), their densities without these say what
-predictions are worth: a fall by more than two nats to squared errors of more than three predictive variances is a
+predictions are worth: a fall by more than two nats to squared errors of more than two predictive variances is a
 model of the copies.
 
 Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 rows, twice for copies, which are not looked
@@ -39,7 +39,7 @@ from pyro_nngp.kernels import bind
 _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
 _POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
 _LABELS, _LEAK = 200, 0.25  # part of the loss
-_TWINS, _FALL, _SQUARE = 1 / 3, 2.0, 3.0  # share of rows, nats, predictive variances
+_TWINS, _FALL, _SQUARE = 1 / 3, 2.0, 2.0  # share of rows, nats, predictive variances
 _ENTRIES, _LEAST = 2**25, 50  # of the neighbor covariances of rows that twins are looked for at; of such rows
 
 
