@@ -4,6 +4,7 @@ Text that belongs beside the tables of NAME.md stands in NAME_note.md beside the
 """
 
 import argparse
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ class Sweep:
         value: heading of the column "value".
         score: the column that the picture shows; its label is `label`, that of the setting `axis`.
         x: the column along the picture, "setting" or "seconds".
+        averaged: the settings are splits, over which the table takes means and their standard errors.
     """
 
     caption: str
@@ -41,6 +43,7 @@ class Sweep:
     axis: str
     value: str = "value"
     x: str = "setting"
+    averaged: bool = False
 
 
 def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
@@ -106,18 +109,30 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -
             continue
         head = ["data", "method", sweep.axis, *(sweep.value if name == "value" else name for name in sweep.columns)]
         lines += [f"{sweep.caption}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        groups = {}
         for row in here:
-            cells = [_cell(name, row[name]) for name in sweep.columns]
-            lines.append(f"| {row['data']} | {row['method']} | {row['setting']} | {' | '.join(cells)} |")
+            key = row["data"], row["method"], "" if sweep.averaged else row["setting"]
+            groups.setdefault(key, []).append(row)
+        for (data, method, setting), group in groups.items():
+            cells = [_cell(name, [row[name] for row in group]) for name in sweep.columns]
+            label = len(group) if sweep.averaged else setting
+            lines.append(f"| {data} | {method} | {label} | {' | '.join(cells)} |")
         lines.append("")
     return "\n".join(lines)
 
 
-def _cell(column: str, text: str) -> str:
-    if text == "":
+def _cell(column: str, texts: list[str]) -> str:
+    """The mean, with its standard error if there are several values."""
+    values = [float(text) for text in texts if text != ""]
+    if not values:
         return ""
-    digits = 3 if column != "seconds" else 1 if float(text) < 10 else 0
-    return f"{float(text):.{digits}f}"
+    mean = statistics.fmean(values)
+    digits = 3 if column != "seconds" else 1 if mean < 10 else 0
+    if len(values) == 1 and mean != 0 and not 5e-4 <= abs(mean) < 1e4:
+        return f"{mean:.1e}"
+    if column == "seconds" or len(values) == 1:
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {statistics.stdev(values) / len(values) ** 0.5:.{digits}f}"
 
 
 def draw(sweeps: dict[str, Sweep], rows: list[dict], path: Path) -> None:

@@ -1,4 +1,4 @@
-r"""Checks of what training came to: a loss that data do not have, a mean function away from the data, a leak of labels.
+r"""Checks of what training came to: a loss that data do not have, a mean away from them, leaks of labels and copies.
 
 A loss of more than 1,000 nats per value says that the model all but excludes the data, in whatever units they are: f is
 then where its link is clamped, and has no gradient.
@@ -16,7 +16,12 @@ has to exceed one standard deviation of y, and two of its own.
 Leave-one-out densities of labels can owe much to auxiliary variables that know the label
 (:mod:`pyro_nngp.models.loo`): more than a quarter of the loss is too much.
 
-Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 labels.
+Where a third of rows have near copies (:mod:`pyro_nngp.models.base.twins`), their densities without these say what
+predictions are worth: a fall by more than two nats to squared errors of more than two predictive variances is a
+model of the copies.
+
+Cost: a covariance matrix of 512 points; the leave-one-out densities of 200 rows, twice for copies, which are not looked
+for with more than 800 neighbors.
 """
 
 import math
@@ -34,6 +39,8 @@ from pyro_nngp.kernels import bind
 _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
 _POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
 _LABELS, _LEAK = 200, 0.25  # part of the loss
+_TWINS, _FALL, _SQUARE = 1 / 3, 2.0, 2.0  # share of rows, nats, predictive variances
+_ENTRIES, _LEAST = 2**25, 50  # of the neighbor covariances of rows that twins are looked for at; of such rows
 
 
 class MeanDeparture(NamedTuple):
@@ -100,6 +107,24 @@ def check_leak(method: Any, stacklevel: int) -> None:
             ConvergenceWarning,
             stacklevel=stacklevel + 1,
         )
+
+
+def check_twins(method: Any, stacklevel: int) -> None:
+    """Warn if a trained method predicts rows by near copies of them, and is wrong where there is none."""
+    if not hasattr(method, "twin_dependence"):
+        return
+    count = min(_LABELS, _ENTRIES // method.graph.num_neighbors**2)
+    found = method.twin_dependence(some_rows(method.x, count, 0)) if count >= _LEAST else None
+    if found is None or not (found.share > _TWINS and found.fall > _FALL and found.square > _SQUARE):
+        return
+    warnings.warn(
+        "fit: expected rows to be predicted by other rows than near copies of them, got copies of "
+        f"{found.share:.0%} of rows. Without these log densities fall by {found.fall:.2g} nats, and squared errors "
+        f"are {found.square:.2g} times the predictive variance: predictions at other places are that wrong. Drop "
+        "copies of rows, or average rows that belong together; Vecchia and VNNGP suffer less than LOO.",
+        ConvergenceWarning,
+        stacklevel=stacklevel + 1,
+    )
 
 
 def check_outcome(method: Any, result: FitResult, stacklevel: int) -> None:

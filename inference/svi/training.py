@@ -24,7 +24,7 @@ from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
-from pyro_nngp.inference.svi.outcome_check import check_leak, check_outcome
+from pyro_nngp.inference.svi.outcome_check import check_leak, check_outcome, check_twins
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.run import DivergenceError, Run
 from pyro_nngp.inference.svi.saved_state import divided, joined
@@ -192,6 +192,7 @@ class Training:
         if not interrupted:
             check_leak(self.method, stacklevel=3)
             check_neighbors(self.method, stacklevel=3)
+            check_twins(self.method, stacklevel=3)
         if not interrupted and self.ranks.is_first:
             check_outcome(self.method, found, stacklevel=3)
             check_family(self.method, found, stacklevel=3)

@@ -28,6 +28,7 @@ from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.models.base.sites import latents_first
+from pyro_nngp.models.base.twins import TwinDependence, find_twins
 from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, WORTHWHILE_TRAINING
 
@@ -267,6 +268,29 @@ class ResponseMethod(PredictiveMethod):
         loc, var = (latents_first(bound, value) for value in torch.broadcast_tensors(loc, var))
         found = self._predictive_of_y(loc, var, self.by_row(rows)).log_prob(self._values(rows))
         return found[..., 0, :] if bound.num_latents is not None and loc.dim() > 2 else found
+
+    @pyro_entry
+    @torch.no_grad()
+    def twin_dependence(self, rows: Int[Tensor, " B"]) -> TwinDependence | None:
+        """What the densities of some rows owe to near copies of them; None if noise is not Gaussian or no row has one.
+
+        Cost: O(K^3) per row.
+        """
+        twins = None if self.shard is not None else find_twins(self.graph, rows)
+        if twins is None or not cast(Likelihood, self.likelihood).is_gaussian:
+            return None
+        self._place_medians()
+        rows = rows[twins.rows]
+        union, positions = distinct_rows(twins.near)
+        observed = self.observations(self.likelihood_at(union), union, None)
+        obs, noise = self.observations(self.likelihood_at(rows), rows, None)
+        losses, squares = [], []
+        for near in (positions, torch.where(twins.among, -1, positions)):
+            loc, var = self._given_neighbors(self.x[rows], union, near, *observed, rows)
+            square = (obs - loc).square() / (var + noise)
+            losses.append(float((var + noise).log().add(square).mean()) / 2)
+            squares.append(float(square.mean()))
+        return TwinDependence(len(rows) / len(twins.rows), losses[1] - losses[0], squares[1])
 
     def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
         """Those of the weights."""

@@ -1,4 +1,4 @@
-"""Training that ends where it should not is found out: a mean away from the data, impossible data, labels that leak."""
+"""Training that ends where it should not is found out: a mean away from the data, impossible data, leaks, copies."""
 
 import pytest
 import torch
@@ -82,3 +82,49 @@ def test_labels_that_neighbors_have_seen_are_reported(recwarn):
         check_leak(gp, stacklevel=1)
         assert len(recwarn) == (variance > 1)
     assert "nats per label" in str(recwarn.pop(ConvergenceWarning).message)
+
+
+def doubled(scale):
+    """Every row once more, with noise of this standard deviation."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.cat([v, v + scale * torch.randn(v.shape, generator=generator, dtype=F64)]) for v in (X, Y)]
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-3], ids=["copies", "near copies"])
+def test_rows_that_come_twice_are_reported(scale):
+    with pytest.warns(ConvergenceWarning, match=r"near copies .* times the predictive variance.* Drop copies of rows"):
+        fit(LOO(*doubled(scale), num_neighbors=10), progress=False)
+
+
+def test_replicates_with_noise_of_their_own_are_not_reported():
+    x = X.repeat(2, 1)
+    y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(120, generator=torch.Generator().manual_seed(1), dtype=F64)
+    gp = LOO(x, y, num_neighbors=10)
+    fit(gp, progress=False)
+    found = gp.twin_dependence(torch.arange(120))
+    assert found.share == 1.0
+    assert found.fall < 0.5
+    assert found.square < 1.5
+
+
+@pytest.mark.parametrize("method", [LOO, Vecchia])
+def test_twin_dependence_is_that_of_the_exact_process_given_all_but_the_twin(method):
+    x, y = doubled(1e-5)
+    y = torch.stack([y, y.sin()], 1)
+    kernel = Matern52(2, 1.0, 0.3).double()
+    gp = method(x, y, kernel, Gaussian(0.01), num_neighbors=119, mean=lambda x: 0 * x[:, 0])
+    cov = kernel(x, x).detach() + 0.01 * torch.eye(120, dtype=F64)
+    scores = {1: [], 2: []}  # rows that are left out
+    for i, out in ((i, out) for i in range(120) for out in scores):
+        rest = torch.ones(120, dtype=torch.bool)
+        rest[[i, (i + 60) % 120][:out]] = False
+        w = torch.linalg.solve(cov[rest][:, rest], cov[rest, i])
+        var = cov[i, i] - w @ cov[rest, i]
+        square = (y[i] - w @ y[rest]).square() / var
+        scores[out].append((float((square + var.log()).mean()) / 2, float(square.mean())))
+    before, after = (torch.tensor(scores[out], dtype=F64).mean(0) for out in (1, 2))
+    found = gp.twin_dependence(torch.arange(120))
+    want = 1.0, float(after[0] - before[0]), float(after[1])
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=1e-4, atol=1e-4)
+    # of a graph without gaps
+    assert method(X, Y, kernel, num_neighbors=1).twin_dependence(torch.arange(60)) is None
