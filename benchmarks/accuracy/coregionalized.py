@@ -182,6 +182,7 @@ def main():
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     head = f"`python benchmarks/accuracy/coregionalized.py`, commit {commits}, torch {rows[0]['torch']}, "
     head += f"{rows[0]['threads']} thread(s), other jobs on the machine; processor seconds.\n\n"
+    head += "[LOO-k](loo.md) discusses the table.\n\n"
     args.out.write_text(head + table(rows), encoding="utf-8")
 
 

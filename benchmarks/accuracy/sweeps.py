@@ -127,8 +127,8 @@ def _cell(column: str, texts: list[str]) -> str:
     if not values:
         return ""
     mean = statistics.fmean(values)
-    digits = 3 if column != "seconds" else 1 if mean < 10 else 0
-    if len(values) == 1 and mean != 0 and not 5e-4 <= abs(mean) < 1e4:
+    digits = (1 if mean < 10 else 0) if column == "seconds" else 3 if abs(mean) < 1e4 else 0
+    if len(values) == 1 and 0 < abs(mean) < 5e-4:
         return f"{mean:.1e}"
     if column == "seconds" or len(values) == 1:
         return f"{mean:.{digits}f}"
