@@ -14,6 +14,7 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import pyro
@@ -31,7 +32,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
 from pyro_nngp.inducing import inducing_points
-from pyro_nngp.kernels import bind, column_scale
+from pyro_nngp.kernels import bind, bind_double, column_scale
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import (
     Densities,
@@ -44,7 +45,7 @@ from pyro_nngp.models.base import (
     warn_untrained,
 )
 from pyro_nngp.neighbors import Batch, NeighborGraph, distinct_rows
-from pyro_nngp.neighbors.numbers import NeighborTrial
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial
 from pyro_nngp.variational import (
     AmortizedGaussian,
     GaussianSites,
@@ -440,19 +441,38 @@ class VNNGP(ShardedLatents):
 
     @pyro_entry
     def prediction_neighbors(self) -> int:
-        """The default number of neighbors in predictions: K; with sites 64, or more for f smooth in many inputs."""
-        if not isinstance(self.local, GaussianSites):
-            return self.graph.num_neighbors
-        first, most = self.local.prediction_range()
+        """The default number of neighbors in predictions: K, with sites 64, doubled up to 512 while variances fall.
+
+        Doubling ends where it lowers the predictive variance of f, or without sites and with Gaussian noise that of y,
+        at 64 points given the others by less than 1 % on average. It is K with an encoder, which would run at all of
+        them, and in one of several processes without sites.
+        """
+        first, most = self.graph.num_neighbors, min(MOST_NEIGHBORS, self.num_inducing - 1)
+        if isinstance(self.local, GaussianSites):
+            first, most = self.local.prediction_range()
+        elif isinstance(self.local, AmortizedGaussian) or self.shard is not None:
+            return first
         if first >= most:
             return first
         view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
         return view._enough_neighbors(trial, first)
 
     @pyro_entry
+    @torch.no_grad()
     def _enough_neighbors(self, trial: NeighborTrial, first: int) -> int:
         self._place_medians()
-        return cast(GaussianSites, self.local).enough(trial, first)
+        if isinstance(self.local, GaussianSites):
+            return self.local.enough(trial, first)
+        return trial.enough(partial(self._log_variances, trial.rows), first, WORTHWHILE)
+
+    def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        """Logarithms of predictive variances at some inducing points, given q(u) at others."""
+        points, (own, positions) = self._points().double(), distinct_rows(near)
+        kernel = bind_double(self.kernel, self.x.dtype)
+        w, var = graph_conditional(kernel, points[rows], points, near, jitter=self.jitter)
+        var = var + self.local.distribution(own).combined_rows(w.to(self.x.dtype), positions)
+        noisy = self.likelihood is not None and self.likelihood.is_gaussian
+        return (var + cast(Any, self.likelihood).variance.mean() if noisy else var).log()
 
     def residuals(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         if not isinstance(self.local, GaussianSites):

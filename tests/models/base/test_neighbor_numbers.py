@@ -165,13 +165,38 @@ def test_few_rows_train_and_predict_with_defaults(method, rows):
     assert (variance > 0).all()
 
 
-def test_sites_of_a_smooth_function_of_many_inputs_take_more_neighbors():
+@pytest.mark.parametrize("method", ["sites", "mean-field", "NPVI"])
+def test_predictions_of_a_smooth_function_of_many_inputs_take_more_neighbors(method):
     """Where much of the prior's variance is left given K neighbors, more neighbors help."""
     torch.manual_seed(0)
     for inputs, more in ((1, False), (6, True)):
         x = torch.rand(700, inputs).double()
-        y = torch.sin(3 * x).sum(-1)
-        gp = nngp.VNNGP(x, y, Matern52(inputs, 1.0, 1.0), Gaussian(1e-3))
+        y, likelihood = torch.sin(3 * x).sum(-1), Gaussian(1e-3)
+        if method == "NPVI":
+            gp = nngp.NPVI(x, y, Matern52(inputs, 1.0, 1.0), likelihood, num_neighbors=16)
+        else:
+            gp = nngp.VNNGP(x, y, Matern52(inputs, 1.0, 1.0), likelihood, num_neighbors=16, posterior=method)
         gp.solve()
-        assert (gp.prediction_neighbors() > 64) is more
+        few = 64 if method == "sites" else 16
+        assert (gp.prediction_neighbors() > few) is more
         assert gp.plan(x[:3], None).shape == (3, gp.prediction_neighbors())
+
+
+def test_variances_of_y_decide_where_noise_is_gaussian():
+    """Against dense predictive variances of y at the points that are tried, given a mean-field q(u) at others."""
+    x, y = smooth(200, 3)
+    settings = {"num_neighbors": 4, "posterior": "mean-field"}
+    gp = nngp.VNNGP(x, y, Matern52(3, variance=1.0, lengthscale=1.0), Gaussian(0.01), **settings)
+    gp.solve()
+    rows, sizes, found = gp.graph.trial(199).rows, [4, 8, 16, 32, 64, 128, 199], []
+    scale = gp.local.distribution().scale.detach()
+    for k in sizes:
+        near = gp.graph.others(k, rows)
+        cov = gp.kernel(x[near], x[near]).detach() + gp.jitter * torch.eye(k, dtype=x.dtype)
+        cross = gp.kernel(x[near], x[rows, None]).detach()
+        w = torch.linalg.solve(cov, cross)[..., 0]
+        var = 1 + gp.jitter - (w * cross[..., 0]).sum(-1) + (w * scale[near]).square().sum(-1)
+        found.append(float((var + 0.01).log().mean()))
+    enough = next(k for k, a, b in zip(sizes, found, [*found[1:], found[-1]], strict=True) if a - b < 0.01)
+    assert gp.prediction_neighbors() == enough
+    assert 4 < enough < 199
