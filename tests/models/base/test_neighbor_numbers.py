@@ -9,6 +9,7 @@ from oracles.dense import dense_covariance
 
 import pyro_nngp as nngp
 from pyro_nngp.data import nll
+from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -182,21 +183,35 @@ def test_predictions_of_a_smooth_function_of_many_inputs_take_more_neighbors(met
         assert gp.plan(x[:3], None).shape == (3, gp.prediction_neighbors())
 
 
-def test_variances_of_y_decide_where_noise_is_gaussian():
-    """Against dense predictive variances of y at the points that are tried, given a mean-field q(u) at others."""
+def test_what_q_predicts_of_itself_decides_without_sites():
+    """Against dense predictions of its means at the points that are tried, with the noise of the data."""
     x, y = smooth(200, 3)
     settings = {"num_neighbors": 4, "posterior": "mean-field"}
     gp = nngp.VNNGP(x, y, Matern52(3, variance=1.0, lengthscale=1.0), Gaussian(0.01), **settings)
     gp.solve()
     rows, sizes, found = gp.graph.trial(199).rows, [4, 8, 16, 32, 64, 128, 199], []
-    scale = gp.local.distribution().scale.detach()
+    q = gp.local.distribution()
+    loc, scale = q.loc.detach(), q.scale.detach()
     for k in sizes:
         near = gp.graph.others(k, rows)
         cov = gp.kernel(x[near], x[near]).detach() + gp.jitter * torch.eye(k, dtype=x.dtype)
         cross = gp.kernel(x[near], x[rows, None]).detach()
         w = torch.linalg.solve(cov, cross)[..., 0]
-        var = 1 + gp.jitter - (w * cross[..., 0]).sum(-1) + (w * scale[near]).square().sum(-1)
-        found.append(float((var + 0.01).log().mean()))
+        var = 1.01 + gp.jitter - (w * cross[..., 0]).sum(-1) + (w * scale[near]).square().sum(-1)
+        found.append(float((var.log() + (loc[rows] - (w * loc[near]).sum(-1)).square() / var).mean()))
     enough = next(k for k, a, b in zip(sizes, found, [*found[1:], found[-1]], strict=True) if a - b < 0.01)
     assert gp.prediction_neighbors() == enough
     assert 4 < enough < 199
+
+
+def test_means_that_more_neighbors_do_not_understand_keep_k():
+    """Rough means under a kernel that is all but a plane: variances fall with more neighbors, and errors grow."""
+    x, _ = smooth(200, 2)
+    kernel = Matern52(2, variance=1e6, lengthscale=100.0)
+    settings = {"num_neighbors": 4, "posterior": "mean-field", "jitter": 1e-12}
+    gp = nngp.VNNGP(x, x[:, 0], kernel, Gaussian(1e-4), **settings)
+    loc = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    gp.local.assign(SparseCholeskyNormal(loc, torch.full_like(loc, 1e-3), None, None))
+    middle = torch.full((1, 2), 0.5, dtype=x.dtype)
+    assert gp(middle, num_neighbors=16)[1] < gp(middle, num_neighbors=4)[1]
+    assert gp.prediction_neighbors() == 4
