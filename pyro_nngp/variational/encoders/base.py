@@ -53,6 +53,11 @@ class Neighborhood:
     precision: Float[Tensor, "*L U n"]
 
 
+def bounded(logs: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Logarithms kept within 8 of zero, near which they hardly change: no exponential overflows."""
+    return 8 * (logs / 8).tanh()
+
+
 def observed(likelihood: Likelihood, y: Tensor) -> Tensor:
     """y unchanged, (N,) or (L, N); labels of C classes as C indicators."""
     if isinstance(likelihood, Categorical) and likelihood.num_latents is not None:

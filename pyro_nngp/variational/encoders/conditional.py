@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.variational.encoders.base import Neighborhood, Row, check_widths, rough_latent
+from pyro_nngp.variational.encoders.base import Neighborhood, Row, bounded, check_widths, rough_latent
 
 _FEATURES = 7  # of a node
 
@@ -87,4 +87,4 @@ class ConditionalEncoder(nn.Module):
         ]
         of_site = [(near.target - near.mean) / own.sqrt(), (near.precision * own).log() / 4]
         features = torch.stack([part.expand(near.target.shape) for part in (*of_site, *of_row)], -1)
-        return 8 * (self.network(features * near.mask[..., None]) / 8).tanh()
+        return bounded(self.network(features * near.mask[..., None]))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.variational.encoders.base import Neighborhood, Row, check_widths, normalized, rough_latent
+from pyro_nngp.variational.encoders.base import Neighborhood, Row, bounded, check_widths, normalized, rough_latent
 
 
 class GraphConvolutionEncoder(nn.Module):
@@ -20,7 +20,8 @@ class GraphConvolutionEncoder(nn.Module):
     With :math:`A_i = [k_{ii}, 0;\, k_{\alpha(i),i}, K_{\alpha(i),\alpha(i)}]` and D its row sums, both compute
     :math:`H^{l+1} = \mathrm{ReLU}(D^{-1/2} A_i D^{-1/2} H^l W^l)` without ReLU in the last layer, whose node values are
     :math:`g` in the first network and :math:`h` in the second. With the responses :math:`r_j` of the nodes, the mean
-    function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents,
+    function :math:`\mu` and the prior's conditional variance :math:`v_i` of :math:`u_i` given its parents, and the own
+    :math:`h_i` kept within 8 of zero,
 
     .. math:: H^0_j = \frac{r_j - \mu(x_j)}{k_{jj}^{1/2}}, \quad m_i = k_{ii}^{1/2} \bar g, \quad
        R_{ii} = v_i^{1/2} e^{h_i}, \quad R_{ij} = v_i^{1/2} h_j .
@@ -62,7 +63,7 @@ class GraphConvolutionEncoder(nn.Module):
         start = ((near.response - near.mean) / spread * near.mask)[..., None]
         loc, row = (_convolve(layers, adjacency, start)[..., 0] for layers in (self.loc, self.row))
         own, average = near.var.sqrt(), (loc * near.mask).sum(-1) / near.mask.sum(-1)
-        return spread[:, 0] * average, own * (8 * (row[..., 0] / 8).tanh()).exp(), own[:, None] * row[..., 1:]
+        return spread[:, 0] * average, own * bounded(row[..., 0]).exp(), own[:, None] * row[..., 1:]
 
 
 def _convolve(layers: nn.ModuleList, adjacency: Tensor, hidden: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pyro_nngp._checks import fail
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.variational.encoders.base import Neighborhood, Row, check_widths, normalized, rough_latent
+from pyro_nngp.variational.encoders.base import Neighborhood, Row, bounded, check_widths, normalized, rough_latent
 
 _FEATURES = 6  # of a node, beside its D relative coordinates
 
@@ -99,7 +99,7 @@ class SiteEncoder(nn.Module):
         adjacency = normalized(correlation)
         for own, passed in zip(self.own, self.passed, strict=True):
             hidden = F.relu(own(hidden) + adjacency @ passed(hidden))
-        return 8 * (self.head(hidden) / 8).tanh()  # bounded, so that no exponential overflows
+        return bounded(self.head(hidden))
 
 
 def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Tensor) -> tuple[Tensor, Tensor]:
