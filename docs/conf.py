@@ -119,9 +119,9 @@ def shorten_arrays(app, what, name, obj, options, signature, returns):
 
 def link_pages(app, name, source):
     """Links to tutorials and results, which are links in the file system: MyST looks for what those point at."""
-    folders = "" if name.startswith("tutorials/") else "(?:tutorials|results)/"
+    within = name.startswith(("tutorials/", "results/"))
+    folders, root = ("", "") if within else ("(?:tutorials|results)/", "/")
     pattern = rf"\[([^\]`]+)\]\((?:\.\./)?({folders}\w+)\.(?:py|md)\)"
-    root = "" if name.startswith("tutorials/") else "/"
     source[0] = re.sub(pattern, rf"{{doc}}`\1 <{root}\2>`", source[0])
 
 
