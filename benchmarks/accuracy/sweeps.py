@@ -95,7 +95,8 @@ def looks(gp: Any, steps: Sequence[int], scores: Callable[[], dict], **how: Any)
 
 
 def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -> str:
-    """The note, and a table per sweep that has rows: a line per data set, method and setting."""
+    """The note, and a table per sweep that has rows: a line per data set, method and setting, of one column a line per
+    data set and method."""
     commits = ", ".join(sorted({row["commit"] for row in rows}))
     lines = [
         f"`{command}`, commit {commits}, torch {rows[0]['torch']}, {rows[0]['threads']} thread(s), other jobs on the "
@@ -107,18 +108,36 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -
         here = [row for row in rows if row["part"] == part]
         if not here:
             continue
-        head = ["data", "method", sweep.axis, *(sweep.value if name == "value" else name for name in sweep.columns)]
-        lines += [f"{sweep.caption}.", "", f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+        lines += [f"{sweep.caption}.", ""]
         groups = {}
         for row in here:
             key = row["data"], row["method"], "" if sweep.averaged else row["setting"]
             groups.setdefault(key, []).append(row)
-        for (data, method, setting), group in groups.items():
-            cells = [_cell(name, [row[name] for row in group]) for name in sweep.columns]
-            label = len(group) if sweep.averaged else setting
-            lines.append(f"| {data} | {method} | {label} | {' | '.join(cells)} |")
+        cells = {key: [_cell(name, [row[name] for row in of]) for name in sweep.columns] for key, of in groups.items()}
+        if len(sweep.columns) == 1 and not sweep.averaged:
+            lines += _across(sweep.axis, {key: cell for key, (cell,) in cells.items()})
+        else:
+            titles = (sweep.value if name == "value" else name for name in sweep.columns)
+            lines += _head(["data", "method", sweep.axis, *titles])
+            for (data, method, setting), found in cells.items():
+                label = len(groups[data, method, setting]) if sweep.averaged else setting
+                lines.append(f"| {data} | {method} | {label} | {' | '.join(found)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _head(titles: list[str]) -> list[str]:
+    return [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+
+
+def _across(axis: str, cells: dict[tuple[str, str, str], str]) -> list[str]:
+    """A line per data set and method, a column per setting."""
+    settings = sorted({setting for _, _, setting in cells}, key=float)
+    lines = _head(["data", "method", *(f"{axis} = {setting}" for setting in settings)])
+    for data, method in dict.fromkeys((data, method) for data, method, _ in cells):
+        found = (cells.get((data, method, setting), "") for setting in settings)
+        lines.append(f"| {data} | {method} | {' | '.join(found)} |")
+    return lines
 
 
 def _cell(column: str, texts: list[str]) -> str:

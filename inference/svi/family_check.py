@@ -46,7 +46,8 @@ def check_family(method: Any, result: FitResult, stacklevel: int) -> None:
     cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * method.can_solve
     warnings.warn(
         f"fit: expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
-        f"the same hyperparameters: they have stopped where q(u) cannot follow, often at too much noise. {cure}"
+        "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have stopped "
+        f"where q(u) cannot follow, often at too much noise. {cure}"
         'VNNGP with posterior="sites" has no such gap.',
         ConvergenceWarning,
         stacklevel=stacklevel + 1,
