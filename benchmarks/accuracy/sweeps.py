@@ -29,7 +29,7 @@ class Sweep:
         measurements: yields (key, measure), where `key` has the data, the method and its setting, and `measure()`
             returns scores by name of a column.
         columns: of the table.
-        value: heading of the column "value".
+        value: heading of the column "value", where it is not the only one.
         score: the column that the picture shows; its label is `label`, that of the setting `axis`.
         x: the column along the picture, "setting" or "seconds".
         averaged: the settings are splits, over which the table takes means and their standard errors.
