@@ -23,7 +23,7 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
 from pyro_nngp.models.base.predictive import PredictiveMethod
@@ -272,25 +272,26 @@ class ResponseMethod(PredictiveMethod):
     @pyro_entry
     @torch.no_grad()
     def twin_dependence(self, rows: Int[Tensor, " B"]) -> TwinDependence | None:
-        """What the densities of some rows owe to near copies of them; None if noise is not Gaussian or no row has one.
+        """What the densities of some rows owe to near copies of them; None for counts, or if no row has a copy.
 
         Cost: O(K^3) per row.
         """
+        likelihood = cast(Likelihood, self.likelihood)
         twins = None if self.shard is not None else find_twins(self.graph, rows)
-        if twins is None or not cast(Likelihood, self.likelihood).is_gaussian:
+        if twins is None or not (likelihood.is_gaussian or isinstance(likelihood, Bernoulli | Categorical)):
             return None
         self._place_medians()
         rows = rows[twins.rows]
         union, positions = distinct_rows(twins.near)
         observed = self.observations(self.likelihood_at(union), union, None)
-        obs, noise = self.observations(self.likelihood_at(rows), rows, None)
-        losses, squares = [], []
+        losses, square = [], None
         for near in (positions, torch.where(twins.among, -1, positions)):
+            losses.append(-float(self._log_density(rows, union, near, *observed).mean()))
+        if likelihood.is_gaussian:
+            obs, noise = self.observations(self.likelihood_at(rows), rows, None)
             loc, var = self._given_neighbors(self.x[rows], union, near, *observed, rows)
-            square = (obs - loc).square() / (var + noise)
-            losses.append(float((var + noise).log().add(square).mean()) / 2)
-            squares.append(float(square.mean()))
-        return TwinDependence(len(rows) / len(twins.rows), losses[1] - losses[0], squares[1])
+            square = float(((obs - loc).square() / (var + noise)).mean())
+        return TwinDependence(len(rows) / len(twins.rows), losses[1] - losses[0], losses[0], square)
 
     def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
         """Those of the weights."""

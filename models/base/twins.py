@@ -2,7 +2,8 @@
 
 Of rows that come twice, with little noise between, each is predicted by the other. Training on leave-one-out densities
 then takes the noise between copies for all the noise there is, and has no use for a lengthscale beyond their distance:
-predictions at places without a copy are wrong and certain (Jankowiak and Pleiss 2021, section 5.5).
+predictions at places without a copy are wrong and certain (Jankowiak and Pleiss 2021, section 5.5). Of labels it makes
+lengthscales short, as each is known from its copy.
 
 The twins of a row are the nearest others before the first gap, where the next distance is more than ten times as long.
 Points that are scattered at random have a gap among K = 32 neighbors in a tenth of rows on a line and one percent in
@@ -28,12 +29,15 @@ class TwinDependence(NamedTuple):
     Attributes:
         share: of rows that have twins.
         fall: of the mean log density of these rows once it is given the other neighbors alone, in nats.
-        square: mean square error given the other neighbors, in predictive variances: 1 if these are right.
+        loss: minus that density while the twins are given, in nats.
+        square: mean square error given the other neighbors, in predictive variances, 1 if these are right; None of
+            labels.
     """
 
     share: float
     fall: float
-    square: float
+    loss: float
+    square: float | None
 
 
 class Twins(NamedTuple):

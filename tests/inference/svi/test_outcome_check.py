@@ -1,5 +1,7 @@
 """Training that ends where it should not is found out: a mean away from the data, impossible data, leaks, copies."""
 
+import math
+
 import pytest
 import torch
 
@@ -96,6 +98,26 @@ def test_rows_that_come_twice_are_reported(scale):
         fit(LOO(*doubled(scale), num_neighbors=10), progress=False)
 
 
+def test_labels_that_come_twice_are_reported():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(100, 2, generator=generator, dtype=F64)
+    labels = (x[:, 0] + 0.3 * torch.randn(100, generator=generator, dtype=F64) > 0.5).double()
+    with pytest.warns(ConvergenceWarning, match=r"copies of 100% .* a label costs .* VNNGP suffers less"):
+        fit(LOO(x.repeat(2, 1), labels.repeat(2), Matern52(2), Bernoulli(), num_neighbors=10), progress=False)
+
+
+def test_a_label_owes_to_its_copy_what_it_loses_without():
+    """Of one pair far from all others: without the copy a label is as likely as under the prior."""
+    x = torch.cat([X[:58], X.new_tensor([[50.0, 50.0], [50.0, 50.0 + 1e-4]])])
+    labels = torch.cat([(Y[:58] > 0).double(), Y.new_ones(2)])
+    gp = LOO(x, labels, Matern52(2, 4.0, 0.3).double(), Bernoulli(), num_neighbors=20, mean=lambda x: 0 * x[:, 0])
+    gp.solve(20)
+    found = gp.twin_dependence(torch.tensor([58, 59]))
+    assert found.square is None
+    assert found.loss + found.fall == pytest.approx(math.log(2), rel=1e-6)
+    assert found.loss == pytest.approx(-gp.loo(torch.tensor([58, 59])).mean().item(), rel=0.3)
+
+
 def test_replicates_with_noise_of_their_own_are_not_reported():
     x = X.repeat(2, 1)
     y = torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(120, generator=torch.Generator().manual_seed(1), dtype=F64)
@@ -105,6 +127,16 @@ def test_replicates_with_noise_of_their_own_are_not_reported():
     assert found.share == 1.0
     assert found.fall < 0.5
     assert found.square < 1.5
+
+
+def test_labels_of_several_visits_are_not_reported(recwarn):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.rand(60, 2, generator=generator, dtype=F64).repeat(4, 1)
+    labels = (torch.sin(6 * x[:, 0]) + torch.randn(240, generator=generator, dtype=F64) > 0).double()
+    gp = LOO(x, labels, Matern52(2), Bernoulli(), num_neighbors=10)
+    fit(gp, progress=False)
+    assert gp.twin_dependence(torch.arange(200)).share == 1.0
+    assert not [w for w in recwarn if "copies" in str(w.message)]
 
 
 @pytest.mark.parametrize("method", [LOO, Vecchia])
@@ -124,7 +156,7 @@ def test_twin_dependence_is_that_of_the_exact_process_given_all_but_the_twin(met
         scores[out].append((float((square + var.log()).mean()) / 2, float(square.mean())))
     before, after = (torch.tensor(scores[out], dtype=F64).mean(0) for out in (1, 2))
     found = gp.twin_dependence(torch.arange(120))
-    want = 1.0, float(after[0] - before[0]), float(after[1])
+    want = 1.0, float(after[0] - before[0]), float(before[0]) + math.log(2 * math.pi) / 2, float(after[1])
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=1e-4, atol=1e-4)
     # of a graph without gaps
     assert method(X, Y, kernel, num_neighbors=1).twin_dependence(torch.arange(60)) is None
