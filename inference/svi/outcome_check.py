@@ -100,7 +100,7 @@ def check_leak(method: Any, stacklevel: int) -> None:
         return
     rows = some_rows(method.x, _LABELS, 0)
     leak = method.leak(rows)
-    if leak > max(_LEAK * method.score(rows), 0.01):
+    if leak > 0.01 and leak > _LEAK * method.score(rows):
         warnings.warn(
             f"fit: expected leave-one-out densities that do not know the label, got {leak:.2g} nats per label from "
             "what the auxiliary variables of neighbors know of it: kernel and mean fit labels that they have seen, and "

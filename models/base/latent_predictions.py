@@ -101,17 +101,18 @@ class LatentPredictions(ShardedLatents):
 
         With sites it helps if it lowers the predictive variance of f at 64 points given the others by more than 1 % on
         average. Otherwise q(u) at these points scores what q(u) at others predicts: means that K neighbors have shaped
-        can be wild under more, where a lengthscale is far beyond their distances. It is K with an encoder, which would
-        run at all of them, and in one of several processes without sites.
+        can be wild under more, where a lengthscale is far beyond their distances. With an encoder, which would run at
+        all of them, it is K.
         """
         first, most = self.graph.num_neighbors, min(MOST_NEIGHBORS, self.num_inducing - 1)
         if isinstance(self.local, GaussianSites):
             first, most = self.local.prediction_range()
-        elif isinstance(self.local, AmortizedGaussian) or self.shard is not None:
+        elif isinstance(self.local, AmortizedGaussian):
             return first
         if first >= most:
             return first
-        view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
+        alone = self.shard is None or not self.at_data
+        view, trial = (self, self.graph.trial(most)) if alone else self.neighbor_trial(most)
         return view._enough_neighbors(trial, first)
 
     @pyro_entry

@@ -76,9 +76,17 @@ def check_same(found, expected, rtol):
         torch.testing.assert_close(found[name], value, rtol=max(rtol, 1e-5 if "losses" in name else 0), atol=rtol)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("count", [1, 2, 4])
+QUICK = {"loo of labels", "vecchia"}  # on two processes
+
+
+@pytest.mark.parametrize(
+    ("case", "count"),
+    [
+        pytest.param(case, count, marks=() if count == 2 and case in QUICK else pytest.mark.slow)
+        for case in CASES
+        for count in (1, 2, 4)
+    ],
+)
 def test_every_method_on_several_processes(case, count, tmp_path):
     expected = trained(case, sharded=False)
     for found in on_processes(count, tmp_path, trained, case) if count > 1 else [trained(case)]:
