@@ -118,7 +118,7 @@ class LOO(ResponseMethod):
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
-            (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
+            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
         guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
             parameter each. None is "conjugate" for NegativeBinomial, whose divergence is then a closed form instead of
             a sum of Polya-Gamma densities that each step has to differentiate, and "lognormal" for others.

@@ -21,7 +21,6 @@ from pyro import poutine
 from torch import Tensor
 
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributed import ShardedData
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg.cholesky import cholesky
@@ -62,6 +61,8 @@ class MLLk(GaussianResponseMethod):
     Gaussian processes", NeurIPS.
     """
 
+    chooses_neighbors = False
+
     @from_tables
     def __init__(
         self,
@@ -84,9 +85,6 @@ class MLLk(GaussianResponseMethod):
             x, first_neighbors("MLLk", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
         )
         self.finish()
-
-    def distribute(self, data: ShardedData, choose: bool) -> None:
-        super().distribute(data, False)  # K is not chosen
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

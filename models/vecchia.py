@@ -47,7 +47,7 @@ class Vecchia(GaussianResponseMethod):
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
-            (:meth:`~pyro_nngp.models.base.ResponseMethod.choose_neighbors`).
+            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyro_nngp._checks import check_batch, check_int, fail
+from pyro_nngp._checks import check_batch, fail
 from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed import ShardedData
@@ -26,40 +26,22 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from pyro_nngp.means import BasisMean, LinearMean, condition_coefficients, trend_variance
 from pyro_nngp.models.base.leave_one_out import Densities, Draw, LeaveOneOutMethod
-from pyro_nngp.models.base.predictive import PredictiveMethod
+from pyro_nngp.models.base.neighbor_choice import NeighborChoice
 from pyro_nngp.models.base.sites import latents_first
 from pyro_nngp.models.base.twins import TwinDependence, find_twins
-from pyro_nngp.neighbors import NeighborGraph, NeighborTable, distinct_rows
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, WORTHWHILE_TRAINING
+from pyro_nngp.neighbors import NeighborGraph, distinct_rows
+from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE
 
-_FIRST_NEIGHBORS = 32
-_MOST_TRAINING = 128  # in training
-_TABLE = 2**24  # largest table of neighbors for which K is increased
 TREND_POINTS = 4096
 
 
-def first_neighbors(
-    where: str, num_neighbors: int | None, x: Float[Tensor, "N D"], usual: int = _FIRST_NEIGHBORS
-) -> int:
-    """K of a new graph: the given one, or the usual one, but at most the number of other points.
-
-    Raises:
-        ValueError, TypeError: unless a given K is an int >= 1.
-    """
-    if num_neighbors is None:
-        return min(usual, len(x) - 1)
-    check_int(where, "num_neighbors", num_neighbors, 1, "It is a number of points.")
-    return num_neighbors
-
-
-class ResponseMethod(PredictiveMethod):
+class ResponseMethod(NeighborChoice):
     """A method that predicts f from noisy observations of its neighbors, up to N of them per new point.
 
     A subclass sets ``graph``, defines ``model`` and ``guide``, and overrides :meth:`observations` unless targets are
     Gaussian observations.
     """
 
-    graph: NeighborTable
     _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
     generative = False
     solves_coefficients = True
@@ -70,11 +52,6 @@ class ResponseMethod(PredictiveMethod):
             expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
             fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
         super().distribute(data, choose)
-        if choose:
-            self.choose_neighbors()
-
-    def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
-        return min(_FIRST_NEIGHBORS if choose else given, num_rows - 1)
 
     @pyro_entry
     @torch.no_grad()
@@ -117,32 +94,7 @@ class ResponseMethod(PredictiveMethod):
 
     @pyro_entry
     @torch.no_grad()
-    def choose_neighbors(self) -> None:
-        """Double K up to 128 while that lowers the predictive variance by more than 10 %.
-
-        For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it:
-        there 32 neighbors explain little of the variance. N K is at most 2^24.
-        """
-        most = min(_MOST_TRAINING, _TABLE // self.num_rows)
-        enough = self._enough_neighbors(most, WORTHWHILE_TRAINING)
-        if enough != self.graph.num_neighbors:
-            self.graph.resize(enough)
-            if self.shard is not None:
-                self.take_rows()
-
-    def _enough_neighbors(self, most: int, worthwhile: float) -> int:
-        """K, doubled while that lowers the mean log predictive variance by more than `worthwhile`."""
-        enough = self.graph.num_neighbors
-        most = min(most, self.num_rows - 1)
-        if enough >= most:
-            return enough
-        view, trial = (self, self.graph.trial(most)) if self.shard is None else self.neighbor_trial(most)
-        return trial.enough(lambda near: view._log_variances(trial.rows, near), enough, worthwhile)
-
-    @pyro_entry
-    @torch.no_grad()
-    def _log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
-        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         self._place_medians()
         own, positions = distinct_rows(near)
         observations = self.observations(self.likelihood_at(own), own, None)
