@@ -19,6 +19,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
+from pyro_nngp.models.base.neighbor_choice import NeighborChoice
 from pyro_nngp.models.base.response import draws_given_observations
 from pyro_nngp.models.base.sharded_latents import ShardedLatents
 from pyro_nngp.neighbors import distinct_rows
@@ -36,7 +37,7 @@ _DRAW_BUDGET = 2**27  # values held at once while joint draws are streamed
 _LOO_NEIGHBORS = 64  # for leave-one-out variances: errors of log densities below .02, against .06 with 20
 
 
-class LatentPredictions(ShardedLatents):
+class LatentPredictions(ShardedLatents, NeighborChoice):
     """A method with q(u) that predicts from the nearest inducing points.
 
     Attributes:
@@ -53,6 +54,25 @@ class LatentPredictions(ShardedLatents):
 
     def _points(self) -> Tensor:
         return self.z if self.learn_inducing else self.graph.x
+
+    @property
+    def chooses_neighbors(self) -> bool:
+        """For sites of Gaussian data: those of others have no precision yet, and other families gain less by it."""
+        return isinstance(self.local, GaussianSites) and cast(Likelihood, self.likelihood).is_gaussian
+
+    @pyro_entry
+    @torch.no_grad()
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        self._place_medians()
+        precision = cast(GaussianSites, self.local).observations()[1]
+        noise, points = 1 / precision, self.graph.x
+        _, var = graph_conditional(self.covariance(), points[rows], points, near, noise, self.jitter)
+        typical = (precision > 0).sum(-1, keepdim=True) / precision.sum(-1, keepdim=True)
+        return (var + typical).log()
+
+    def _follow_neighbors(self) -> None:
+        super()._follow_neighbors()
+        self.local.follow(self.graph)
 
     @pyro_entry
     @torch.no_grad()
@@ -113,11 +133,11 @@ class LatentPredictions(ShardedLatents):
             return first
         alone = self.shard is None or not self.at_data
         view, trial = (self, self.graph.trial(most)) if alone else self.neighbor_trial(most)
-        return view._enough_neighbors(trial, first)
+        return view._enough_for_predictions(trial, first)
 
     @pyro_entry
     @torch.no_grad()
-    def _enough_neighbors(self, trial: NeighborTrial, first: int) -> int:
+    def _enough_for_predictions(self, trial: NeighborTrial, first: int) -> int:
         self._place_medians()
         if isinstance(self.local, GaussianSites):
             return self.local.enough(trial, first)

@@ -5,7 +5,7 @@ import torch
 
 from pyro_nngp.distributed import Near, ShardedData, ShardedGraph, ShardedIndex, ShardedPoints, World
 from pyro_nngp.inference import Checkpoint, fit
-from pyro_nngp.kernels import Matern32, bind
+from pyro_nngp.kernels import Matern32, Matern52, bind
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import NPVI, VNNGP
@@ -58,6 +58,23 @@ def trained(case, sharded):
 def test_two_processes_are_one(case, tmp_path):
     expected = trained(case, False)
     for found in on_processes(2, tmp_path, trained, case, True):
+        check_same(found, expected, 1e-6)
+
+
+def chosen(sharded):
+    """Where the number of neighbors is not given."""
+    x = torch.randn(400, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y, kernel = x.sum(-1).cos(), Matern52(8, variance=torch.tensor(3.0), lengthscale=torch.full((8,), 4.0))
+    data = [ShardedData(x, y)] if sharded else [x, y]
+    gp = VNNGP(*data, kernel=kernel, likelihood=Gaussian(0.001))
+    gp.solve()
+    return {"neighbors": torch.tensor(gp.graph.num_neighbors), "moments": torch.stack(gp(x[:9] + 0.1)).detach()}
+
+
+def test_two_processes_choose_the_number_of_neighbors_of_one(tmp_path):
+    expected = chosen(False)
+    assert expected["neighbors"] == 128
+    for found in on_processes(2, tmp_path, chosen, True):
         check_same(found, expected, 1e-6)
 
 

@@ -13,10 +13,11 @@ from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import LOO, Vecchia
+from pyro_nngp.models import LOO, NPVI, VNNGP, Vecchia
 from pyro_nngp.neighbors.numbers import NeighborTrial
 
 methods = pytest.mark.parametrize("method", [Vecchia, LOO])
+choosing = pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP])
 
 
 def smooth(n, dim, noise=0.01):
@@ -47,7 +48,7 @@ def dense_gains(gp, sizes):
     return [float(a - b) for a, b in itertools.pairwise(means)]
 
 
-@methods
+@choosing
 def test_many_smooth_inputs_take_more_neighbors(method):
     x, y = smooth(700, 8)
     kernel = Matern52(8, variance=torch.tensor(3.0), lengthscale=torch.full((8,), 4.0))
@@ -58,15 +59,23 @@ def test_many_smooth_inputs_take_more_neighbors(method):
     assert gp.graph.neighbors.shape == (700, 128)
 
 
-@methods
+@choosing
 def test_two_inputs_and_labels_keep_32_and_few_rows_take_all_others(method):
     x, y = smooth(700, 2)
     assert method(x, y).graph.num_neighbors == 32
     assert method(x, y, num_neighbors=7).graph.num_neighbors == 7
     assert method(x[:11], y[:11]).graph.num_neighbors == 10
     x, y = smooth(300, 8)
-    if method is LOO:
-        assert LOO(x, (y > 0).double(), likelihood=Bernoulli()).graph.num_neighbors == 32
+    if method is not Vecchia:
+        assert method(x, (y > 0).double(), likelihood=Bernoulli()).graph.num_neighbors == 32
+
+
+def test_families_other_than_sites_keep_their_number():
+    x, y = smooth(700, 8)
+    assert VNNGP(x, y).graph.num_neighbors == 128
+    assert VNNGP(x, y, posterior="mean-field").graph.num_neighbors == 32
+    assert VNNGP(x, y, guide_neighbors=5).graph.num_neighbors == 32
+    assert NPVI(x, y).graph.num_neighbors == 20
 
 
 @pytest.mark.slow
@@ -143,7 +152,7 @@ def test_a_graph_is_resized_in_place():
 
 
 @pytest.mark.slow
-@methods
+@choosing
 def test_more_neighbors_in_training_predict_better(method):
     x, y = smooth(1300, 8)
     scores = []
