@@ -105,7 +105,7 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -
         *([note] if note else []),
     ]
     for part, sweep in sweeps.items():
-        here = [row for row in rows if row["part"] == part]
+        here = _together([row for row in rows if row["part"] == part])
         if not here:
             continue
         lines += [f"{sweep.caption}.", ""]
@@ -124,6 +124,12 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -
                 lines.append(f"| {data} | {method} | {label} | {' | '.join(found)} |")
         lines.append("")
     return "\n".join(lines)
+
+
+def _together(rows: list[dict]) -> list[dict]:
+    """Rows of the same data together, among them those of the same method."""
+    data, methods = (list(dict.fromkeys(row[name] for row in rows)) for name in ("data", "method"))
+    return sorted(rows, key=lambda row: (data.index(row["data"]), methods.index(row["method"])))
 
 
 def _head(titles: list[str]) -> list[str]:
