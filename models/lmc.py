@@ -120,9 +120,12 @@ class LMC(PredictiveMethod):
         if not isinstance(y, Tensor) or y.dim() != 2:
             actual = getattr(y, "shape", type(y).__name__)
             fail("LMC", "y", "of shape (N, T)", actual, "Pass y[:, None] for one output.")
+        check_inputs("LMC", "x", x)
+        if not (mixing is None or isinstance(mixing, Tensor | PyroParam | PyroSample) or callable(mixing)):
+            expectation, cure = "to be a tensor (T, L) or a function of x", "Convert an array with torch.as_tensor."
+            fail("LMC", "mixing", expectation, type(mixing).__name__, cure, TypeError)
         varies = callable(mixing) and not isinstance(mixing, PyroParam | PyroSample)
         functions, count = output_kernels("LMC", x, y.shape[1], kernels, num_latents, varies)
-        check_inputs("LMC", "x", x)
         for each in functions:
             check_unshared("LMC", "kernels", each, x)
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))

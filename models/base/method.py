@@ -356,7 +356,6 @@ class GPMethod(GrowingData):
         where, likelihood = f"{type(self).__name__}.predict", self.likelihood
         takes = likelihood is not None and likelihood.takes_trials, likelihood is not None and likelihood.takes_limits
         found, each = {}, likelihood is not None and likelihood.takes_missing
-        shapes = [(len(x_new),), (len(x_new), *self.latent_shape)] if each else [(len(x_new),)]
         cures = "They are for Binomial().", 'They are for Censored(lower="limits").'
         for name, value, is_taken, cure in zip(("trials", "limits"), (trials, limits), takes, cures, strict=True):
             if value is None:
@@ -365,6 +364,7 @@ class GPMethod(GrowingData):
                 fail(where, name, "None for this likelihood", "numbers", cure)
             check_tensor(where, name, value)
             bad = value.isnan() if name == "limits" else value < 1
+            shapes = [(len(x_new),), (len(x_new), *self.latent_shape)][: 1 + each]
             if value.shape not in shapes or bool(bad.any()):
                 expectation = f"to be numbers{'' if name == 'limits' else ' >= 1'}, ({len(x_new)},)"
                 actual = f"others of shape {tuple(value.shape)}"

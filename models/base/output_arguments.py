@@ -26,7 +26,7 @@ def output_kernels(
         by_function: whether None is a kernel for each latent function, rather than one for all.
     """
     if num_latents is not None:
-        check_int(where, "num_latents", num_latents, 1, "It is the number of latent functions.")
+        _check_count(where, "num_latents", num_latents, len(x) * num_outputs)
     if kernels is None and not by_function:
         kernels = Matern52(x.shape[1])
     if isinstance(kernels, nn.Module) and not isinstance(kernels, nn.ModuleList):
@@ -34,7 +34,7 @@ def output_kernels(
         return [kernels], num_outputs if num_latents is None else num_latents
     if kernels is None or isinstance(kernels, int):
         count = (num_outputs if num_latents is None else num_latents) if kernels is None else kernels
-        check_int(where, "kernels", count, 1, "It is the number of latent functions.")
+        _check_count(where, "kernels", count, len(x) * num_outputs)
         kernels = [Matern52(x.shape[1]) for _ in range(count)]
     kernels = check_kernels(where, list(kernels) if isinstance(kernels, nn.ModuleList) else kernels)
     if num_latents not in (None, len(kernels)):
@@ -43,6 +43,14 @@ def output_kernels(
     for each in kernels:
         release(each)
     return kernels, len(kernels)
+
+
+def _check_count(where: str, name: str, count: Any, most: int) -> None:
+    """Raise unless there are as many latent functions as that: at least one, and no more than values of the data."""
+    cure = "It is the number of latent functions."
+    check_int(where, name, count, 1, cure)
+    if count > most:
+        fail(where, name, f"<= {most}, the number of values in y", count, cure)
 
 
 def output_likelihoods(where: str, likelihood: Any, num_outputs: int) -> list[Likelihood]:

@@ -199,11 +199,13 @@ class DataSites(GPModule):
         return any(value is not None for value in (self.weights, self.trials, self.limits))
 
     def _inputs(self, idx: Tensor | None) -> Tensor:
-        return self.x if idx is None else self.x.index_select(0, idx)
+        return self.x if idx is None else self.x.index_select(0, idx.to(self.x.device))
 
     def _targets(self, idx: Tensor | None) -> Tensor | None:
         """y at the batch, outputs first."""
-        return None if self.y is None else (self.y if idx is None else self.y.index_select(0, idx)).movedim(0, -1)
+        if self.y is None or idx is None:
+            return None if self.y is None else self.y.movedim(0, -1)
+        return self.y.index_select(0, idx.to(self.y.device)).movedim(0, -1)
 
     def plates(self, idx: Tensor | None) -> Plates:
         """The plate of the data, and to its left that of latent functions; made once per call of model or guide."""

@@ -91,7 +91,7 @@ def observed_covariance(among: Float[Tensor, "B J J #L"], rows: Float[Tensor, "B
 
 
 def outputs_of(
-    loading: Float[Tensor, "*S #P T L"], loc: Float[Tensor, "*S L P"], cov: Float[Tensor, "*S P L L"]
+    loading: Float[Tensor, "*S #P T L"], loc: Float[Tensor, "*S L P"], cov: Float[Tensor, "*#S P L L"]
 ) -> tuple[Float[Tensor, "*S T P"], Float[Tensor, "*S T P"]]:
     """Means and variances of the outputs A u at points.
 

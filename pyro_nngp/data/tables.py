@@ -149,7 +149,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
     if not (isinstance(x, Tensor) and isinstance(y, Tensor) and y.is_floating_point() and y.dim() in (1, 2)):
         return x, y, kept
     missing = y.isnan()
-    if len(x) != len(y) or not bool(missing.any()):
+    if x.dim() == 0 or len(x) != len(y) or not bool(missing.any()):
         return x, y, kept
     gone = missing if y.dim() == 1 else missing.all(-1)
     count = int(gone.sum())

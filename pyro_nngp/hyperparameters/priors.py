@@ -224,7 +224,7 @@ def map_draws(
 
     for module in owner.modules():  # Pyro cannot register a parameter within vmap
         if isinstance(module, PyroModule):
-            for name in (*module._pyro_params, *module._parameters):
+            for name in (*module._pyro_params, *module._parameters, *module._modules):
                 getattr(module, name)
     for rows in torch.arange(count_draws(where, samples)).split(most):
         values = {name: value[rows.to(value.device)] for name, value in samples.items()}

@@ -394,6 +394,8 @@ def test_simulated_counts_and_measurements_are_covered_and_borrow_strength():
         ({"y": torch.zeros(N, dtype=F64)}, ValueError, r"LMC: expected y of shape \(N, T\), got .*Pass y\[:, None\]"),
         ({"kernels": []}, TypeError, r"LMC: expected kernels to be a sequence of kernels"),
         ({"kernels": 0}, ValueError, r"LMC: expected kernels.* >= 1"),
+        ({"mixing": [[1.0]]}, TypeError, r"LMC: expected mixing to be a tensor \(T, L\) or a function of x, got list"),
+        ({"kernels": 10**12}, ValueError, r"LMC: expected kernels <= \d+, the number of values in y"),
         ({"num_latents": 3}, ValueError, r"LMC: expected num_latents 2, the number of kernels, got 3"),
         ({"likelihood": [Gaussian()]}, ValueError, r"LMC: expected likelihood to be 3 likelihoods"),
         (
