@@ -20,7 +20,7 @@ the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N 
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pyro
 import pyro.distributions as dist
@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._rows import values_at
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
@@ -38,7 +39,17 @@ from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inducing import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
-from pyro_nngp.likelihoods import Bernoulli, BetaBinomial, Binomial, Categorical, IntervalCensored, Likelihood, Ordinal
+from pyro_nngp.likelihoods import (
+    Bernoulli,
+    BetaBinomial,
+    Binomial,
+    Categorical,
+    Gaussian,
+    IntervalCensored,
+    Likelihood,
+    Ordinal,
+)
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, rows_of, warn_untrained
@@ -85,8 +96,10 @@ class SWSGP(PredictiveMethod):
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
+        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero, with Gaussian noise and no
+            `scale` what the H nearest data say.
+        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data, with Gaussian noise
+            and no `loc` what the H nearest data say.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
@@ -153,6 +166,25 @@ class SWSGP(PredictiveMethod):
         else:
             self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, self.unit, like=x)
         self.finish()
+        if loc is None and scale is None and self.y is not None and isinstance(self.likelihood, Gaussian):
+            self._start_q()
+
+    @pyro_entry
+    @torch.no_grad()
+    def _start_q(self) -> None:
+        """Put q(u) at the posterior of each inducing value given its H nearest data; O(M H^3).
+
+        A batch moves the values beside its rows alone, so that training takes long to get there from zero.
+        """
+        self._place_medians()
+        metric = self.lengthscale if self.search_metric is None else self.search_metric
+        near = nearest_inducing(self.z, self.x, min(self.num_neighbors, self.num_rows), metric)
+        y, likelihood = cast(Tensor, self._targets(None)), self.likelihood_at(slice(None))
+        target, noise = gaussian_observations(likelihood, y, None, self.x.dtype)
+        noise = noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
+        w, var = graph_conditional(bind(self.kernel), self.z, self.x, near, noise, self.jitter)
+        loc = (w * values_at(target - self._mean_at(self.x, rows_of(None)), near)).sum(-1)
+        self.local.assign(dist.Normal(loc, var.sqrt().expand(loc.shape)))
 
     @property
     def num_inducing(self) -> int:

@@ -33,6 +33,31 @@ def kernel():
     return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
 
 
+@pytest.mark.parametrize("mean_field", [True, False])
+def test_q_starts_at_what_the_nearest_data_say(mean_field):
+    x, y = data()
+    z, weights = x[:M] + 0.01, 0.5 + torch.rand(N, dtype=F64)
+    by_row = {"offset": 3 * x[:, 0], "weights": weights}
+    options = {"inducing": z, "num_neighbors": H, "mean_field": mean_field, "mean": lambda x: 2 + x[:, 1], **by_row}
+    q = SWSGP(x, y, kernel().double(), Gaussian(0.04), **options).local.distribution()
+    cov, nearest = kernel().double(), torch.cdist(z / kernel().lengthscale, x / kernel().lengthscale).argsort(-1)
+    for j, near in enumerate(nearest[:, :H]):
+        points, residual = torch.cat([z[j : j + 1], x[near]]), (y - 2 - x[:, 1] - 3 * x[:, 0])[near]
+        joint = dense_covariance(cov, points).detach()
+        w = torch.linalg.solve(joint[1:, 1:] + torch.diag(0.04 / weights[near]), joint[1:, 0])
+        torch.testing.assert_close(q.mean[j], w @ residual, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(q.variance[j], joint[0, 0] - w @ joint[1:, 0], rtol=1e-4, atol=1e-5)
+    assert not SWSGP(x, y, cov, Gaussian(0.04), scale=0.1, **options).local.distribution().mean.any()
+    assert not SWSGP(x, (y > 0).double(), cov, Bernoulli(), inducing=z).local.distribution().mean.any()
+
+
+def test_a_start_in_the_data_spares_steps():
+    x, y = data(1000)
+    gp = SWSGP(x, y, kernel().double(), Gaussian(0.04), inducing=200)
+    with torch.no_grad():
+        assert (gp(x)[0] - torch.sin(5 * x.sum(-1))).square().mean().sqrt() < 0.12
+
+
 def stir(gp):
     """Put q somewhere that is nothing by accident."""
     with torch.no_grad():
