@@ -161,9 +161,7 @@ class LMC(PredictiveMethod):
         at_rows = self.likelihood_at if self.differs_by_row else None
         self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
-        if num_neighbors is None and self.local.is_exact:
-            self.choose_neighbors()
-        self.finish()
+        self.finish(self.choose_neighbors if num_neighbors is None and self.local.is_exact else None)
 
     def show_functions(self) -> str:
         return f", T={self.num_latents}, L={self.num_functions}"

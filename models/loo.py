@@ -194,9 +194,7 @@ class LOO(ResponseMethod):
         self.local: LocalLogNormal | LocalConjugate | None = None
         if not isinstance(likelihood, Gaussian):
             self.local = self._start_omega(guide == "lognormal", slice(None))
-        self.finish()
-        if num_neighbors is None:
-            self.choose_neighbors()
+        self.finish(self.choose_neighbors if num_neighbors is None else None)
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:

@@ -165,9 +165,8 @@ class SWSGP(PredictiveMethod):
             self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, self.unit, like=x)
         else:
             self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, self.unit, like=x)
-        self.finish()
-        if loc is None and scale is None and self.y is not None and isinstance(self.likelihood, Gaussian):
-            self._start_q()
+        unset = loc is None and scale is None and self.y is not None
+        self.finish(self._start_q if unset and isinstance(self.likelihood, Gaussian) else None)
 
     @pyro_entry
     @torch.no_grad()

@@ -86,9 +86,7 @@ class Vecchia(GaussianResponseMethod):
         self.graph = NeighborGraph(
             x, first_neighbors("Vecchia", num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
         )
-        self.finish()
-        if num_neighbors is None:
-            self.choose_neighbors()
+        self.finish(self.choose_neighbors if num_neighbors is None else None)
 
     @pyro_entry
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

@@ -177,9 +177,7 @@ class VNNGP(LatentPredictions):
             self.local = self._amortized(encoder, guide_neighbors)
         self.predicts_from_rows = self.at_data
         self.has_row_tables = self.at_data and encoder is None
-        self.finish()
-        if choose and self.chooses_neighbors:
-            self.choose_neighbors()
+        self.finish(self.choose_neighbors if choose and self.chooses_neighbors else None)
 
     @pyro_entry
     def model(

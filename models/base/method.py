@@ -239,8 +239,8 @@ class GPMethod(GrowingData):
         self.hyper_guide.median()
         return freeze(self.kernel), freeze(self.likelihood), freeze(self.mean)
 
-    def finish(self) -> None:
-        """Build the guide of all hyperparameters that have priors."""
+    def finish(self, first: Callable[[], None] | None = None) -> None:
+        """Build the guide of all hyperparameters that have priors, and do `first` at their initial values."""
         self.build_guide()
         if isinstance(self.mean, LinearMean) and self.mean.is_sampled_alone and hasattr(self, "guide"):
             warnings.warn(
@@ -252,6 +252,8 @@ class GPMethod(GrowingData):
         for origin in self._origin:
             self.hyper_guide.take(origin.hyper_guide)
         self._origin = []
+        if first is not None:
+            first()
         release(self)  # parts that ran in the constructors
 
     def build_guide(self) -> None:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import check_int
 from pyro_nngp.distributed import ShardedData
-from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.hyperparameters import pyro_entry, release
 from pyro_nngp.models.base.predictive import PredictiveMethod
 from pyro_nngp.neighbors import NeighborTable
 from pyro_nngp.neighbors.numbers import WORTHWHILE_TRAINING
@@ -42,6 +42,7 @@ class NeighborChoice(PredictiveMethod):
         super().distribute(data, choose)
         if choose and self.chooses_neighbors:
             self.choose_neighbors()
+            release(self)
 
     def _first_neighbors(self, num_rows: int, given: int, choose: bool) -> int:
         return min(_FIRST if choose and self.chooses_neighbors else given, num_rows - 1)

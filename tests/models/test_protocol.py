@@ -206,6 +206,15 @@ def test_a_larger_module_gives_its_names(name):
     assert {"gp.y", "gp.data", "gp.kernel.lengthscale"} <= sites.keys()
 
 
+@pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP, SWSGP])
+def test_what_is_found_from_the_data_at_first_leaves_names_open(method):
+    """The number of neighbors, and where q(u) starts."""
+    x, _ = data()
+    larger = PyroModule()
+    larger.gp = method(x, x.sum(-1).cos())
+    assert "gp.kernel.lengthscale" in pyro.poutine.trace(larger.gp.model).get_trace().nodes
+
+
 def test_data_leave_their_graph_behind():
     x, y = (value.requires_grad_() for value in data())
     offset = (2 * y).clone()
