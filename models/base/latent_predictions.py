@@ -22,7 +22,7 @@ from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.neighbor_choice import NeighborChoice
 from pyro_nngp.models.base.response import draws_given_observations
 from pyro_nngp.models.base.sharded_latents import ShardedLatents
-from pyro_nngp.neighbors import distinct_rows
+from pyro_nngp.neighbors import NeighborGraph, distinct_rows
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial
 from pyro_nngp.variational import (
     AmortizedGaussian,
@@ -45,6 +45,7 @@ class LatentPredictions(ShardedLatents, NeighborChoice):
         learn_inducing: whether these are parameters, `z`.
     """
 
+    graph: NeighborGraph
     learn_inducing: bool
 
     @property
