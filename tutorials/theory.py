@@ -31,7 +31,6 @@ args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its 
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
 num_grid, num_points, num_noises = (30, 100, 4) if args.smoke else (60, 400, 10)
-pyro.set_rng_seed(1)
 real = torch.float64
 
 
@@ -57,6 +56,7 @@ def loss(gp):
 # values out (appendix C of that paper), and it loses most of it: for a short lengthscale it grows in proportion to K.
 
 # %%
+pyro.set_rng_seed(1)  # each experiment has its own data, whatever the methods of the one before drew
 grid = torch.arange(float(num_grid), dtype=real)[:, None]
 mean = draw(RBF(1, variance=number(1.0), lengthscale=number(5.0)), grid)
 neighbors = [k for k in (1, 2, 3, 5, 8, 12, 20, 30, 40, 50) if k < num_grid - 1] + [num_grid]
@@ -125,6 +125,7 @@ def posterior(kernel, noise, x, y, x_new):
     return (half.mT @ white)[:, 0], kernel(x_new, diag=True).detach() - half.square().sum(0)
 
 
+pyro.set_rng_seed(2)
 SIGNAL = NOISE = 5.0
 kernel = RBF(1, variance=number(SIGNAL), lengthscale=number(5.0))
 clusters = torch.cat(
@@ -160,12 +161,13 @@ figure.savefig(args.out / "noisy.png", dpi=110)
 # ## The bound against the noise variance
 # Which noise would each bound choose, everything else at the truth? For each value q(u) is at its optimum. With few
 # inducing points SVGP mistakes for noise what they cannot follow. VNNGP has its optimum in between. The bound of SWSGP
-# with an inducing point at each data point goes on rising as the noise goes to 0: a perfect fit gains N log-densities,
-# and costs the divergence of one neighborhood.
+# with an inducing point at each data point goes on rising far below the true noise: a perfect fit gains N
+# log-densities, and costs the divergence of one neighborhood. Only a pair of points very close together can stop it.
 
 # %%
 kernel, truth = Matern52(2, variance=number(1.0), lengthscale=number(2 / num_points**0.5)), 0.1
 shared["jitter"] = 1e-6
+pyro.set_rng_seed(3)
 x = torch.rand(num_points, 2, dtype=real)
 y = draw(kernel, x, truth)
 noises = torch.logspace(-4, 0.5, num_noises, dtype=real)
@@ -212,6 +214,4 @@ for exact, ours, local in reached.values():
     )
 assert gaps["VNNGP"] < gaps["SWSGP"]
 assert noises[0] < chosen["VNNGP"] <= chosen["exact"] <= chosen["SVGP, M = 16"]
-assert chosen["SWSGP, M = N"] == noises[0]
-swsgp_losses = torch.tensor(bounds["SWSGP, M = N"])
-assert (swsgp_losses.diff() > 0).all()  # falls all the way as the noise does
+assert chosen["SWSGP, M = N"] < truth / 10 < chosen["VNNGP"]
