@@ -1,4 +1,4 @@
-"""A check of what training came to: whether q(u) can follow the posterior at the hyperparameters that it has led to.
+"""A check of what training came to: whether its bound is near the log evidence at the hyperparameters found, and below.
 
 Hyperparameters that are trained on a bound go where q(u) can follow, and stay where solutions for q(u) alternate with
 steps too seldom. For Gaussian noise the log evidence that the bound is of is known, up to K neighbors: their difference
@@ -8,7 +8,11 @@ House prices (59,478 points), mean-field, K = 8: .22 where a plain run stalls, 0
 optimum of the evidence. Plain runs that end at their optimum have .04 - .08 (elevators, california_housing,
 precipitation).
 
-Cost: those of a step on 2,048 points.
+SWSGP's loss is no bound on the log evidence: with 1,024 inducing points it is above by .3 to 1.6 nats on five of six
+sets, where 95 % intervals cover .86 to .94 of held-out data, and at the log evidence on house prices, where they cover
+.94.
+
+Cost: those of a step on 2,048 points; SWSGP compares them to all points for their neighbors.
 """
 
 import warnings
@@ -39,16 +43,26 @@ def family_gap(method: Any, seed: int = 0) -> float | None:
 
 
 def check_family(method: Any, result: FitResult, stacklevel: int) -> None:
-    """Warn if a run that converged has led to hyperparameters at which q(u) is far from the posterior."""
-    gap = family_gap(method) if result.converged else None
-    if gap is None or not gap > _GAP:
+    """Warn if training led to hyperparameters at which q(u) is far from the posterior, or its loss is no bound."""
+    bounds = getattr(method, "bounds_evidence", True)
+    gap = family_gap(method) if result.converged or not bounds else None
+    if gap is None or not (gap if bounds else -gap) > _GAP:
         return
-    cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * method.can_solve
-    warnings.warn(
-        f"fit: expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
-        "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have stopped "
-        f"where q(u) cannot follow, often at too much noise. {cure}"
-        'VNNGP with posterior="sites" has no such gap.',
-        ConvergenceWarning,
-        stacklevel=stacklevel + 1,
-    )
+    if bounds:
+        cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * method.can_solve
+        text = (
+            f"expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
+            "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have "
+            f"stopped where q(u) cannot follow, often at too much noise. {cure}"
+            'VNNGP with posterior="sites" has no such gap.'
+        )
+    else:
+        name = type(method).__name__
+        text = (
+            f"expected a bound on the log evidence, got {-gap:.2g} nats per data point above it at the same "
+            f"hyperparameters. {name} averages its divergences where a bound adds them: q(u) follows single data, the "
+            "learned noise is too small, and intervals are too narrow. Fewer inducing points lessen it. The "
+            f"hyperparameters of a trained Vecchia, held fixed, avoid it: {name}(x, y, start=vecchia), whose kernel "
+            "and likelihood do not require gradients."
+        )
+    warnings.warn(f"fit: {text}", ConvergenceWarning, stacklevel=stacklevel + 1)

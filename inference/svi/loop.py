@@ -114,8 +114,8 @@ def fit(
     Warns:
         ConvergenceWarning: if the loss still falls at the end, which fewer than 40 steps of a given number do not
             show; if predictions from eight times as many neighbors differ; if the model all but excludes the data; if
-            the mean function lies away from them; if leave-one-out densities of labels owe much to the labels; or if
-            the bound of a q(u) lies far below the log evidence.
+            the mean function lies away from them; if leave-one-out densities of labels owe much to the labels; if rows
+            are predicted by near copies of them; or if the bound of a q(u) lies far below the log evidence, or above.
 
     Returns:
         The losses, the choices made, and what happened.

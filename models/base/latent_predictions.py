@@ -10,7 +10,6 @@ from typing import cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.distributions import Normal
 
 from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
@@ -18,6 +17,7 @@ from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
 from pyro_nngp.models.base.neighbor_choice import NeighborChoice
 from pyro_nngp.models.base.response import draws_given_observations
@@ -81,23 +81,19 @@ class LatentPredictions(ShardedLatents, NeighborChoice):
         """Mean log density of the data at some rows given those at their predecessors, at the present hyperparameters.
 
         Vecchia's approximation of the log evidence that the bound of q(u) is of; the exact one for K = N - 1. None
-        where it has no closed form, and with sites, on which q(u) does not depend; with several outputs, weights or
-        priors on hyperparameters it is not implemented.
+        with sites, on which q(u) does not depend, with inducing points elsewhere, and where
+        :func:`~pyro_nngp.models.base.evidence.has_evidence` is False.
 
         Cost: O(K^3) per row.
         """
-        plain = self.at_data and self.shard is None and not self.latent_shape and self.weights is None
-        if not plain or self.likelihood is None or not self.likelihood.is_gaussian or self.hyper_guide.has_sites:
-            return None
-        if isinstance(self.local, GaussianSites):
+        if not self.at_data or isinstance(self.local, GaussianSites) or not has_evidence(self):
             return None
         batch = self.graph.batch(rows)
         noise = self.likelihood_at(batch.rows).variance.expand(len(batch.rows))
-        near = self.x[batch.rows]
-        residual = cast(Tensor, self._targets(batch.rows)) - self._mean_at(near, batch.rows)
-        w, var = graph_conditional(bind(self.kernel), self.x[rows], near, batch.neighbors, noise, self.jitter)
-        loc = (w * values_at(residual, batch.neighbors)).sum(-1)
-        return Normal(loc, (var + noise[batch.targets]).sqrt()).log_prob(residual[batch.targets]).mean()
+        points = self.x[batch.rows]
+        residual = cast(Tensor, self._targets(batch.rows)) - self._mean_at(points, batch.rows)
+        kernel, targets = bind(self.kernel), batch.targets
+        return log_density_given(kernel, points, targets, batch.neighbors, residual, noise, self.jitter).mean()
 
     def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
         """Rows of the nearest inducing points."""

@@ -60,9 +60,11 @@ class PredictiveMethod(DrawsOfY):
         maps_draws: whether they run under ``torch.vmap`` over draws.
         sites_determine_f: whether a posterior draw of the sites determines f at new points; otherwise predictions are
             from the guide only.
+        bounds_evidence: whether the negative loss is a lower bound on the log evidence.
     """
 
     sites_determine_f = True
+    bounds_evidence = True
 
     @at_tables
     def forward(

@@ -6,9 +6,10 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.inference import ConvergenceWarning, FitResult, fit
 from pyro_nngp.inference.svi.family_check import check_family, family_gap
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import Matern52, bind
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
-from pyro_nngp.models import NPVI, SVGP, VNNGP
+from pyro_nngp.models import NPVI, SVGP, SWSGP, VNNGP
+from pyro_nngp.models.base.evidence import nearest_predecessors
 from pyro_nngp.variational.encoders import ConditionalEncoder
 
 F64 = torch.float64
@@ -73,8 +74,9 @@ def test_a_q_that_follows_is_not_reported(recwarn):
         vnngp(0.5, weights=torch.ones(60, dtype=F64), posterior="mean-field", num_neighbors=5),
         vnngp(0.5, inducing=10, num_neighbors=5),
         vnngp(0.5, SVGP, inducing=10),
+        vnngp(0.5, SWSGP, y=(Y > 0).to(F64), likelihood=Bernoulli(), inducing=10, num_neighbors=5),
     ],
-    ids=["sites", "outputs", "labels", "weights", "inducing points", "another method"],
+    ids=["sites", "outputs", "labels", "weights", "inducing points", "another method", "labels of SWSGP"],
 )
 def test_without_the_evidence_there_is_no_gap(gp):
     assert family_gap(gp) is None
@@ -83,3 +85,35 @@ def test_without_the_evidence_there_is_no_gap(gp):
 def test_an_encoder_has_a_gap_too():
     gp = vnngp(0.5, NPVI, num_neighbors=5, encoder=ConditionalEncoder())
     assert family_gap(gp) > 0
+
+
+def test_the_evidence_of_swsgp_is_the_exact_one_where_all_predecessors_are_neighbors():
+    x, y = X[:32], Y[:32]
+    kernel, noise = Matern52(2, 1.3, 0.5).double(), Gaussian(0.05)
+    gp = SWSGP(x, y, kernel, noise, inducing=8, num_neighbors=4, mean=lambda x: 0.1 + 0 * x[:, 0], jitter=1e-9)
+    cov = kernel(x).detach() + 0.05 * torch.eye(32, dtype=F64)
+    dense = MultivariateNormal(torch.full((32,), 0.1, dtype=F64), cov).log_prob(y) / 32
+    assert float(gp.log_evidence(torch.arange(32))) == pytest.approx(float(dense), rel=1e-5)
+
+
+def test_predecessors_are_the_nearest_rows_of_lower_rank():
+    kernel = bind(Matern52(2, 1.0, torch.tensor([0.1, 2.0])).double().requires_grad_(False))
+    rank = torch.randperm(60, generator=torch.Generator().manual_seed(5))
+    rows = torch.cat([torch.tensor([7, 0, 31]), rank.argsort()[[0, 2]]])  # the first of all, and one with two before it
+    scaled = X / torch.tensor([0.1, 2.0])
+    for row, found in zip(rows.tolist(), nearest_predecessors(kernel, X, rows, 4, seed=5).tolist(), strict=True):
+        before = [i for i in range(60) if rank[i] < rank[row]]
+        want = sorted(before, key=lambda i: float((scaled[i] - scaled[row]).norm()))[:4]
+        assert found == want + [-1] * (4 - len(want))
+
+
+def test_a_loss_above_the_evidence_is_reported():
+    gp = SWSGP(X, Y, inducing=X, learn_inducing=False, num_neighbors=10)
+    with pytest.warns(ConvergenceWarning, match=r"nats per data point above it .* SWSGP\(x, y, start=vecchia\)"):
+        fit(gp, 400, lr=0.05, progress=False)
+
+
+def test_a_loss_of_few_inducing_points_is_not_reported(recwarn):
+    gp = SWSGP(X, Y, inducing=3, num_neighbors=3)
+    check_family(gp, FitResult(torch.zeros(1), [], 0.0, True, False, "adam", 60, 0, 0), stacklevel=1)
+    assert not recwarn
