@@ -168,11 +168,14 @@ def solve_gradient(
 
 
 def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float) -> Tensor:
-    """Put nugget and noise on the diagonal of K_nn, and for masked neighbors rows and columns of the identity."""
+    """Put nugget and noise on the diagonal of K_nn, and leave nothing else in rows and columns of masked neighbors.
+
+    Their diagonal stays what it was: an extra nugget is relative to the mean of the diagonal.
+    """
     own = cov_nn.diagonal(dim1=-2, dim2=-1)
     added = own * jitter if noise is None else own * jitter + noise
     if mask is not None:
-        added = torch.where(mask, added, 1.0)
+        added = torch.where(mask, added, own)
         cov_nn.mul_(mask[..., None] & mask[..., None, :])
     cov_nn.diagonal(dim1=-2, dim2=-1).add_(added)
     return cov_nn

@@ -73,7 +73,7 @@ def conditional(
         for start in range(0, ROWS, T):
             rows = start + tl.arange(0, T)
             real = tl.load(near + rows, rows < K, -1) >= 0
-            own = tl.where(real, variance + variance * JITTER, 1.0)
+            own = variance + tl.where(real, variance * JITTER, 0.0)
             if NOISE > 0:
                 own += tl.load(target_noise + rows, real, 0.0)
             size += tl.where(rows < K, own, 0.0)

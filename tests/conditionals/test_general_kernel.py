@@ -57,8 +57,8 @@ def test_weights_variances_and_factors_are_those_of_dense_algebra():
     assert inside.all()
     both = mask[:, :, None] & mask[:, None, :]
     want = torch.where(both, covs[0], 0.0)
-    diagonal = torch.where(mask, covs[0].diagonal(dim1=-2, dim2=-1) * (1 + JITTER) + noise, 1.0)
-    want.diagonal(dim1=-2, dim2=-1).copy_(diagonal)
+    diagonal = covs[0].diagonal(dim1=-2, dim2=-1)
+    want.diagonal(dim1=-2, dim2=-1).copy_(diagonal + mask * (diagonal * JITTER + noise))
     torch.testing.assert_close(tril @ tril.mT, want, rtol=1e-12, atol=1e-12)
 
 

@@ -211,3 +211,18 @@ def test_wrong_input(change, message):
     x, z, mask, _ = problem()
     with pytest.raises((ValueError, TypeError), match=message):
         nn_conditional(RBF(3).double(), **({"x": x, "z": z, "mask": mask} | change))
+
+
+def test_extra_nuggets_do_not_depend_on_units_where_neighbors_are_missing():
+    """Multiplication by a power of two is exact."""
+    x, z = torch.zeros(1, 1), torch.linspace(0, 1, 24)[None, :, None]
+    mask = torch.arange(24) < 12
+
+    kernel = RBF(1, lengthscale=30.0).requires_grad_(False)
+
+    def conditional(unit):
+        with pytest.warns(UserWarning, match="took an extra nugget"):
+            return nn_conditional(lambda a, b: unit * kernel(a, b), x, z, mask[None], jitter=0.0)
+
+    (w, var), want = conditional(2.0**-20), conditional(1.0)
+    torch.testing.assert_close((w, var * 2**20), want, rtol=0, atol=0)
