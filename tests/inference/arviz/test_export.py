@@ -538,6 +538,23 @@ def test_discrete_and_single_precision_types_are_kept():
     assert idata.log_likelihood["y"].dims == ("chain", "draw")
 
 
+def test_sites_that_some_draws_lack_or_that_change_their_type():
+    def branches():
+        m = pyro.sample("m", dist.Normal(0.0, 1.0))
+        if m > 0:
+            pyro.deterministic("above", m)
+            pyro.deterministic("count", torch.tensor(3))
+        pyro.deterministic("half", torch.tensor(0.5) if m > 0 else torch.tensor(2))
+        pyro.sample("y", dist.Normal(m, 1.0), obs=torch.tensor(0.0))
+
+    pyro.set_rng_seed(0)
+    data = to_arviz((branches, lambda: pyro.sample("m", dist.Normal(0.0, 1.0))), num_samples=40, progress=False)
+    m = data.posterior["m"].values
+    np.testing.assert_array_equal(data.posterior["above"].values, np.where(m > 0, m, np.nan))
+    np.testing.assert_array_equal(data.posterior["count"].values, np.where(m > 0, 3.0, np.nan))
+    np.testing.assert_array_equal(data.posterior["half"].values, np.where(m > 0, 0.5, 2.0))
+
+
 @pytest.mark.gpu
 def test_draws_come_from_the_gpu():
     x = torch.rand(20, 2, device="cuda")
