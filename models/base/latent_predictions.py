@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributed import ShardedTable
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import bind, bind_double
@@ -129,8 +130,15 @@ class LatentPredictions(ShardedLatents, NeighborChoice):
         if first >= most:
             return first
         alone = self.shard is None or not self.at_data
+        if not alone and not isinstance(self.local, GaussianSites):
+            cast(ShardedTable, self.graph).kept_trial = None  # it has a copy of q(u)
         view, trial = (self, self.graph.trial(most)) if alone else self.neighbor_trial(most)
         return view._enough_for_predictions(trial, first)
+
+    def neighbors_of_draws(self, num_neighbors: int | None) -> int | None:
+        """K, which the draws of u follow; q(u) has no part in them, and may be untrained."""
+        follow = num_neighbors is None and not isinstance(self.local, GaussianSites)
+        return self.graph.num_neighbors if follow else num_neighbors
 
     @pyro_entry
     @torch.no_grad()
@@ -138,7 +146,8 @@ class LatentPredictions(ShardedLatents, NeighborChoice):
         self._place_medians()
         if isinstance(self.local, GaussianSites):
             return self.local.enough(trial, first)
-        return trial.enough(partial(self._losses, trial.rows), first, WORTHWHILE)
+        q = self.local.distribution(trial.near.unique())
+        return trial.enough(partial(self._losses, trial.rows), first, WORTHWHILE, q.loc)
 
     def _losses(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
         """Twice the negative log densities of means of q(u) at some inducing points, as q(u) at others predicts them.

@@ -243,6 +243,10 @@ class PredictiveMethod(DrawsOfY):
         """The number of neighbors that predictions take where `num_neighbors` may be None."""
         return self.prediction_neighbors() if num_neighbors is None else num_neighbors
 
+    def neighbors_of_draws(self, num_neighbors: int | None) -> int | None:
+        """The number of neighbors that predictions at posterior draws take; None is that of other predictions."""
+        return num_neighbors
+
     def residuals(self, rows: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
         """Gaussian observations of f at some rows of the data, less the mean function, and their noise variances."""
         cure = "Take a method such as Vecchia or VNNGP."
@@ -283,6 +287,7 @@ class PredictiveMethod(DrawsOfY):
             near, k = self._near("sample", x_new, num_neighbors, True)
             return near.sample(x_new, num_samples, num_neighbors=k, seed=seed, samples=samples, offset=offset)
         added = self.new_offset("sample", x_new, offset)
+        num_neighbors = num_neighbors if samples is None else self.neighbors_of_draws(num_neighbors)
         with seeded(seed, x_new):
             plan = self.joint_plan(x_new, num_neighbors, 0 if seed is None else seed)
             if samples is None:
@@ -329,9 +334,10 @@ class PredictiveMethod(DrawsOfY):
             by_row = {"offset": offset, "trials": trials, "limits": limits}
             return near.predictions_by_draw(x_new, num_neighbors=k, seed=seed, from_guide=from_guide, **by_row)
         self._check_new("predictions_by_draw", x_new)
+        anew = from_guide and not self.sites_determine_f
+        num_neighbors = num_neighbors if anew else self.neighbors_of_draws(num_neighbors)
         plan, added = self.joint_plan(x_new, num_neighbors, seed), self.new_offset("predict", x_new, offset)
         each = self.new_by_row(x_new, trials, limits)
-        anew = from_guide and not self.sites_determine_f
         return lambda draw: self._predictions_at(draw, x_new, plan, added, each, anew)
 
     @pyro_entry
@@ -357,6 +363,7 @@ class PredictiveMethod(DrawsOfY):
         Hyperparameters are placed for both.
         """
         self._check_new(method, x_new)
+        num_neighbors = num_neighbors if samples is None else self.neighbors_of_draws(num_neighbors)
         plan, where = self.plan(x_new, num_neighbors), f"{type(self).__name__}.{method}"
         if samples is None:
             self._place_medians()

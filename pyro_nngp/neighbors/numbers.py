@@ -14,8 +14,8 @@ _TRIED = 64  # points at which numbers of neighbors are compared
 class NeighborTrial:
     """Some points and their nearest others, at which numbers of neighbors are compared.
 
-    The last answer is kept while the scores of the first number are unchanged, bit for bit: they depend on everything
-    that the other scores depend on.
+    The last answer is kept while the scores of the first number are unchanged, bit for bit, and what else the other
+    scores depend on.
 
     Args:
         rows: rows of the points (B,).
@@ -24,9 +24,11 @@ class NeighborTrial:
 
     def __init__(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B k"]) -> None:
         self.rows, self.near = rows, near
-        self._answer: tuple[tuple[int, float, Tensor], int] | None = None
+        self._answer: tuple[tuple[int, float, int], tuple[Tensor, ...], int] | None = None
 
-    def enough(self, scores: Callable[[Int[Tensor, "B K"]], Tensor], first: int, worthwhile: float) -> int:
+    def enough(
+        self, scores: Callable[[Int[Tensor, "B K"]], Tensor], first: int, worthwhile: float, *values: Tensor
+    ) -> int:
         """K, doubled from `first` up to k while the mean score falls by `worthwhile` or more.
 
         Args:
@@ -34,26 +36,27 @@ class NeighborTrial:
                 better.
             first: the first number tried.
             worthwhile: smallest fall that justifies a doubling.
+            values: what scores of more neighbors depend on, and those of the first number do not.
 
         Cost: that of the scores, at most log2(k / first) + 1 of them; one of them if nothing has changed.
         """
         enough, most = first, self.near.shape[1]
         if enough >= most:
             return enough
-        now = scores(self.near[:, :enough])
-        key = first, worthwhile, now
+        key = first, worthwhile, len(values)
+        now = scores(self.near[:, :enough]), *(value.clone() for value in values)
         if self._answer is not None:
-            (same_first, same_worthwhile, then), answer = self._answer
-            if (same_first, same_worthwhile) == key[:2] and torch.equal(then, now):
+            same_key, then, answer = self._answer
+            if same_key == key and all(map(torch.equal, then, now)):
                 return answer
-        before = float(now.mean())
+        before = float(now[0].mean())
         while enough < most:
             more = min(2 * enough, most)
             after = float(scores(self.near[:, :more]).mean())
             if before - after < worthwhile:
                 break
             enough, before = more, after
-        self._answer = key, enough
+        self._answer = key, now, enough
         return enough
 
 

@@ -224,3 +224,25 @@ def test_means_that_more_neighbors_do_not_understand_keep_k():
     middle = torch.full((1, 2), 0.5, dtype=x.dtype)
     assert gp(middle, num_neighbors=16)[1] < gp(middle, num_neighbors=4)[1]
     assert gp.prediction_neighbors() == 4
+
+
+def test_the_number_is_found_again_where_q_has_changed_beyond_the_first_neighbors():
+    x, y = smooth(300, 4)
+    kernel = Matern52(4, variance=1.0, lengthscale=2.0).requires_grad_(False)
+    gp = nngp.VNNGP(x, y, kernel, Gaussian(0.01), posterior="mean-field", num_neighbors=8, loc=y)
+    before, trial = gp.prediction_neighbors(), gp.graph.trial(299)
+    beyond = torch.ones(300, dtype=torch.bool)
+    beyond[torch.cat([trial.rows, trial.near[:, :8].flatten()])] = False
+    gp.local.loc.data[beyond] += 30
+    assert gp.prediction_neighbors() == 8 < before
+
+
+def test_draws_of_u_are_predicted_from_the_neighbors_of_their_prior():
+    x, y = smooth(200, 3)
+    gp = NPVI(x, y, Matern52(3, variance=1.0, lengthscale=1.0), num_neighbors=4)
+    draws = {"u": torch.stack([y, -y])}
+    assert gp.prediction_neighbors() > 4
+    new = x[:5] + 0.1
+    for predict in (gp, lambda x, **settings: gp.sample(x, 2, seed=0, **settings)):
+        want = predict(new, samples=draws, num_neighbors=4)
+        torch.testing.assert_close(predict(new, samples=draws), want, rtol=0, atol=0)
