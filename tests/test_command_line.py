@@ -107,6 +107,8 @@ def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, mo
         assert krige("few.csv --x lon lat --y storms --likelihood poisson --at few.csv --out out.csv --above 1") == 0
         found.append(pd.read_csv("out.csv"))
     pd.testing.assert_frame_equal(*found)
+    assert krige("few.csv --x lon lat --y storms --likelihood poisson --at few.csv --out out.csv") == 0
+    assert "sd" in pd.read_csv("out.csv")
 
 
 def test_one_input_and_rows_without_measurements(stations, krige, capsys):

@@ -46,8 +46,13 @@ def exceedance(distribution: Distribution, thresholds: Float[Tensor, " R"]) -> F
     try:
         return 1 - distribution.cdf(places.expand(-1, *distribution.batch_shape))
     except NotImplementedError:
-        draws = distribution.sample((NUM_DRAWS,))
-        return torch.stack([(draws > threshold).to(thresholds.dtype).mean(0) for threshold in thresholds])
+        draws, shares = (
+            distribution.sample((NUM_DRAWS,)),
+            torch.empty_like(places.expand(-1, *distribution.batch_shape)),
+        )
+        for share, threshold in zip(shares, thresholds, strict=True):
+            share.copy_((draws > threshold).to(share).mean(0))
+        return shares
 
 
 def _alone(distribution: Distribution) -> Distribution:

@@ -39,3 +39,8 @@ def test_without_a_formula_they_come_from_draws(rate):
     above = exceedance(counts, torch.tensor([1.0, 43.0], dtype=torch.float64))
     for threshold, shares in zip((1.0, 43.0), above, strict=True):
         assert shares.mean().item() == pytest.approx(oracle.sf(threshold), abs=4 * 0.5 / (NUM_DRAWS * 50) ** 0.5)
+
+
+def test_no_levels_and_no_thresholds_give_none():
+    counts, none = Poisson(torch.ones(4)), torch.empty(0)
+    assert quantiles(counts, none).shape == exceedance(counts, none).shape == (0, 4)
