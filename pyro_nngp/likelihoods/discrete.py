@@ -252,7 +252,7 @@ class Ordinal(Likelihood):
         ratings = torch.arange(bound.cutpoints.shape[-1] + 1, device=loc.device)
         if bound.cutpoints.dim() > 1:  # batches of them, in front of the points
             bound.__dict__["cutpoints"] = bound.cutpoints[..., None, :]
-        return dist.Categorical(logits=Marginal(bound, loc[..., None], var[..., None]).log_prob(ratings))
+        return _Ratings(logits=Marginal(bound, loc[..., None], var[..., None]).log_prob(ratings))
 
 
 def interval_probabilities(
@@ -269,7 +269,23 @@ def interval_probabilities(
         log_low = log_ndtr(torch.where(flip, -upper, lower))
         log_high = log_ndtr(torch.where(flip, -lower, upper))
         logits = log_high + torch.log(-torch.expm1(log_low - log_high))
-    return dist.Categorical(logits=logits)
+    return _Ratings(logits=logits)
+
+
+class _Ratings(dist.Categorical):
+    """A categorical distribution of numbers in order, which have a mean and a variance."""
+
+    @property
+    def mean(self) -> Tensor:
+        return (self.probs * self._values).sum(-1)
+
+    @property
+    def variance(self) -> Tensor:
+        return (self.probs * (self._values - self.mean[..., None]).square()).sum(-1)
+
+    @property
+    def _values(self) -> Tensor:
+        return torch.arange(self.probs.shape[-1]).to(self.probs)
 
 
 class _Bernoulli(dist.Bernoulli):

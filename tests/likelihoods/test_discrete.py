@@ -38,10 +38,9 @@ def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likel
     marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
     probabilities = marginal.log_prob(y).exp()
     assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
-    if not isinstance(likelihood, Ordinal):
-        mean = (probabilities * y).sum()
-        assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
-        assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
+    mean = (probabilities * y).sum()
+    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
+    assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
 
 
 def test_negative_binomial_mean_and_variance() -> None:
@@ -123,3 +122,14 @@ def test_counts_are_integers(make: Callable[[], Likelihood], match: str) -> None
 def test_integer_data_pass() -> None:
     for likelihood in (Bernoulli(), Binomial(2), Poisson(), NegativeBinomial(), Categorical(2), Ordinal(CUTS)):
         likelihood.check(torch.tensor([[0, 1], [1, 0]]))
+
+
+@pytest.mark.parametrize("link", ["logit", "probit"])
+def test_ratings_have_a_mean_and_a_variance(link):
+    ordinal = Ordinal(torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64), link)
+    loc, var = torch.tensor([0.3, -2.0, 4.0], dtype=torch.float64), torch.tensor([0.4, 1.0, 0.1], dtype=torch.float64)
+    for ratings in (ordinal(loc), ordinal.marginal(loc, var)):
+        values = torch.arange(4.0, dtype=torch.float64)
+        mean = ratings.probs @ values
+        torch.testing.assert_close(ratings.mean, mean)
+        torch.testing.assert_close(ratings.variance, ratings.probs @ values.square() - mean.square())
