@@ -44,7 +44,13 @@ from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
 from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, check_unshared, copied_parts
 from pyro_nngp.models.base.new_data import GrowingData
-from pyro_nngp.models.base.plausibility import constant_outputs, warn_of_constants, warn_of_offset, warn_of_spreads
+from pyro_nngp.models.base.plausibility import (
+    constant_outputs,
+    warn_of_constants,
+    warn_of_offset,
+    warn_of_prior_variance,
+    warn_of_spreads,
+)
 from pyro_nngp.models.base.sites import ByRow
 from pyro_nngp.models.base.starts import Start, start_from_data
 from pyro_nngp.models.base.summary import summarize
@@ -180,6 +186,7 @@ class GPMethod(GrowingData):
             self.mean.start(found.level, found.spread, self.x)
         if self.y is not None and self.likelihood is not None:
             self._warn_of_data(self.y, self.likelihood, found.spread)
+            self._warn_of_priors(found.spread)
 
     def _warn_of_data(self, y: Tensor, likelihood: Likelihood, spread: Tensor) -> None:
         """Warn of targets and offsets that are hardly meant."""
@@ -190,6 +197,13 @@ class GPMethod(GrowingData):
             warn_of_constants(where, y, constant)
         if self.shares_scale and y.dim() == 2 and likelihood.num_latents is None:
             warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
+
+    @pyro_entry
+    @torch.no_grad()
+    def _warn_of_priors(self, spread: Tensor) -> None:
+        """Warn of priors for data in other units."""
+        self.hyper_guide.median()
+        warn_of_prior_variance(type(self).__name__, self.modules(), spread)
 
     @property
     def untrained_hyperparameters(self) -> list[str]:

@@ -4,24 +4,27 @@ r"""Warnings of data that a model takes, but that are hardly meant.
    wide as its own.
 2. An offset that is not on the scale of the link, such as an exposure in place of its logarithm.
 3. Targets that are all the same: nothing can be learned from them, and predictions are certain everywhere.
+4. A prior of the kernel's variance for data in other units: the function is explained away as noise.
 
 Cost: O(N T), and a sort of the offset.
 """
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
+from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import HeteroskedasticGaussian, Likelihood, LogNormal, PerOutput
 
 _RATIO = 3.0  # of spreads of outputs
 _SPAN = 20.0  # of an offset, on the scale of a logarithm or logit
 _LOW = 0.05  # share of smallest offsets that do not count, such as logarithms of almost no exposure
 _ENOUGH = 10  # rows
+_PRIOR = 100.0  # variance of f in the data, relative to the median of its prior; that of lognormal_priors is 1 / 20
 
 
 def warn_of_spreads(where: str, spread: Float[Tensor, " T"]) -> None:
@@ -99,6 +102,30 @@ def warn_of_constants(where: str, y: Tensor, constant: Sequence[bool]) -> None:
     warnings.warn(
         f"{where}: y is {value:g} in all rows{which}. Nothing can be learned from that: predictions will be this "
         "value, with certainty, far from the data too. Look for a wrong column, a filter or a lost class.",
+        UserWarning,
+        stacklevel=_outside(),
+    )
+
+
+def warn_of_prior_variance(where: str, parts: Iterable[nn.Module], spread: Tensor) -> None:
+    """Warn if the variances of all kernels have priors far below the variance of f in the data.
+
+    Args:
+        where: name of the caller.
+        parts: modules, with hyperparameters that have priors at their medians.
+        spread: of f in the data.
+    """
+    kernels = [part for part in parts if isinstance(part, Kernel)]
+    if any("variance" in kernel._pyro_params for kernel in kernels):
+        return
+    medians = [float(kernel.variance.max()) for kernel in kernels if "variance" in kernel._pyro_samples]
+    variance = float(spread.max()) ** 2
+    if not medians or variance <= _PRIOR * max(medians):
+        return
+    warnings.warn(
+        f"{where}: the prior of the kernel's variance has a median of about {max(medians):.1g}, and f varies with about "
+        f"{variance:.3g} in the data, so that sampling may take the function for noise. Standardize y, or set the "
+        f'median: lognormal_priors(kernel, {{"variance": {variance:.2g}}}).',
         UserWarning,
         stacklevel=_outside(),
     )

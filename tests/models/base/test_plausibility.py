@@ -8,6 +8,7 @@ from oracles.methods import METHODS
 
 import pyro_nngp
 from pyro_nngp import models
+from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
@@ -121,3 +122,14 @@ def test_a_missing_value_does_not_hide_that_the_rest_is_the_same():
     y[3, 1] = torch.nan
     with pytest.warns(UserWarning, match=r"y is 2 in all rows of columns \[1\]"):
         LMC(X, y, [KERNEL], num_neighbors=4)
+
+
+@pytest.mark.parametrize("method", [Vecchia, models.BSGP])
+def test_a_prior_of_the_variance_for_other_units_is_reported(method):
+    def build(y, variance):
+        return method(X, y, lognormal_priors(Matern52(2).double(), {"lengthscale": 1.0, "variance": variance}, like=X))
+
+    with pytest.warns(UserWarning, match=rf"{method.__name__}: the prior .* median of about 0.05, .*Standardize y"):
+        build(100 * Y, 0.05)
+    build(100 * Y, 5000.0)
+    build(Y / Y.std(), 0.05)  # the choice for standardized data
