@@ -1,6 +1,7 @@
-"""Optimization of a model's parameters during burn-in, for models whose parameters are not all sampled."""
+"""A model's parameters that are not sampled: their optimization during burn-in, and a warning where they stay put."""
 
 import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,25 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+
+
+def warn_of_starts(where: str, model: Callable, more: str, stacklevel: int) -> None:
+    """Warn if hyperparameters of a method, which nothing will change, have the values that they started with.
+
+    Args:
+        where: name of the caller.
+        model: of a method, or any program, of which nothing is known.
+        more: another cure.
+        stacklevel: of the warning, for the caller.
+    """
+    kept = getattr(getattr(model, "__self__", None), "untrained_hyperparameters", [])
+    if kept:
+        warnings.warn(
+            f"{where}: {kept} have no priors and stay at rough starts from the data, which intervals and draws depend "
+            f"on. Fit the model before, or give them priors{more}.",
+            UserWarning,
+            stacklevel=stacklevel + 1,
+        )
 
 
 class ParameterOptimizer:
@@ -35,7 +55,13 @@ class ParameterOptimizer:
         self._optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             if not self.leaves:
-                fail(where, "optim", "to come with a model that has parameters", "none", "Drop optim.")
+                fail(
+                    where,
+                    "optim",
+                    "to come with a model that has parameters that require gradients",
+                    "none",
+                    "Drop optim.",
+                )
             tensors = list(self.leaves.values())
             self._optimizer = torch.optim.Adam(tensors, **optim) if isinstance(optim, dict) else optim(tensors)
 

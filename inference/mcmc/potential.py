@@ -79,6 +79,17 @@ class Minibatch:
         return torch.arange(first, first + self.batch_size, device=self.device)
 
 
+def _check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
+    """Raise for minibatches of another number of rows than a method has, whose model they are for."""
+    method = getattr(model, "__self__", None)
+    if not hasattr(method, "hyper_guide"):
+        return
+    for batch in batches:
+        if batch.size != method.num_data:
+            cure = f"Pass Minibatch(gp.num_data, {min(batch.batch_size, method.num_data)}); rows without a y are none."
+            fail(where, "Minibatch.size", f"to be {method.num_data}, the rows of the method", batch.size, cure)
+
+
 _MOST_CHECKS = 200  # most minibatches whose data are checked at the start
 
 
@@ -100,8 +111,8 @@ class ModelPotential:
 
     Raises:
         ValueError: if observed data are off the support of their distribution (all are checked once, or 200 evenly
-            spaced minibatches of them); if a latent site is discrete or inside a subsampled plate; if there is
-            none; or if dtypes differ.
+            spaced minibatches of them); if a minibatch is of another number of rows than a method has; if a latent site
+            is discrete or inside a subsampled plate; if there is none; or if dtypes differ.
     """
 
     def __init__(
@@ -111,6 +122,8 @@ class ModelPotential:
         self._init_strategy, self._vectorize = init_strategy, vectorize
         self._minibatches = [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)]
         self._world, self._share = _join(where, model)
+        if self._world is None:
+            _check_sizes(where, model, self._minibatches)
         trace = self._fresh_trace()
         check_supports(where, trace)
         if self._world is not None:

@@ -27,6 +27,7 @@ from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.transport import Transported
+from pyro_nngp.inference.mcmc.parameters import warn_of_starts
 
 
 class QuickNUTS(NUTS):
@@ -70,6 +71,9 @@ class QuickNUTS(NUTS):
     Attributes:
         model: the program with whitened sites, or with ``_white`` in place of all.
 
+    Warns:
+        UserWarning: if hyperparameters of a method have neither a prior nor a trained value.
+
     Raises:
         TypeError: if `model` is not callable, `guide` is no AutoNNGP, or for other options.
         RuntimeError: during a run, if the program has changed.
@@ -85,6 +89,7 @@ class QuickNUTS(NUTS):
         if excess:
             cure = "The potential is that of the model, and it is compiled in any case."
             fail("QuickNUTS", "options", "without a potential and its compilation", excess, cure, TypeError)
+        warn_of_starts("QuickNUTS", model, "", 2)
         self._transported = None if guide is None else Transported("QuickNUTS", model, guide)
         program = poutine.reparam(model, config=_whitening) if guide is None else self._transported
         options = {"init_strategy": init_to_median if guide is None else init_to_sample} | options

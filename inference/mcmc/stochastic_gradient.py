@@ -12,7 +12,6 @@ Symbols: U potential, T temperature, psi position, epsilon step size, d unconstr
 
 import copy
 import math
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -25,7 +24,7 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable, check_int, check_number, fail
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
-from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
+from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer, warn_of_starts
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
@@ -156,17 +155,9 @@ class StochasticGradientKernel(AdaptiveStep):
             self._loaded = None
 
     def _warn_of_starts(self) -> None:
-        """Warn if parameters of a method, which nothing will change, have the values that they started with."""
-        method = getattr(self.model, "__self__", None)
-        kept = getattr(method, "untrained_hyperparameters", []) if self._optim is None else []
-        if kept:
-            warnings.warn(
-                f"{self._where}: {kept} have no priors and stay at rough starts from the data, which intervals and "
-                'draws depend on. Pass optim={"lr": 0.01} to learn them during burn-in, fit the model before, or give '
-                "them priors.",
-                UserWarning,
-                stacklevel=4,
-            )
+        """Warn of parameters of a method that nothing will change."""
+        if self._optim is None:
+            warn_of_starts(self._where, self.model, '; optim={"lr": 0.01} learns them during burn-in', 4)
 
     @property
     def initial_params(self) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
 
+from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
 from pyro_nngp.data.tables import Table, at_tables
 from pyro_nngp.distributions import Mixture
@@ -54,7 +55,7 @@ class SampledMethod(DrawsOfY):
     def forward(
         self,
         x_new: Float[Tensor, "P D"] | Table,
-        samples: Samples,
+        samples: Samples | None = None,
         *,
         offset: Float[Tensor, "P *L"] | Table | None = None,
     ) -> Moments:
@@ -62,14 +63,14 @@ class SampledMethod(DrawsOfY):
 
         Args:
             x_new: new inputs.
-            samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them.
+            samples: posterior draws of all sites, as ``MCMC.get_samples()`` returns them; there is no default.
             offset: known part of f at the new points, as the constructor takes it; None is 0.
 
         Returns:
             Mean and variance, (P,), or (T, P) for T latent functions.
 
         Raises:
-            ValueError: if a site is missing, or draws differ in number.
+            ValueError: if there are no draws, a site is missing, or draws differ in number.
 
         Cost: O(M^3 + P M^2) per draw and layer, one draw and one block of points at a time; memory O(S P).
         """
@@ -79,7 +80,7 @@ class SampledMethod(DrawsOfY):
 
     @pyro_entry
     @torch.no_grad()
-    def moments(self, x_new: Float[Tensor, "P D"], samples: Samples) -> Moments:
+    def moments(self, x_new: Float[Tensor, "P D"], samples: Samples | None = None) -> Moments:
         """Mean and variance of f at new points given each posterior draw, for example to compare chains.
 
         Args:
@@ -104,7 +105,7 @@ class SampledMethod(DrawsOfY):
     def predict(
         self,
         x_new: Float[Tensor, "P D"] | Table,
-        samples: Samples,
+        samples: Samples | None = None,
         *,
         offset: Float[Tensor, "P *L"] | Table | None = None,
         trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
@@ -190,10 +191,15 @@ class SampledMethod(DrawsOfY):
         f = self.joint_draws(x_new) + added
         return f, self._y_given(f, by_row)
 
-    def _at_draws(self, method: str, x_new: Tensor, samples: Samples) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
+    def _at_draws(
+        self, method: str, x_new: Tensor, samples: Samples | None
+    ) -> Iterator[tuple[Likelihood, Tensor, Tensor]]:
         """The likelihood and the moments of f, (H, *T, P) for H hidden draws, for each posterior draw."""
         self._check_new(method, x_new)
         where = f"{type(self).__name__}.{method}"
+        if samples is None:
+            cure = "Sample its model, as by MCMC(SGHMC(gp.model), ...), and pass mcmc.get_samples()."
+            fail(where, "samples", "posterior draws of all sites", None, cure, TypeError)
         pairs = self._each_draw(where, samples, self.moment_entries(x_new), lambda: self.moments_given(x_new))
         for pair, _ in zip(pairs, place_draws(where, self, samples), strict=True):
             yield self.likelihood.bind(), *pair

@@ -722,7 +722,7 @@ def test_sampling_beside_parameters_that_nobody_trained_warns():
         sghmc = SGHMC(gp.model, 0.01, num_steps=1, init_strategy=gp.init_strategy, **options)
         MCMC(sghmc, 1, warmup_steps=1, disable_progbar=True).run()
 
-    names = r"SGHMC: \['likelihood.variance', 'layers.0.kernel.lengthscale'\] have no priors .* Pass optim="
+    names = r"SGHMC: \['likelihood.variance', 'layers.0.kernel.lengthscale'\] have no priors .* optim="
     with pytest.warns(UserWarning, match=names):
         run(Gaussian())
     with pytest.warns(UserWarning, match=r"SGHMC: \['layers.0.kernel.lengthscale'\] have no priors"):
@@ -733,3 +733,20 @@ def test_sampling_beside_parameters_that_nobody_trained_warns():
         gp.likelihood.variance, gp.layers[0].kernel.lengthscale = 0.1, 0.5
 
     run(Gaussian(), trained)
+
+
+def test_predictions_without_draws_name_the_cure():
+    x = torch.rand(20, 2, dtype=torch.float64)
+    gp = BSGP(x, x.sum(-1), inducing=5)
+    for predict in (gp, gp.predict, gp.moments):
+        with pytest.raises(TypeError, match=r"expected samples posterior draws of all sites, .* mcmc.get_samples\(\)"):
+            predict(x[:2])
+
+
+@pytest.mark.parametrize("size", [15, 25])
+def test_minibatches_of_other_data_are_refused(size):
+    x = torch.rand(20, 2, dtype=torch.float64)
+    gp = BSGP(x, x.sum(-1), Matern32(2, 1.0, 0.5).double(), Gaussian(0.1), inducing=5)
+    mcmc = MCMC(SGHMC(gp.model, 0.01, num_steps=1), 1, warmup_steps=1, disable_progbar=True)
+    with pytest.raises(ValueError, match=rf"expected Minibatch.size to be 20, .* got {size}"):
+        mcmc.run(Minibatch(size, 5))

@@ -17,7 +17,7 @@ from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference import QuickNUTS, Recorder, to_arviz
 from pyro_nngp.inference.mcmc.quick_nuts import RecordedPotential
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
-from pyro_nngp.likelihoods import Poisson
+from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -81,13 +81,13 @@ class Module(PyroModule):
 
 
 def vnngp():
-    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(number(0.0), 1.0)))
+    kernel = Matern32(2, number(1.0), PyroSample(dist.LogNormal(number(0.0), 1.0)))
     return VNNGP(X, Y, kernel=kernel, likelihood=Poisson(), num_neighbors=5).model
 
 
 def vecchia():
-    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(number(0.0), 1.0)))
-    return Vecchia(X, Y, kernel=kernel, num_neighbors=5).model
+    kernel = Matern32(2, number(1.0), PyroSample(dist.LogNormal(number(0.0), 1.0)))
+    return Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5).model
 
 
 def value_and_gradient(potential, values):
@@ -233,3 +233,10 @@ def test_constraints_outside_the_program_of_the_user_are_kept():
 def test_other_arguments(model, options, message):
     with pytest.raises(TypeError, match=f"QuickNUTS: {message}"):
         QuickNUTS(model, **options)
+
+
+def test_hyperparameters_that_stay_at_their_starts_are_reported():
+    kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(number(0.0), 1.0)))
+    model = Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5).model
+    with pytest.warns(UserWarning, match=r"QuickNUTS: \['kernel.variance'\] have no priors .* give them priors\."):
+        QuickNUTS(model)
