@@ -58,7 +58,7 @@ class ParameterOptimizer:
                 fail(
                     where,
                     "optim",
-                    "to come with a model that has parameters that require gradients",
+                    "to come with parameters that require gradients",
                     "none",
                     "Drop optim.",
                 )

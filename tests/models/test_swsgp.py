@@ -460,10 +460,12 @@ def test_priors_assigned_too_late_are_an_error():
         gp.guide()
 
 
-def test_intervals_of_labels_come_with_a_warning():
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Poisson()], ids=lambda each: type(each).__name__)
+def test_intervals_without_a_log_evidence_come_with_a_warning(likelihood):
     x = torch.rand(30, 2)
-    gp = SWSGP(x, (x[:, 0] > 0.5).float(), None, Bernoulli(), inducing=10, num_neighbors=5)
-    message = r"SWSGP: intervals of f from Bernoulli data are too narrow: .* Take SVGP or VNNGP for them\."
+    gp = SWSGP(x, (x[:, 0] > 0.5).float(), None, likelihood, inducing=10, num_neighbors=5)
+    name = type(likelihood).__name__
+    message = rf"SWSGP: intervals of f from {name} data are too narrow: .* Take SVGP or VNNGP for them\."
     for call in (lambda: gp(x), lambda: gp.predict(x), lambda: gp.sample(x, 2), lambda: to_arviz(gp, num_samples=2)):
         with pytest.warns(UserWarning, match=message):
             call()

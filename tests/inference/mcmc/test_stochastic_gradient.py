@@ -272,7 +272,7 @@ def test_parameters_that_require_no_gradient_are_not_optimized():
     assert float(module.shift.detach()) != 1.0
     assert float(module.scale) == 2.0
     module.requires_grad_(False)
-    with pytest.raises(ValueError, match="expected optim to come with a model that has parameters that require gradients, got none"):
+    with pytest.raises(ValueError, match="expected optim to come with parameters that require gradients, got none"):
         run(SGHMC(module, 0.05, optim={"lr": 0.05}))
 
 
@@ -380,7 +380,7 @@ def test_adaptation_needs_burn_in():
 
 
 def test_optimization_needs_parameters():
-    with pytest.raises(ValueError, match="expected optim to come with a model that has parameters that require gradients, got none"):
+    with pytest.raises(ValueError, match="expected optim to come with parameters that require gradients, got none"):
         run(SGHMC(model, optim={"lr": 0.1}))
 
 
