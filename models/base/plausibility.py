@@ -124,8 +124,8 @@ def warn_of_prior_variance(where: str, parts: Iterable[nn.Module], spread: Tenso
         return
     warnings.warn(
         f"{where}: the prior of the kernel's variance has a median of about {max(medians):.1g}, and the variance of f "
-        f"in the data is about {variance:.3g}, so that sampling may take the function for noise. Standardize y, or set the "
-        f'median: lognormal_priors(kernel, {{"variance": {variance:.2g}}}).',
+        f"in the data is about {variance:.3g}, so that sampling may take the function for noise. Standardize y, or set "
+        f'the median: lognormal_priors(kernel, {{"variance": {variance:.2g}}}).',
         UserWarning,
         stacklevel=_outside(),
     )
