@@ -81,7 +81,7 @@ class Minibatch:
 
 def _check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
     """Raise for minibatches of another number of rows than a method has, whose model they are for."""
-    method = getattr(model, "__self__", None)
+    method: Any = getattr(model, "__self__", None)
     if not hasattr(method, "hyper_guide"):
         return
     for batch in batches:

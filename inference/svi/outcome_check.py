@@ -125,10 +125,8 @@ def check_twins(method: Any, stacklevel: int) -> None:
         return
     if found.square is None:
         wrong = found.fall > max(_LABEL_FALL, _LABEL_RATIO * found.loss)
-        error, others = (
-            f"a label costs {found.loss + found.fall:.2g} nats in place of {found.loss:.2g}",
-            "VNNGP suffers",
-        )
+        error = f"a label costs {found.loss + found.fall:.2g} nats in place of {found.loss:.2g}"
+        others = "VNNGP suffers"
     else:
         wrong = found.fall > _FALL and found.square > _SQUARE
         error = f"squared errors are {found.square:.2g} times the predictive variance"
@@ -138,8 +136,9 @@ def check_twins(method: Any, stacklevel: int) -> None:
     warnings.warn(
         "fit: expected rows to be predicted by other rows than near copies of them, got copies of "
         f"{found.share:.0%} of rows. Without these log densities fall by {found.fall:.2g} nats, and {error}: "
-        "predictions at other places are that wrong. Drop copies of rows, or average rows that belong together; "
-        f"{others} less than LOO.",
+        "predictions at other places are that wrong. Drop copies of rows, or average rows that belong together."
+        + f" {others} less than LOO."
+        * (type(method).__name__ == "LOO"),
         ConvergenceWarning,
         stacklevel=stacklevel + 1,
     )
