@@ -72,7 +72,7 @@ class OutOfTrials(Likelihood):
     """
 
     total_count: Any
-    cure = "Pass the number of successes, not their share."
+    cure = "Pass the number of successes, not their share, and the trials of each row."
 
     def __init__(self, total_count: int | None = None, num_quadrature: int = 48) -> None:
         super().__init__(num_quadrature)
