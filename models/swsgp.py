@@ -51,7 +51,7 @@ from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGauss
 
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
-_USUAL = 1024  # inducing points
+_LEAST, _MOST, _ROWS = 64, 1024, 32  # inducing points where none are given, one for so many rows
 _USUAL_NEIGHBORS = 32
 _EVIDENCE_NEIGHBORS = 32
 
@@ -84,7 +84,8 @@ class SWSGP(PredictiveMethod):
             lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound is that of SVGP.
-        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is M = min(1024, N).
+        inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
+            rows, at least 64 and at most 1,024: with more of them q(u) follows single data.
         learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
         mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
@@ -143,7 +144,7 @@ class SWSGP(PredictiveMethod):
     ) -> None:
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        z = inducing_points("SWSGP", x, inducing, seed, _USUAL)
+        z = inducing_points("SWSGP", x, inducing, seed, min(_MOST, max(_LEAST, len(x) // _ROWS)))
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
         if not mean_field and len(z) > LARGEST_FULL:

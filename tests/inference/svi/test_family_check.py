@@ -110,7 +110,7 @@ def test_predecessors_are_the_nearest_rows_of_lower_rank():
 def test_a_loss_above_the_evidence_is_reported():
     gp = SWSGP(X, Y, inducing=X, learn_inducing=False, num_neighbors=10)
     with pytest.warns(ConvergenceWarning, match=r"nats per data point above it .* SWSGP\(x, y, start=vecchia\)"):
-        fit(gp, 400, lr=0.05, progress=False)
+        fit(gp, 100, lr=0.1, progress=False)
 
 
 def test_a_loss_of_few_inducing_points_is_not_reported(recwarn):
