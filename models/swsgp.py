@@ -13,7 +13,7 @@ function. A known weakness remains, shown by Wu et al. (2022, section 4.1): the 
 added, so that many inducing points cost too little: q(u) follows single data, the learned noise is too small, with an
 inducing point at each data point 0, and intervals are too narrow; `fit` warns where the loss is above the log evidence.
 For labels, f becomes far too large: at M = 200 and N = 500, 95 % intervals cover .57 of the function
-(docs/intervals.md); predictions warn of that.
+(docs/intervals.md); predictions from other than Gaussian data warn of that.
 
 Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; with learned ones also a search for
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
