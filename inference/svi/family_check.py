@@ -8,8 +8,8 @@ House prices (59,478 points), mean-field, K = 8: .22 where a plain run stalls, 0
 optimum of the evidence. Plain runs that end at their optimum have .04 - .08 (elevators, california_housing,
 precipitation).
 
-SWSGP's loss is no bound on the log evidence: with 1,024 inducing points it is .3 to 1.5 nats above on three of four sets,
-and at the log evidence on house prices (benchmarks/results/swsgp.md).
+SWSGP's loss is no bound on the log evidence: with 1,024 inducing points it is .3 to 1.5 nats above on three of four
+sets, and at the log evidence on house prices (benchmarks/results/swsgp.md).
 
 Cost: those of a step on 2,048 points; SWSGP compares them to all points for their neighbors.
 """
