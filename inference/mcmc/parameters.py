@@ -55,13 +55,7 @@ class ParameterOptimizer:
         self._optimizer: torch.optim.Optimizer | None = None
         if optim is not None:
             if not self.leaves:
-                fail(
-                    where,
-                    "optim",
-                    "to come with parameters that require gradients",
-                    "none",
-                    "Drop optim.",
-                )
+                fail(where, "optim", "to come with parameters that require gradients", "none", "Drop optim.")
             tensors = list(self.leaves.values())
             self._optimizer = torch.optim.Adam(tensors, **optim) if isinstance(optim, dict) else optim(tensors)
 

@@ -46,10 +46,8 @@ def exceedance(distribution: Distribution, thresholds: Float[Tensor, " R"]) -> F
     try:
         return 1 - distribution.cdf(places.expand(-1, *distribution.batch_shape))
     except NotImplementedError:
-        draws, shares = (
-            distribution.sample((NUM_DRAWS,)),
-            torch.empty_like(places.expand(-1, *distribution.batch_shape)),
-        )
+        draws = distribution.sample((NUM_DRAWS,))
+        shares = thresholds.new_empty(len(thresholds), *distribution.batch_shape)
         for share, threshold in zip(shares, thresholds, strict=True):
             share.copy_((draws > threshold).to(share).mean(0))
         return shares
