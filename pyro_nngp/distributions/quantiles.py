@@ -6,7 +6,6 @@ else is drawn from.
 Cost: O(1) per value by formula, else O(S) for S draws.
 """
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal, Normal
