@@ -60,8 +60,8 @@ def check_family(method: Any, result: FitResult, stacklevel: int) -> None:
         text = (
             f"expected a bound on the log evidence, got {-gap:.2g} nats per data point above it at the same "
             f"hyperparameters. {name} averages its divergences where a bound adds them: q(u) follows single data, the "
-            "learned noise is too small, and intervals are too narrow. Take fewer inducing points. Hyperparameters of a "
-            f"trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel and "
-            "likelihood do not require gradients."
+            "learned noise is too small, and intervals are too narrow. Take fewer inducing points. Hyperparameters of "
+            f"a trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel "
+            "and likelihood do not require gradients."
         )
     warnings.warn(f"fit: {text}", ConvergenceWarning, stacklevel=stacklevel + 1)
