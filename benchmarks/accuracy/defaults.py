@@ -182,7 +182,8 @@ def table(rows, command):
         "|---" * 10 + "|",
     ]
     worse = []
-    for name, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
+    ordered = sorted(rows, key=lambda row: list(TASKS).index(row["data"]))
+    for name, method in dict.fromkeys((row["data"], row["method"]) for row in ordered):
         found = {row["variant"]: row for row in rows if (row["data"], row["method"]) == (name, method)}
 
         def cell(variant, key, digits, found=found):
