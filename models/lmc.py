@@ -30,19 +30,19 @@ from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked, uns
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Kernel, bind, check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.models.base import Densities, Draw, NeighborChoice, Plates, first_neighbors, rows_of
 from pyro_nngp.models.base.arguments import check_unshared
+from pyro_nngp.models.base.neighbor_choice import typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
 from pyro_nngp.models.base.output_starts import start_outputs
 from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import Batch, NeighborGraph
-from pyro_nngp.neighbors.numbers import WORTHWHILE_TRAINING
 from pyro_nngp.variational.coregionalized_sites import CoregionalizedSites
 
 _VALUES = 128  # largest K T where K is chosen: each step costs (K T)^3 per site
 
 
-class LMC(PredictiveMethod):
+class LMC(NeighborChoice):
     r"""Linear model of coregionalization with a likelihood for each output.
 
     Generative model, for an ordering of the N sites and K nearest neighbors:
@@ -73,7 +73,8 @@ class LMC(PredictiveMethod):
         num_latents: L where all share one kernel; None is T. Fewer than T tie outputs to each other: then no output
             can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer. With Gaussian noise it is then doubled, to at
-            most 128 / T, while that lowers the predictive variance (:meth:`choose_neighbors`).
+            most 128 / T, while that lowers the predictive variance
+            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
         mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
@@ -91,6 +92,8 @@ class LMC(PredictiveMethod):
 
     Reference: Alvarez, Rosasco, Lawrence (2012), "Kernels for vector-valued functions: a review", section 4.2.
     """
+
+    graph: NeighborGraph
 
     has_own_kernels = takes_missing = vectorizes = draws_together = True
     own_hyperparameters = ("mixing",)
@@ -161,7 +164,7 @@ class LMC(PredictiveMethod):
         at_rows = self.likelihood_at if self.differs_by_row else None
         self.build_guide()
         self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
-        self.finish(self.choose_neighbors if num_neighbors is None and self.local.is_exact else None)
+        self.finish(self.choose_neighbors if num_neighbors is None and self.chooses_neighbors else None)
 
     def show_functions(self) -> str:
         return f", T={self.num_latents}, L={self.num_functions}"
@@ -241,29 +244,24 @@ class LMC(PredictiveMethod):
         self.refresh_table()
         self.local.follow(self.graph)
 
+    @property
+    def chooses_neighbors(self) -> bool:
+        """With Gaussian noise: without it no precision is known at the start."""
+        return self.local.is_exact
+
+    def _most_neighbors(self) -> int:
+        return _VALUES // self.latent_shape[0]
+
     @pyro_entry
     @torch.no_grad()
-    def choose_neighbors(self) -> None:
-        """Double K while that lowers the predictive variance of the outputs by more than 10 %, at most to 128 / T.
-
-        For a constructor without a given K, at the initial hyperparameters and with Gaussian noise. Smooth functions of
-        many inputs need it, above all where each site has some of the outputs only.
-        """
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "T B"]:
         self._place_medians()
-        first, most = self.graph.num_neighbors, min(_VALUES // self.latent_shape[0], self.num_data - 1)
-        if first >= most:
-            return
-        trial, precision = self.graph.trial(most), self.local.observations()[1]
-        noise = (precision > 0).sum(-1, keepdim=True) / precision.sum(-1, keepdim=True)
+        x, noise = self.x[rows], typical_noise(self.local.observations()[1])
+        return (outputs_of(self.loading(x), *self.local.given_sites(x, near))[1] + noise).log()
 
-        def log_variances(near: Tensor) -> Tensor:
-            x = self.x[trial.rows]
-            return (outputs_of(self.loading(x), *self.local.given_sites(x, near))[1] + noise).log()
-
-        enough = trial.enough(log_variances, first, WORTHWHILE_TRAINING)
-        if enough != first:
-            self.graph.resize(enough)
-            self.local.follow(self.graph)
+    def _follow_neighbors(self) -> None:
+        super()._follow_neighbors()
+        self.local.follow(self.graph)
 
     can_solve = True
 

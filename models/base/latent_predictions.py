@@ -20,7 +20,7 @@ from pyro_nngp.kernels import bind, bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.leave_one_out import Densities, Draw
-from pyro_nngp.models.base.neighbor_choice import NeighborChoice
+from pyro_nngp.models.base.neighbor_choice import NeighborChoice, typical_noise
 from pyro_nngp.models.base.response import draws_given_observations
 from pyro_nngp.models.base.sharded_latents import ShardedLatents
 from pyro_nngp.neighbors import NeighborGraph, distinct_rows
@@ -69,8 +69,7 @@ class LatentPredictions(ShardedLatents, NeighborChoice):
         precision = cast(GaussianSites, self.local).observations()[1]
         noise, points = 1 / precision, self.graph.x
         _, var = graph_conditional(self.covariance(), points[rows], points, near, noise, self.jitter)
-        typical = (precision > 0).sum(-1, keepdim=True) / precision.sum(-1, keepdim=True)
-        return (var + typical).log()
+        return (var + typical_noise(precision)).log()
 
     def _follow_neighbors(self) -> None:
         super()._follow_neighbors()

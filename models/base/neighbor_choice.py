@@ -28,6 +28,11 @@ def first_neighbors(where: str, num_neighbors: int | None, x: Float[Tensor, "N D
     return num_neighbors
 
 
+def typical_noise(precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L 1"]:
+    """The harmonic mean of the variances of Gaussian observations; where the precision is 0 there is none."""
+    return (precision > 0).sum(-1, keepdim=True) / precision.sum(-1, keepdim=True)
+
+
 class NeighborChoice(PredictiveMethod):
     """A method that chooses its number of neighbors; a subclass defines :meth:`log_variances`."""
 
@@ -55,10 +60,14 @@ class NeighborChoice(PredictiveMethod):
         For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it:
         there 32 neighbors explain little of the variance. N K is at most 2^24.
         """
-        enough = self._enough_neighbors(min(_MOST, _TABLE // self.num_rows), WORTHWHILE_TRAINING)
+        enough = self._enough_neighbors(self._most_neighbors(), WORTHWHILE_TRAINING)
         if enough != self.graph.num_neighbors:
             self.graph.resize(enough)
             self._follow_neighbors()
+
+    def _most_neighbors(self) -> int:
+        """The largest number that is chosen."""
+        return min(_MOST, _TABLE // self.num_rows)
 
     def _follow_neighbors(self) -> None:
         """Take up what depends on the neighbors, after their number has changed."""
