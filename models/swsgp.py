@@ -171,8 +171,7 @@ class SWSGP(PredictiveMethod):
         A batch moves the values beside its rows alone, so that training takes long to get there from zero.
         """
         self._place_medians()
-        metric = self.lengthscale if self.search_metric is None else self.search_metric
-        near = nearest_inducing(self.z, self.x, min(self.num_neighbors, self.num_rows), metric)
+        near = nearest_inducing(self.z, self.x, min(self.num_neighbors, self.num_rows), self._searched())
         y, likelihood = cast(Tensor, self._targets(None)), self.likelihood_at(slice(None))
         target, noise = gaussian_observations(likelihood, y, None, self.x.dtype)
         noise = noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
@@ -372,12 +371,14 @@ class SWSGP(PredictiveMethod):
         else:
             self.search_metric = metric
 
+    def _searched(self) -> Any:
+        """The metric of searches."""
+        return self.lengthscale if self.search_metric is None else self.search_metric
+
     def _nearest(self, x: Tensor, num_neighbors: int | None = None) -> Tensor:
         num_neighbors = self.num_neighbors if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, self.num_inducing)
-        return nearest_inducing(
-            x, self.z, num_neighbors, self.lengthscale if self.search_metric is None else self.search_metric
-        )
+        return nearest_inducing(x, self.z, num_neighbors, self._searched())
 
 
 def _refuse(draw: Draw | None) -> None:

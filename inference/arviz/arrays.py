@@ -62,7 +62,7 @@ class Arrays:
         self._plates: dict[str, tuple[np.ndarray, int]] = {}  # rows used, and size
         self._variables: set[str] = set()
         self._discrete: set[str] = set()
-        self._integral: dict[tuple[str, str], np.dtype] = {}  # types of draws that are held as floats until the end
+        self._integral: defaultdict[str, dict[str, np.dtype]] = defaultdict(dict)  # types of draws held as floats
 
     def add(
         self,
@@ -200,8 +200,8 @@ class Arrays:
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
             last = None if group in _PRIOR_GROUPS or group.startswith("warmup") else num_draws
             kept = {n: (dims, a[:, :last] if "draw" in dims else a) for n, (dims, a) in variables.items()}
-            types = {n: dtype for (name, n), dtype in self._integral.items() if name == group}
-            kept |= {n: (kept[n][0], _integers(kept[n][1], dtype)) for n, dtype in types.items()}
+            for n, dtype in self._integral[group].items():
+                kept[n] = kept[n][0], _integers(kept[n][1], dtype)
             if group in _DATA_GROUPS:  # ArviZ draws counts by their type
                 kept |= {n: (dims, _integers(a)) for n, (dims, a) in kept.items() if n in self._discrete}
             labels = {dim: self._labels(dim, size) for dim, size in _sizes(kept.values()).items()}
@@ -239,7 +239,7 @@ class Arrays:
             lead, shape = (_SAMPLE_DIMS, draws) if place else ((), ())
             dtype, empty = value.dtype, np.nan if place else 0  # NaN where a run has no such site
             if place and dtype.kind in "biu":
-                self._integral[group, name], dtype = dtype, np.dtype(np.float64)
+                self._integral[group][name], dtype = dtype, np.dtype(np.float64)
             group_of[name] = ((*lead, *dims), np.full((*shape, *lengths), empty, dtype))
         part = [slice(None) if n == length else _array(rows) for n, length in zip(value.shape, lengths, strict=True)]
         group_of[name][1][(*place, ...)][tuple(part)] = value

@@ -133,12 +133,11 @@ def check_twins(method: Any, stacklevel: int) -> None:
         others = "Vecchia and VNNGP suffer"
     if not wrong:
         return
+    less = f" {others} less than LOO." if type(method).__name__ == "LOO" else ""
     warnings.warn(
         "fit: expected rows to be predicted by other rows than near copies of them, got copies of "
         f"{found.share:.0%} of rows. Without these log densities fall by {found.fall:.2g} nats, and {error}: "
-        "predictions at other places are that wrong. Drop copies of rows, or average rows that belong together."
-        + f" {others} less than LOO."
-        * (type(method).__name__ == "LOO"),
+        f"predictions at other places are that wrong. Drop copies of rows, or average rows that belong together.{less}",
         ConvergenceWarning,
         stacklevel=stacklevel + 1,
     )
