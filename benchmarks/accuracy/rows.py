@@ -34,7 +34,7 @@ def append(path, fields, row):
         writer = csv.DictWriter(file, fields, lineterminator="\n")
         if fresh:
             writer.writeheader()
-        writer.writerow({name: _cell(value) for name, value in row.items()})
+        writer.writerow({name: cell(value) for name, value in row.items()})
     record(path.with_suffix(".json"))
 
 
@@ -73,7 +73,8 @@ def commit():
     return found.stdout.strip()
 
 
-def _cell(value):
+def cell(value):
+    """How `append` writes a value."""
     if not isinstance(value, float | torch.Tensor):
         return value
     return f"{float(value):.6g}" if math.isfinite(value) else ""

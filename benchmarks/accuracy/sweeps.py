@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import append, commit, read  # beside this file
+from rows import append, cell, commit, read  # beside this file
 
 from pyro_nngp.inference import fit
 
@@ -58,7 +58,7 @@ def main(name: str, doc: str, sweeps: dict[str, Sweep]) -> None:
     done = {(row["part"], row["data"], row["method"], row["setting"]) for row in read(args.csv)}
     for part in args.parts:
         for key, measure in sweeps[part].measurements():
-            if (part, key["data"], key["method"], str(key["setting"])) in done:
+            if (part, key["data"], key["method"], str(cell(key["setting"]))) in done:
                 continue
             row = {"part": part} | key | measure()
             row |= {"threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
@@ -113,9 +113,9 @@ def table(command: str, sweeps: dict[str, Sweep], rows: list[dict], note: str) -
         for row in here:
             key = row["data"], row["method"], "" if sweep.averaged else row["setting"]
             groups.setdefault(key, []).append(row)
-        cells = {key: [_cell(name, [row[name] for row in of]) for name in sweep.columns] for key, of in groups.items()}
+        cells = {key: [_shown(name, [row[name] for row in of]) for name in sweep.columns] for key, of in groups.items()}
         if len(sweep.columns) == 1 and not sweep.averaged:
-            lines += _across(sweep.axis, {key: cell for key, (cell,) in cells.items()})
+            lines += _across(sweep.axis, {key: found for key, (found,) in cells.items()})
         else:
             titles = (sweep.value if name == "value" else name for name in sweep.columns)
             lines += _head(["data", "method", sweep.axis, *titles])
@@ -146,7 +146,7 @@ def _across(axis: str, cells: dict[tuple[str, str, str], str]) -> list[str]:
     return lines
 
 
-def _cell(column: str, texts: list[str]) -> str:
+def _shown(column: str, texts: list[str]) -> str:
     """The mean, with its standard error if there are several values."""
     values = [float(text) for text in texts if text != ""]
     if not values:
