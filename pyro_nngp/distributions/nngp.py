@@ -35,6 +35,7 @@ from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind, check_covariance
+from pyro_nngp.kernels.metric import warn_of_units
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
@@ -56,7 +57,8 @@ class NNGP(TorchDistribution):
         jitter: relative nugget; None takes 1e-6.
 
     A kernel whose hyperparameters have batch dimensions, in a vectorized plate for instance, gives a distribution of
-    that ``batch_shape``. Where a program goes on in a plate of the points, :func:`in_plate` puts the values there.
+    that ``batch_shape``. A lengthscale that was left out is 1; where columns have spreads below .05 or above 20, a
+    warning says so. Where a program goes on in a plate of the points, :func:`in_plate` puts the values there.
 
     Raises:
         TypeError: if `graph` is not a NeighborGraph, or `kernel` no covariance function.
@@ -97,6 +99,7 @@ class NNGP(TorchDistribution):
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
         if jitter is not None:
             check_number("NNGP", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
+        warn_of_units("NNGP", kernel, graph.x)
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)

@@ -16,6 +16,8 @@ inference", Statistics and Computing.
 """
 
 import math
+import warnings
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,12 +25,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_nngp.hyperparameters import freeze
-from pyro_nngp.kernels.base import Product, Sum, Wrapper, bind_double
+from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
+from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper, bind_double
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
 
 _MOST = 4  # sets of features
+_SEEN: "weakref.WeakSet[Kernel]" = weakref.WeakSet()  # kernels whose units were looked at
 
 
 class KernelMetric(nn.Module):
@@ -132,6 +135,30 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     scale, plain = (high - low) / 1.349, x.std(0, correction=0)
     scale = torch.where(scale > plain / 10, scale, plain)
     return torch.where(scale > 0, scale, 1.0)
+
+
+def warn_of_units(where: str, kernel: Any, x: Float[Tensor, "N D"]) -> None:
+    """Warn, once for each kernel, of lengthscales that were left unset and are far from the units of their columns.
+
+    Methods start such lengthscales from the data; in a program of one's own they keep the placeholder 1.
+    """
+    if not isinstance(kernel, Kernel) or kernel in _SEEN:
+        return
+    _SEEN.add(kernel)
+    unset = [part for part, name in unset_hyperparameters(kernel) if name == "lengthscale"]
+    if not unset or any(part.moves_inputs for part in kernel.modules() if isinstance(part, Kernel)):
+        return
+    spread = column_scale(x)
+    columns = [d for part in unset if isinstance(part, Stationary) for d in part.active_dims or range(part.input_dim)]
+    far = [d for d in columns if not 0.05 < spread[d] < 20]
+    if far:
+        shown = ", ".join(f"{float(spread[d]):.3g}" for d in far)
+        warnings.warn(
+            f"{where}: a lengthscale of the kernel was left out and is 1, while columns of x have spreads of {shown}. "
+            "Give the kernel a start, lengthscale=..., or a prior, in the units of x.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _products(kernel: Any, x: Tensor) -> list[list[tuple[Stationary | Gneiting, Tensor]]]:

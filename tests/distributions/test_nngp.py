@@ -11,7 +11,7 @@ from pyro.infer.autoguide import AutoNormal
 from pyro.optim import Adam
 
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import RBF, Matern32, Matern52
+from pyro_nngp.kernels import RBF, Matern32, Matern52, Sum, Warped
 from pyro_nngp.neighbors.graph import NeighborGraph
 
 F64 = torch.float64
@@ -154,6 +154,16 @@ def test_prediction_and_joint_draws_agree_with_the_dense_conditional():
 def test_prior_rejects_what_is_not_a_graph():
     with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got Tensor"):
         NNGP(kernel(), points())
+
+
+def test_a_lengthscale_left_at_one_in_other_units_is_warned_of_once():
+    graph, warped = NeighborGraph(1e4 * points(), num_neighbors=3), Warped(Matern32(2), torch.nn.Tanh(), 2)
+    kernel = Sum(Matern32(2, lengthscale=3e3), Matern52(1, active_dims=[1]))
+    with pytest.warns(UserWarning, match=r"lengthscale of the kernel was left out and is 1, .* spreads of \S+\. "):
+        NNGP(kernel, graph)
+    for silent in (kernel, Matern32(2, lengthscale=3e3), warped, lambda x, z: Matern32(2)(x, z)):
+        NNGP(silent, graph)
+    NNGP(Matern32(2), NeighborGraph(points(), num_neighbors=3))
 
 
 def test_new_points_are_checked():
