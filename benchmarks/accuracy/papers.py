@@ -4,11 +4,11 @@ Each run of a method on a data set and split is one row of a CSV file; a row tha
 command can be stopped and repeated, and methods, data sets and splits added. The table is made of all rows in the file.
 
 A run is a plain call, `fit(Method(x, y, Matern52(D), likelihood))` with K = 32 neighbors (NPVI 20) or as many inducing
-points as its paper has, which ends by itself; column `converged` says where --seconds of wall-clock time ended it
-first. Nothing is tuned, so that nothing is chosen by test rows or validation rows. BSGP has a number of steps, and the
-exact process the hyperparameters of Vecchia. Published splits where the data have them, else 80/20 at random; seed s
-takes split s. Inputs and real targets are standardized on the training rows, and scores are in these units. Seconds in
-the table are those of the processor, for building and training.
+points as its paper has, "own K" with none given, which ends by itself; column `converged` says where --seconds of wall-
+clock time ended it first. Nothing is tuned, so that nothing is chosen by test rows or validation rows. BSGP has a
+number of steps, and the exact process the hyperparameters of Vecchia. Published splits where the data have them, else
+80/20 at random; seed s takes split s. Inputs and real targets are standardized on the training rows, and scores are in
+these units. Seconds in the table are those of the processor, for building and training.
 
 Data: bike's target is the logarithm of the sum of its last two columns, which "bike, 15 columns" leaves out; targets
 of protein are logarithms, those of "protein, RMSD" the papers'. Precipitation has Student-t noise, as in [1], on the

@@ -1,5 +1,7 @@
 """What `papers.py` trains: the methods of the papers by name, as plain calls with K = 32 or the size of their paper.
 
+Those with their "own K" choose it, and that of predictions, from the training data.
+
 A method is called as ``(x, y, kind, seed, seconds)`` and returns its predictions, a function of new inputs, and facts
 about the run.
 """
@@ -128,6 +130,9 @@ class NotApplicable(Exception):
 
 METHODS = {
     "Vecchia": Fitted(Vecchia, REAL, num_neighbors=K),
+    "Vecchia, own K": Fitted(Vecchia, REAL),
+    "LOO-k, own K": Fitted(LOO, REAL),
+    "VNNGP, own K": Fitted(VNNGP, REAL),
     "Vecchia, principal": Fitted(Vecchia, REAL, num_neighbors=K, ordering="principal"),
     "LOO-k": Fitted(LOO, ALL, num_neighbors=K),
     "VNNGP": Fitted(VNNGP, ONE_LATENT, num_neighbors=K),
