@@ -107,6 +107,22 @@ def published():
     return found
 
 
+def differences(rows):
+    """A table of the mean NLL over splits less that of the papers: negative where methods are ahead here."""
+    papers, found = published(), {}
+    for (name, method), sources in papers.items():
+        group = [row for row in rows if (row["data"], row["method"]) == (name, method) and row["status"] == "ok"]
+        if group and any("nll" in scores for scores in sources.values()):
+            mean = sum(float(row["nll"]) for row in group) / len(group)
+            cells = (f"{mean - float(scores['nll']):+.3f} [{source}]" for source, scores in sources.items())
+            found[name, method] = "; ".join(cells)
+    methods = [method for method in METHODS if any(method == key[1] for key in found)]
+    lines = [f"| data | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
+    for name in [name for name in TASKS if any(name == key[0] for key in found)]:
+        lines.append(f"| {name} | {' | '.join(found.get((name, method), '') for method in methods)} |")
+    return "\n".join([*lines, ""])
+
+
 def table(rows):
     """Means over splits, one table per data set, best NLL on the first split first."""
     lines, papers = [], published()
@@ -179,7 +195,8 @@ def main():
     heading = f"`python benchmarks/accuracy/papers.py`, commit {commits}, torch {rows[0]['torch']}, "
     heading += f"{rows[0]['threads']} thread(s), other jobs on the machine.\n\n"
     note = Path(__file__).with_name("papers_note.md").read_text(encoding="utf-8")
-    args.out.write_text(heading + note + "\n" + table(rows), encoding="utf-8")
+    summary = "Mean NLL over splits less the papers': negative is ahead.\n\n" + differences(rows)
+    args.out.write_text("\n".join([heading + note, summary, table(rows)]), encoding="utf-8")
 
 
 if __name__ == "__main__":
