@@ -135,7 +135,7 @@ def pit(
 
     A continuous distribution with a cumulative distribution function gives :math:`F(y)`. Any other gives the rank of y
     among draws :math:`x_s`, :math:`(\#\{x_s < y\} + v\,(1 + \#\{x_s = y\})) / (S + 1)` with v uniform: this
-    covers counts and other discrete data.
+    covers counts and other discrete data, and values that were censored.
 
     Args:
         predictive: a distribution over y, or independent draws from it along the first dimension.
@@ -155,7 +155,7 @@ def pit(
         if y.shape != shape or y.dtype == torch.bool:
             actual = f"{y.dtype} of shape {tuple(y.shape)}"
             fail("pit", "y", f"to be numbers of the shape of one draw {tuple(shape)}", actual, "Reshape one of them.")
-        if not getattr(predictive.support, "is_discrete", False):
+        if not (getattr(predictive.support, "is_discrete", False) or getattr(predictive, "has_atoms", False)):
             try:
                 return predictive.cdf(y)
             except NotImplementedError:

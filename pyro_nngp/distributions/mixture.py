@@ -50,6 +50,11 @@ class Mixture(TorchDistribution):
         log_probs = torch.stack([c.log_prob(value) for c in self.components])
         return log_probs.logsumexp(0) - math.log(len(self.components))
 
+    @property
+    def has_atoms(self) -> bool:
+        """Whether single values have a positive probability, as those at the limit of censored data."""
+        return any(getattr(component, "has_atoms", False) for component in self.components)
+
     def cdf(self, value: Tensor) -> Tensor:
         """Cumulative distribution function, the mean of those of the components.
 

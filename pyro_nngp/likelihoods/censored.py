@@ -223,6 +223,7 @@ class _Clamped(Expandable):
 
     arg_constraints: dict[str, constraints.Constraint] = {}
     batched = ()
+    has_atoms = True  # at the limits
 
     def __init__(
         self, values: Any, lower: float | Tensor, upper: float | Tensor, validate_args: bool | None = None

@@ -21,7 +21,7 @@ from pyro_nngp.inference import (
     symmetry,
     uniformity,
 )
-from pyro_nngp.likelihoods import Poisson
+from pyro_nngp.likelihoods import Censored, Gaussian, Poisson
 
 F64 = torch.float64
 
@@ -197,6 +197,14 @@ def test_pit_of_discrete_data_does_not_take_the_cumulative_function():
 
     coin = Coin(torch.full((1000,), 0.3))
     assert uniformity(pit(coin, coin.sample())) > LEVEL
+
+
+@pytest.mark.parametrize("limit", [{"lower": 0.0}, {"upper": 0.5}])
+def test_pit_of_censored_data_is_uniform_at_the_limit_too(limit):
+    loc = torch.randn(2000, dtype=F64)
+    one = Censored(Gaussian(0.25).double(), **limit).marginal(loc, torch.full_like(loc, 0.1))
+    for predictive in (one, Mixture([one, one])):
+        assert uniformity(pit(predictive, one.sample())) > LEVEL
 
 
 def test_pit_errors():
