@@ -46,7 +46,9 @@ from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data,
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.plausibility import (
     constant_outputs,
+    warn_of_codes,
     warn_of_constants,
+    warn_of_copies,
     warn_of_offset,
     warn_of_prior_variance,
     warn_of_spreads,
@@ -197,6 +199,9 @@ class GPMethod(GrowingData):
             warn_of_constants(where, y, constant)
         if self.shares_scale and y.dim() == 2 and likelihood.num_latents is None:
             warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
+        if likelihood.is_gaussian:
+            warn_of_copies(where, self.x, y)
+            warn_of_codes(where, y)
 
     @pyro_entry
     @torch.no_grad()

@@ -133,3 +133,29 @@ def test_a_prior_of_the_variance_for_other_units_is_reported(method):
         build(100 * Y, 0.05)
     build(100 * Y, 5000.0)
     build(Y / Y.std(), 0.05)  # the choice for standardized data
+
+
+@pytest.mark.parametrize("name", ["Vecchia", "VNNGP", "SVGP"])
+def test_copies_of_rows_are_reported(name):
+    method, settings = METHODS[name]
+    rows = torch.cat([torch.arange(N), torch.arange(N // 5)])
+    with pytest.warns(UserWarning, match=rf"{name}: 17% of the rows are exact copies of others, in x and y\."):
+        method(X[rows], Y[rows], KERNEL, Gaussian(0.1), **settings)
+
+
+def test_repeated_places_and_labels_are_no_copies():
+    rows = torch.cat([torch.arange(N), torch.arange(N // 5)])
+    changed = Y[rows] + torch.arange(len(rows)) * 1e-9
+    Vecchia(X[rows], changed, KERNEL, num_neighbors=4)
+    VNNGP(X[rows], (Y[rows] > 0).to(F64), KERNEL, Bernoulli(), num_neighbors=4)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
+def test_codes_of_missing_values_are_reported(scale):
+    y = Y.clone()
+    y[4] = -9999.0
+    with pytest.warns(UserWarning, match=r"Vecchia: 1 of 30 values of y are -\S+, \S+ standard deviations away"):
+        build(Vecchia, scale * y)
+    build(VNNGP, scale * y, StudentT())
+    build(Vecchia, scale * (3 * Y).exp())  # skewed
+    build(Vecchia, scale * torch.where(Y.median() < Y, Y, Y + 1e3))  # two groups
