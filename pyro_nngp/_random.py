@@ -31,9 +31,7 @@ class RandomStream:
         _GENERATORS.acquire()
         self._outside.append(self._states())
         if self._here is None:
-            torch.default_generator.manual_seed(self._seed)  # torch.manual_seed would seed all other devices, too
-            for device in self._devices:
-                torch.cuda.default_generators[device].manual_seed(self._seed)
+            self.restart()
         else:
             self._set(self._here)
 
@@ -41,6 +39,12 @@ class RandomStream:
         self._here = self._states()
         self._set(self._outside.pop())
         _GENERATORS.release()
+
+    def restart(self) -> None:
+        """Begin the stream again, inside the ``with`` block."""
+        torch.default_generator.manual_seed(self._seed)  # torch.manual_seed would seed all other devices, too
+        for device in self._devices:
+            torch.cuda.default_generators[device].manual_seed(self._seed)
 
     @contextmanager
     def paused(self) -> Iterator[None]:

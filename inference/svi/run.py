@@ -154,7 +154,7 @@ class Run:
         """One step of L-BFGS on the present subsample, with the same random numbers each time."""
 
         def closure() -> float:
-            torch.manual_seed(self.seed)
+            self.random.restart()
             try:
                 loss = self._evaluate(self.batches.next(self.device))
             except DivergenceError:

@@ -35,6 +35,16 @@ def assert_same(one, two):
         assert torch.equal(value, two[name]), name
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
+def test_generators_of_other_devices_are_left_alone(monkeypatch, optimizer):
+    def seed_all(seed):
+        pytest.fail("torch.manual_seed seeds those of all devices")
+
+    gp = vecchia(60)
+    monkeypatch.setattr(torch, "manual_seed", seed_all)
+    fit(gp, 2, optimizer=optimizer, progress=False)
+
+
 @pytest.mark.filterwarnings("error")
 def test_without_a_number_of_steps_hyperparameters_reach_the_optimum_of_all_data():
     gp = vecchia()
