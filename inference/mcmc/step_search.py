@@ -118,7 +118,7 @@ def search(
     out in a tail, the curvature says nothing about the distance of the mode.
     """
     longest = _STRIDE / state["stiffness"]
-    quiet = torch.minimum(longest, 2 * MAX_NOISE / noise_ratio(state, temperature))
+    quiet = torch.minimum(longest, 2 * MAX_NOISE / noise_ratio(state, temperature or 1.0))
     step = torch.maximum(1 / (1 / longest + max(update - end // 4, 0)), quiet) * state["inverse_mass"]
     step = _not_past_minimum(potential, state["position"], gradient, step)
     variance = 2 * step * temperature - step**2 * state["gradient_variance"]

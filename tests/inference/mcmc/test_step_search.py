@@ -41,6 +41,13 @@ def test_scales_over_six_decades_in_one_model(sampler):
     assert ((z.std(0) - 1).abs() < 0.25).all()
 
 
+@pytest.mark.parametrize("sampler", [SGHMC, SGLD, SGNHT])
+def test_a_burn_in_without_noise_finds_the_mode(sampler):
+    mcmc = SGMCMC(sampler(scaled, temperature=lambda update: float(update >= 60)), 1, 60, 2, disable_progbar=True)
+    mcmc.run()
+    assert (((mcmc.get_samples()["z"] - CENTERS) / SCALES).abs() < 6).all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_minibatches_at_any_scale(scale):
