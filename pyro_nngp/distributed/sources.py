@@ -51,9 +51,10 @@ class ParquetColumns:
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(self.shape[0])
         first, last = np.searchsorted(self._ends, [start, max(start, stop - 1)], side="right")
-        table = self._file.read_row_groups(list(range(first, last + 1)), columns=self._names)
+        groups = list(range(first, last + 1)) if start < stop else []
+        table = self._file.read_row_groups(groups, columns=self._names)
         begin = start - (int(self._ends[first - 1]) if first else 0)
-        parts = [table[name].slice(begin, stop - start).to_numpy() for name in self._names]
+        parts = [table[name].slice(begin, max(stop - start, 0)).to_numpy() for name in self._names]
         return parts[0] if len(self.shape) == 1 else np.stack(parts, 1)
 
 
