@@ -92,7 +92,7 @@ def doubled(scale):
     return [torch.cat([v, v + scale * torch.randn(v.shape, generator=generator, dtype=F64)]) for v in (X, Y)]
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-3], ids=["copies", "near copies"])
+@pytest.mark.parametrize("scale", [1e-9, 1e-3])
 def test_rows_that_come_twice_are_reported(scale):
     with pytest.warns(ConvergenceWarning, match=r"near copies .* times the predictive variance.* Drop copies of rows"):
         fit(LOO(*doubled(scale), num_neighbors=10), progress=False)
