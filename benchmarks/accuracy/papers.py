@@ -108,19 +108,22 @@ def published():
 
 
 def differences(rows):
-    """A table of the mean NLL over splits less that of the papers: negative where methods are ahead here."""
+    """Tables of the mean NLL over splits less that of the papers, of real targets and of labels."""
     papers, found = published(), {}
-    for (name, method), sources in papers.items():
-        group = [row for row in rows if (row["data"], row["method"]) == (name, method) and row["status"] == "ok"]
-        if group and any("nll" in scores for scores in sources.values()):
-            mean = sum(float(row["nll"]) for row in group) / len(group)
-            cells = (f"{mean - float(scores['nll']):+.3f} [{source}]" for source, scores in sources.items())
-            found[name, method] = "; ".join(cells)
-    methods = [method for method in METHODS if any(method == key[1] for key in found)]
-    lines = [f"| data | {' | '.join(methods)} |", "|---" * (len(methods) + 1) + "|"]
-    for name in [name for name in TASKS if any(name == key[0] for key in found)]:
-        lines.append(f"| {name} | {' | '.join(found.get((name, method), '') for method in methods)} |")
-    return "\n".join([*lines, ""])
+    for name, method in dict.fromkeys((row["data"], row["method"]) for row in rows if row["status"] == "ok"):
+        losses = [float(row["nll"]) for row in rows if (row["data"], row["method"]) == (name, method) and row["nll"]]
+        sources = papers.get((name, method.partition(",")[0]), {}).items()
+        mean = sum(losses) / len(losses)
+        found[name, method] = "; ".join(f"{mean - float(score['nll']):+.3f} [{source}]" for source, score in sources)
+    lines = []
+    for is_real in (True, False):
+        here = {key: cell for key, cell in found.items() if cell and (TASKS[key[0]].kind == "real") == is_real}
+        names = [name for name in TASKS if any(name == key[0] for key in here)]
+        lines += [f"| method | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        for method in [method for method in METHODS if any(method == key[1] for key in here)]:
+            lines.append(f"| {method} | {' | '.join(here.get((name, method), '') for name in names)} |")
+        lines.append("")
+    return "\n".join(lines)
 
 
 def table(rows):
