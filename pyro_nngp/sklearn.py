@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
@@ -60,7 +60,7 @@ class _NearestNeighborGP(BaseEstimator):
         self.device = device
         self.random_state = random_state
 
-    def _build(self, x: Tensor, y: Tensor, start: Any = None) -> None:
+    def _build(self, x: Tensor, y: Tensor, start: Any = None, weights: Tensor | None = None) -> None:
         """Build the method on the data and train it until convergence."""
         where = type(self).__name__
         check_choice(where, "method", self.method, _METHODS)
@@ -73,6 +73,8 @@ class _NearestNeighborGP(BaseEstimator):
         kernel, likelihood = copy.deepcopy(parts)
         method, seed = getattr(models, _METHODS[self.method]), self._seed()
         inputs, offset = self._split(x)
+        if weights is not None:
+            options["weights"] = weights
         self.gp_ = method(inputs, y, kernel, likelihood, start=start, seed=seed, offset=offset, **options)
         self._train(seed)
 
@@ -83,11 +85,13 @@ class _NearestNeighborGP(BaseEstimator):
     def _extend(self, x: NDArray, y: NDArray) -> None:
         """Append rows and train further, starting from the present hyperparameters."""
         before, new = self.gp_, self._tensors(x, y)
+        weights = None if before.weights is None else torch.ones_like(new[0][:, 0])
         if self.method == "svgp":  # more data may have more inducing points
-            self._build(torch.cat([self._joined(before), new[0]]), torch.cat([before.y, new[1]]), before)
+            weights = None if weights is None else torch.cat([before.weights, weights])
+            self._build(torch.cat([self._joined(before), new[0]]), torch.cat([before.y, new[1]]), before, weights)
             return
         inputs, offset = self._split(new[0])
-        before.extend(inputs, new[1], **({} if offset is None else {"offset": offset}))
+        before.extend(inputs, new[1], offset=offset, weights=weights)
         self._train(self._seed())
 
     def _train(self, seed: int) -> None:
@@ -120,11 +124,25 @@ class _NearestNeighborGP(BaseEstimator):
     def _seed(self) -> int:
         return int(check_random_state(self.random_state).randint(2**31))
 
-    def _tensors(self, x: NDArray, y: NDArray) -> tuple[Tensor, Tensor]:
+    def _tensors(self, *arrays: NDArray) -> list[Tensor]:
         if self.device is not None:
             check_device(type(self).__name__, self.device)
-        inputs, targets = (torch.tensor(part, dtype=torch.float64, device=self.device) for part in (x, y))
-        return inputs, targets
+        return [torch.tensor(part, dtype=torch.float64, device=self.device) for part in arrays]
+
+    def _weighted(self, x: NDArray, y: NDArray, sample_weight: ArrayLike | None) -> tuple[NDArray, ...]:
+        """The rows of positive weight, and their weights if there are any."""
+        if sample_weight is None:
+            return x, y
+        where = f"{type(self).__name__}.fit"
+        weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        if weights.shape != (len(x),):
+            fail(where, "sample_weight", f"of shape ({len(x)},)", weights.shape, "Give one weight per row of X.")
+        if (weights < 0).any():
+            fail(where, "sample_weight", ">= 0", weights.min(), "A weight of 2 counts a row twice, 0 leaves it out.")
+        keep = weights > 0
+        if keep.sum() < 2:
+            fail(where, "sample_weight", "not zero for two rows or more", f"{keep.sum()} of them", "Weigh more rows.")
+        return x[keep], y[keep], weights[keep]
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
@@ -176,14 +194,24 @@ class _Regressor(RegressorMixin, _NearestNeighborGP):
         variance = self.gp_.at_medians()[1].variance.detach().cpu().numpy()
         return variance.flatten() if variance.size > 1 else variance.item()
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
-        """Train on X (N, D) and y (N,) or (N, T)."""
-        x, targets = self._data(X, y, reset=True)
-        self._build(*self._tensors(x, targets))
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> "_Regressor":
+        """Train on data, which may be weighted.
+
+        Args:
+            X: inputs (N, D).
+            y: targets (N,) or (N, T).
+            sample_weight: weights >= 0 that multiply the log density of each row, (N,): 2 counts a row twice, 0 leaves
+                it out. They are not normalized. None is 1.
+
+        Raises:
+            ValueError, TypeError: for malformed data, or weights that the method and likelihood do not take.
+        """
+        x, targets, *weights = self._tensors(*self._weighted(*self._data(X, y, reset=True), sample_weight))
+        self._build(x, targets, None, *weights)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike) -> "_Regressor":
-        """Append rows and train further, starting from the present hyperparameters."""
+        """Append rows, of weight 1, and train further, starting from the present hyperparameters."""
         if not hasattr(self, "gp_"):
             return self.fit(X, y)
         self._extend(*self._data(X, y, reset=False))
@@ -331,21 +359,34 @@ class NNGPClassifier(ClassifierMixin, _NearestNeighborGP):
 
     classes_: NDArray
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> "NNGPClassifier":
-        """Train on X (N, D) and labels y (N,) of any kind."""
-        return self._fit(X, y, None)
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> "NNGPClassifier":
+        """Train on data, which may be weighted.
 
-    def _fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None) -> "NNGPClassifier":
+        Args:
+            X: inputs (N, D).
+            y: labels (N,) of any kind.
+            sample_weight: as in :meth:`NNGPRegressor.fit`; the classes are those of the rows of positive weight.
+
+        Raises:
+            ValueError, TypeError: for malformed data, or weights that the method and likelihood do not take.
+        """
+        return self._fit(X, y, None, sample_weight)
+
+    def _fit(
+        self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None = None
+    ) -> "NNGPClassifier":
         x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
+        x, labels, *given = self._weighted(x, labels, sample_weight)
         self.classes_ = np.unique(labels if classes is None else classes)
         if len(self.classes_) < 2:
             fail(type(self).__name__, "y", "of two classes or more", "one class", "Give rows of another class too.")
-        self._build(*self._tensors(x, self._numbers(labels)))
+        inputs, numbers, *weights = self._tensors(x, self._numbers(labels), *given)
+        self._build(inputs, numbers, None, *weights)
         return self
 
     def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> "NNGPClassifier":
-        """Append rows of known classes and train further, starting from the present hyperparameters.
+        """Append rows of known classes, of weight 1, and train further from the present hyperparameters.
 
         Args:
             X: inputs (N, D).

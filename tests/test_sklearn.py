@@ -9,6 +9,7 @@ import pytest
 import torch
 from pyro.nn import PyroSample
 from sklearn.base import clone
+from sklearn.ensemble import BaggingRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
@@ -21,6 +22,7 @@ from pyro_nngp.sklearn import NNGPClassifier, NNGPCountRegressor, NNGPRegressor
 
 QUICK = {"num_steps": 3}
 NO_COUNTS = "its targets are no counts"
+COPIES = "copies of a row take the places of other neighbors, a weight does not"
 
 
 def field(n, seed=0):
@@ -176,10 +178,69 @@ def test_errors_name_the_cure():
         model.predict_interval(X, 95)
 
 
+def weighted(**settings):
+    """Twelve rows, of which one counts three times and four are left out."""
+    X, f, noise = field(12)
+    weights = np.array([3.0, *[1.0] * 7, *[0.0] * 4])
+    settings = {"fit_options": {"num_steps": 1}, "num_neighbors": 7, **settings}
+    return X, f + 0.1 * noise, weights, settings
+
+
+def test_weights_go_to_the_method_and_rows_of_weight_0_are_left_out():
+    X, y, weights, settings = weighted()
+    model = NNGPRegressor(**settings).fit(X, y, sample_weight=weights)
+    np.testing.assert_array_equal(model.gp_.x.numpy(), X[:8])
+    np.testing.assert_array_equal(model.gp_.weights.numpy(), weights[:8])
+    plain = NNGPRegressor(**settings).fit(X[:8], y[:8])
+    assert plain.gp_.weights is None
+    near, far = (abs(each.predict(X[:1]) - y[0]).item() for each in (model, plain))
+    assert near < far
+    model.partial_fit(X[8:], y[8:])
+    np.testing.assert_array_equal(model.gp_.weights.numpy(), [*weights[:8], 1, 1, 1, 1])
+    labels = np.where(y > y.mean(), "a", "b")
+    classifier = NNGPClassifier(**settings).fit(X, labels, sample_weight=pd.Series(weights))
+    np.testing.assert_array_equal(classifier.gp_.weights.numpy(), weights[:8])
+    sparse = NNGPRegressor(method="svgp", fit_options={"num_steps": 1}).fit(X, y, sample_weight=weights)
+    np.testing.assert_array_equal(sparse.partial_fit(X[8:], y[8:]).gp_.weights.numpy()[[0, 8]], [3, 1])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: -w, r"NNGPRegressor.fit: expected sample_weight >= 0, got -3.0. A weight of 2 counts a row twice"),
+        (lambda w: w[:3], r"expected sample_weight of shape \(12,\), got \(3,\)"),
+        (lambda w: np.where(w == 3, np.nan, w), "Input sample_weight contains NaN"),
+        (lambda w: np.where(w == 3, np.inf, w), "Input sample_weight contains infinity"),
+        (lambda w: np.where(w == 3, w, 0), "expected sample_weight not zero for two rows or more, got 1 of them"),
+    ],
+)
+def test_wrong_weights_are_refused(change, message):
+    X, y, weights, settings = weighted()
+    with pytest.raises(ValueError, match=message):
+        NNGPRegressor(**settings).fit(X, y, sample_weight=change(weights))
+
+
+def test_a_method_that_takes_no_weights_says_so():
+    X, y, weights, settings = weighted(method="loo")
+    with pytest.raises(ValueError, match="expected weights None unless noise is Gaussian, got Bernoulli. Use VNNGP"):
+        NNGPClassifier(**settings).fit(X, y > y.mean(), sample_weight=weights)
+
+
+def test_bagging_passes_weights_in_place_of_copies():
+    X, y, _, settings = weighted(num_neighbors=3)
+    bag = BaggingRegressor(NNGPRegressor(**settings), n_estimators=2, random_state=0).fit(X, y)
+    for model, rows in zip(bag.estimators_, bag.estimators_samples_, strict=True):
+        drawn, counts = np.unique(rows, return_counts=True)
+        np.testing.assert_array_equal(model.gp_.x.numpy(), X.iloc[drawn])
+        np.testing.assert_array_equal(model.gp_.weights.numpy(), counts)
+    assert np.isfinite(bag.predict(X)).all()
+
+
 def expected_failures(estimator):
-    """Checks whose targets are real numbers."""
+    """One check takes a weight for copies to the last digit; others have targets that are real numbers."""
+    copies = {"check_sample_weight_equivalence_on_dense_data": COPIES}
     if not isinstance(estimator, NNGPCountRegressor):
-        return {}
+        return copies
     names = (
         "check_fit_check_is_fitted",
         "check_fit_idempotent",
@@ -190,7 +251,7 @@ def expected_failures(estimator):
         "check_regressors_no_decision_function",
         "check_regressors_train",
     )
-    return dict.fromkeys(names, NO_COUNTS)
+    return dict.fromkeys(names, NO_COUNTS) | copies
 
 
 @pytest.mark.slow
