@@ -11,6 +11,7 @@ from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_sa
 from pyro_nngp.data.tables import BY_ROW
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.base import check_likelihood
+from pyro_nngp.means import BasisMean
 from pyro_nngp.models.base.sites import DataSites
 
 
@@ -48,6 +49,15 @@ def check_data(
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def check_kernel_place(where: str, kernel: Any) -> None:
+    """Raise ``TypeError`` if a likelihood or a mean function is in the place of the kernel."""
+    name = type(kernel).__name__
+    for kind, arg, words in ((Likelihood, "likelihood", "a likelihood"), (BasisMean, "mean", "a mean function")):
+        if isinstance(kernel, kind):
+            cure = f"Write {arg}={name}(...)."
+            fail(where, "kernel", "to be a covariance function", f"{name}, {words}", cure, TypeError)
 
 
 def check_unshared(where: str, arg: str, part: Any, x: Tensor) -> None:

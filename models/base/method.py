@@ -42,7 +42,14 @@ from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
-from pyro_nngp.models.base.arguments import as_stored, check_by_row, check_data, check_unshared, copied_parts
+from pyro_nngp.models.base.arguments import (
+    as_stored,
+    check_by_row,
+    check_data,
+    check_kernel_place,
+    check_unshared,
+    copied_parts,
+)
 from pyro_nngp.models.base.new_data import GrowingData
 from pyro_nngp.models.base.plausibility import (
     constant_outputs,
@@ -151,6 +158,7 @@ class GPMethod(GrowingData):
         if kernel is None and not self.has_own_kernels:
             kernel = Matern52(x.shape[1])
         if kernel is not None:
+            check_kernel_place(where, kernel)
             check_covariance(where, kernel, x)
         warn_of_units(where, x, self.columns, kernel)
         if mean is not None:

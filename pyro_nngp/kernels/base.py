@@ -386,12 +386,31 @@ def joint_batch_shape(*covs: Covariance) -> torch.Size | None:
 
 
 def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:
-    """Raise unless ``kernel`` is a covariance function, one of the columns of x if it is a :class:`Kernel`."""
+    """Raise unless ``kernel`` can be called; with x, unless it is of the columns of x, or takes two arguments."""
     if not callable(kernel) or isinstance(kernel, type):
         actual = kernel.__name__ if isinstance(kernel, type) else type(kernel).__name__
         fail(where, "kernel", "to be a Kernel or a callable", actual, "Pass an instance, such as RBF(2).", TypeError)
-    if isinstance(kernel, Kernel) and x is not None:
+    if x is None:
+        return
+    if isinstance(kernel, Kernel):
         kernel.check_columns(x)
+    elif not _takes_two(kernel.forward if isinstance(kernel, nn.Module) else kernel):
+        actual = f"{type(kernel).__name__}, which does not take two arguments"
+        cure = "Pass a kernel such as RBF(2), and name other parts, as in likelihood= and mean=."
+        fail(where, "kernel", "to be a covariance function of x and z", actual, cure, TypeError)
+
+
+def _takes_two(function: Callable) -> bool:
+    """Whether a function can be called with two arguments; True if that is not known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        return False
+    return True
 
 
 def check_kernels(where: str, kernels: Any) -> list[nn.Module]:

@@ -16,6 +16,7 @@ from torch import nn
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.means import LinearMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
 
@@ -254,6 +255,10 @@ def test_wrong_rows_are_refused(name, rows, message):
         ({"kernel": Matern52(3)}, ValueError, r"with input_dim = 3 columns, got \(\d+, 2\)\. Set input_dim"),
         ({"kernel": RBF(1, active_dims=[2])}, ValueError, r"expected inputs with columns \[2\], got \(\d+, 2\)"),
         ({"kernel": Matern52}, TypeError, r"expected kernel to be a Kernel or a callable, got Matern52\. Pass an ins"),
+        ({"kernel": Gaussian()}, TypeError, r"to be a cov.* got Gaussian, a likelihood\. Write likelihood=Gaussian\("),
+        ({"kernel": LinearMean(2)}, TypeError, r"got LinearMean, a mean function\. Write mean=LinearMean\("),
+        ({"kernel": nn.Linear(2, 1)}, TypeError, r"of x and z, got Linear, which does not take two arguments"),
+        ({"kernel": lambda x: x}, TypeError, r"of x and z, got function, which does not take two arguments"),
         ({"mean": nn.Linear(3, 1)}, RuntimeError, r"expected mean to take inputs of shape \(2, 2\), got RuntimeError"),
         ({"mean": nn.Linear(2, 3)}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(2, 3\)"),
         ({"mean": lambda x: x.sum()}, ValueError, r"expected mean\(x\) of shape \(2,\) or \(2, 1\), got \(\)"),
