@@ -5,6 +5,7 @@ See ``python -m pyro_nngp krige --help``.
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -225,7 +226,17 @@ def _read(path: Path) -> "DataFrame":
     if not path.is_file():
         raise _Wrong(f"{path}: no such file.")
     library = _extra("geopandas") if path.suffix in (".gpkg", ".geojson") else _extra("pandas")
-    return getattr(library, _READERS[path.suffix])(path)
+    return getattr(library, _READERS[path.suffix])(path, **(_dialect(path) if path.suffix == ".csv" else {}))
+
+
+def _dialect(path: Path) -> dict[str, str]:
+    """Separator and decimal point of a .csv file, by its first two lines: spreadsheets also write 1,5;2,5."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        header, first = file.readline(), file.readline()
+    found = [separator for separator in ";\t|" if separator in header]
+    if "," in header or not found:
+        return {}
+    return {"sep": found[0], "decimal": "," if re.search(r"\d,\d", first) else "."}
 
 
 def _inputs(table: "DataFrame", given: argparse.Namespace, path: Path) -> tuple[np.ndarray, list[str]]:
@@ -248,6 +259,8 @@ def _targets(table: "DataFrame", given: argparse.Namespace) -> tuple[np.ndarray,
     if given.likelihood != "classes" or given.y not in table.columns:
         return _numbers(table, given.y, given.table, "--y"), None
     labels = table[given.y]
+    if labels.dtype.kind == "f" and (labels.dropna() % 1 != 0).any():
+        raise _Wrong(f"{given.table}: the column {given.y!r} holds measurements, not classes; leave --likelihood out.")
     classes = tuple(sorted({str(label) for label in labels.dropna()}))
     if len(classes) < 2:
         raise _Wrong(f"{given.table}: the column {given.y!r} holds {len(classes)} classes; two or more are needed.")
@@ -294,8 +307,11 @@ def _template(given: argparse.Namespace, x: np.ndarray, names: Sequence[str], on
         if len(axes) != 2:
             raise _Wrong("--bounds: west, south, east and north are for two inputs.")
         low, high = np.array(given.bounds[:2]), np.array(given.bounds[2:])
+        if not (high > low).all():
+            raise _Wrong("--bounds: expected west < east and south < north.")
     if not (high > low).all():
-        raise _Wrong("--bounds: expected west < east and south < north.")
+        single = ", ".join(name for name, more in zip(names, high > low, strict=True) if not more)
+        raise _Wrong(f"--grid: {given.table} has one value of {single}; a map needs two different places, or --bounds.")
     extents = zip(low.tolist(), high.tolist(), steps, strict=True)
     if (count := math.prod((top - bottom) / step for bottom, top, step in extents)) > _MOST_CELLS:
         cure = "Take larger cells, or a part of the map by --bounds."

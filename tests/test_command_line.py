@@ -111,6 +111,17 @@ def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, mo
     assert "sd" in pd.read_csv("out.csv")
 
 
+@pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", ",")])
+def test_other_separators_are_read(stations, krige, monkeypatch, separator, decimal):
+    monkeypatch.setattr("pyro_nngp.__main__.fit", lambda gp, **settings: "untrained")
+    found = []
+    for sep, point in ((",", "."), (separator, decimal)):
+        stations[:20].to_csv("few.csv", index=False, sep=sep, decimal=point)
+        assert krige("few.csv --x lon lat --flat --y rain --at few.csv --out out.csv") == 0
+        found.append(pd.read_csv("out.csv"))
+    pd.testing.assert_frame_equal(*found)
+
+
 def test_one_input_and_rows_without_measurements(stations, krige, capsys):
     stations.loc[:9, "rain"] = np.nan
     stations.to_csv("holes.csv", index=False)
@@ -168,6 +179,8 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
         ("stations.csv --x lon lat --y rain --grid 1 --out map.doc", "expected path to end in .nc, .zarr"),
         ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --bounds 3 4 1 2", "expected west < east"),
         ("stations.csv --x day --y rain --grid 1 --out map.nc --bounds 1 2 3 4", "west, south, east and north are for"),
+        ("stations.csv --x lon lat --y rain --grid 1 --out map.nc --likelihood classes", "holds measurements, not"),
+        ("days.csv --x day same --y day --grid 1 --out map.nc", "days.csv has one value of same; a map needs two diff"),
         (
             "a.csv --x lon lat --y rain --at b.csv --out b.csv --plot b.png",
             "--plot: there is no picture of predictions",
@@ -181,7 +194,7 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
 )
 def test_what_is_wrong_is_said_in_one_line_before_training(stations, krige, capsys, monkeypatch, command, message):
     monkeypatch.setattr("pyro_nngp.__main__.fit", None)
-    stations[["day"]].to_csv("days.csv", index=False)
+    stations[["day"]].assign(same=1).to_csv("days.csv", index=False)
     assert krige(command) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("error: ")
