@@ -4,9 +4,9 @@ If the kernel is right, the two means differ by :math:`v_K - v_{8K}` in mean squ
 :math:`v_K` of f. A root mean square beyond 1.5 standard deviations means that the kernel does not fit the data, or
 that neighbor covariances are too ill-conditioned for their nugget or dtype; predictive intervals are then too narrow.
 
-A lengthscale that starts far below the distances between points stays there: no point is correlated with another, the
-predictions are the mean function, and the gradient of the lengthscale is zero. Correlations at the same 200 points show
-it.
+A lengthscale that starts far below the distances between points stays there: no point is correlated with another,
+predictions away from the points are the mean function, and the gradient of the lengthscale is zero. Correlations at the
+same 200 points show it. It is so too where y shows no structure at these distances.
 
 Cost: 200 predictions from 8 K neighbors, about 0.05 s for K = 32.
 """
@@ -98,11 +98,13 @@ def check_neighbors(method: Any, stacklevel: int) -> None:
     """Warn if the points of a trained method are not correlated, or the number of neighbors changes its predictions."""
     correlation = nearest_correlation(method) if hasattr(method, "hyper_guide") else None
     if correlation is not None and correlation < _LEAST_CORRELATION:
+        cure = "Leave the lengthscale unset: it then starts from the data."
+        if any(name.endswith("lengthscale") for name in getattr(method, "started_hyperparameters", ())):
+            cure = "y shows no structure at the distances between points: rows are too few, or hold only noise."
         warnings.warn(
             "fit: expected points to be correlated with the nearest ones, got a median correlation of "
-            f"{correlation:.2g}: the kernel is noise, predictions are the mean function, and the gradient of the "
-            "lengthscale is near zero. "
-            "Leave the lengthscale unset: it then starts from the data.",
+            f"{correlation:.2g}: the kernel is noise, predictions away from the data points are the mean function, and "
+            f"the gradient of the lengthscale is near zero. {cure}",
             ConvergenceWarning,
             stacklevel=stacklevel + 1,
         )

@@ -219,6 +219,11 @@ class GPMethod(GrowingData):
         warn_of_prior_variance(type(self).__name__, self.modules(), spread)
 
     @property
+    def started_hyperparameters(self) -> list[str]:
+        """Names of parameters that were left unset, and started from the data."""
+        return list(self._first_values)
+
+    @property
     def untrained_hyperparameters(self) -> list[str]:
         """Names of parameters that were left unset and still have the values that they started with."""
         found = []

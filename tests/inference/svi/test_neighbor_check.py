@@ -59,6 +59,15 @@ def test_points_that_no_lengthscale_connects_are_found_out(method, options):
         fit(stuck, 2, progress=False)
 
 
+def test_a_lengthscale_that_was_unset_is_no_cure():
+    x, y = data(60)
+    gp = Vecchia(x, y, Matern52(2, variance=1.0), Gaussian(0.1), num_neighbors=5)
+    with torch.no_grad():
+        gp.kernel.lengthscale = torch.full((2,), 1e-4)
+    with pytest.warns(ConvergenceWarning, match=r"away from the data points are the mean .* y shows no structure"):
+        fit(gp, 2, progress=False)
+
+
 def test_correlations_are_those_of_the_nearest_points():
     gp = at_lengthscale(Vecchia, 0.3, num_neighbors=5)
     distance = torch.cdist(gp.x, gp.x).fill_diagonal_(torch.inf).min(-1).values
