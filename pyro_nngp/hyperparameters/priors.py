@@ -142,7 +142,7 @@ def place_draws(
         ValueError, TypeError: if a site is missing, sites have different numbers of draws, or `samples` is not a
         dictionary.
     """
-    num_draws = count_draws(where, samples)
+    num_draws = _count_placed(where, owner, samples)
     rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()
 
     def each() -> Iterator[tuple[dict[str, Tensor], int]]:
@@ -183,7 +183,7 @@ def place_together(
     Raises:
         ValueError, TypeError: as in :func:`place_draws`.
     """
-    num_draws = count_draws(where, samples)
+    num_draws = _count_placed(where, owner, samples)
     for rows in torch.arange(num_draws).tensor_split(max(1, min(-(-num_draws // most), num_draws // 2))):
         values = Draws({name: value[rows.to(value.device)] for name, value in samples.items()})
         placed = {}
@@ -226,7 +226,7 @@ def map_draws(
         if isinstance(module, PyroModule):
             for name in (*module._pyro_params, *module._parameters, *module._modules):
                 getattr(module, name)
-    for rows in torch.arange(count_draws(where, samples)).split(most):
+    for rows in torch.arange(_count_placed(where, owner, samples)).split(most):
         values = {name: value[rows.to(value.device)] for name, value in samples.items()}
         yield torch.vmap(at, randomness="different")(values)
         place_hyperparameters(where, owner, {name: value[-1] for name, value in values.items()})
@@ -251,6 +251,22 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
         cure = "Pass the dictionary of one run, draws first."
         fail(where, "samples", "to hold the same number >= 1 of draws of each site", sorted(sizes), cure)
     return sizes.pop()
+
+
+def _count_placed(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) -> int:
+    """:func:`count_draws`; raises ``ValueError`` for draws by chain, which are (chains, draws, ...) at all sites."""
+    count = count_draws(where, samples)
+    second = {value.shape[1:2].numel() if value.dim() > 1 else 1 for value in samples.values()}
+    for module, attribute in sampled_attributes(owner):
+        prior, name = module._pyro_samples[attribute], site_name(owner, module, attribute)
+        if name not in samples or not hasattr(prior, "event_shape") or len(second) > 1 or second == {1}:
+            continue
+        own, shape = prior.batch_shape + prior.event_shape, samples[name].shape
+        if len(shape) == len(own) + 2 and shape[2:] == own:
+            expectation = f"with one dimension of draws, before {tuple(own)}"
+            cure = "Call mcmc.get_samples() without group_by_chain."
+            fail(where, f"samples[{name!r}]", expectation, f"shape {tuple(shape)}", cure)
+    return count
 
 
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:

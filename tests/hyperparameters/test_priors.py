@@ -8,7 +8,7 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
 
-from pyro_nngp.hyperparameters.priors import HyperparameterGuide, count_draws, place_draws
+from pyro_nngp.hyperparameters.priors import HyperparameterGuide, count_draws, map_draws, place_draws, place_together
 from pyro_nngp.kernels import Matern32
 
 F64 = torch.float64
@@ -88,6 +88,19 @@ def test_draws_are_taken_evenly_and_repeatedly_where_there_are_few(total, rows):
 def test_other_things_than_draws_are_refused(samples, error, message):
     with pytest.raises(error, match=message):
         count_draws("here", samples)
+
+
+@pytest.mark.parametrize("chains", [1, 3])
+def test_draws_by_chain_are_refused(chains):
+    samples = {"kernel.lengthscale": torch.ones(chains, 4, 2), "z": torch.ones(chains, 4)}
+    message = rf"before \(2,\), got shape \({chains}, 4, 2\)\. Call mcmc.get_samples\(\) without group_by_chain"
+    for place in (
+        lambda owner: place_draws("here", owner, samples),
+        lambda owner: list(map_draws("here", owner, samples, 2, lambda draw: draw["z"])),
+        lambda owner: list(place_together("here", owner, samples, 2, 1)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            owned()(place)
 
 
 def test_a_missing_site_is_named():
