@@ -49,7 +49,7 @@ class MeanDeparture(NamedTuple):
 
     Attributes:
         residual: mean residual of y.
-        spreads: its size in standard deviations of y.
+        spreads: its size in standard deviations of y; 0 for a y that is constant.
         deviations: its size in standard deviations of its own under the model.
     """
 
@@ -88,8 +88,9 @@ def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
         residual = residual - method.offset[rows].movedim(0, -1)
     noise = freeze(likelihood).variance.expand(y.shape).mean(-1)
     size = residual.mean(-1).abs()
-    spread = y.std(-1).clamp(min=torch.finfo(y.dtype).tiny)
-    spreads, deviations = size / spread, size / (bind(kernel)(x, x).mean() + noise / len(x)).sqrt()
+    spread, rounding = y.std(-1), 4 * torch.finfo(y.dtype).eps * y.abs().amax(-1)
+    spreads = torch.where(spread > rounding, size / spread, 0.0)  # a constant has no spread to measure by
+    deviations = size / (bind(kernel)(x, x).mean() + noise / len(x)).sqrt()
     worst = int(torch.minimum(spreads / _SPREADS, deviations / _DEVIATIONS).argmax())
     return MeanDeparture(*(float(v.reshape(-1)[worst]) for v in (residual.mean(-1), spreads, deviations)))
 

@@ -41,6 +41,15 @@ def test_a_mean_function_that_the_data_or_the_kernel_allow_is_not_reported():
     fit(shifted, 1, lr=1e-6, progress=False)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e6])
+def test_a_constant_has_no_standard_deviations(value):
+    with pytest.warns(UserWarning, match="in all rows"):
+        gp = vecchia(torch.full_like(Y, value), 5.0)
+    found = mean_departure(gp)
+    assert found.residual == pytest.approx(value - 5)
+    assert found.spreads == 0
+
+
 def test_the_worst_of_several_outputs_counts():
     found = mean_departure(vecchia(torch.stack([Y, Y - 7], 1), 0.0))
     assert found.residual == pytest.approx(float(Y.mean()) - 7)
