@@ -17,7 +17,8 @@ class FitResult:
         losses: loss per data point at each step, (steps,): the negative ELBO on the rows of that step.
         scores: (step, score) of each validation.
         seconds: wall time of this call.
-        converged: whether the loss had stopped falling; None if there were too few steps to decide.
+        converged: whether the loss had stopped falling; None if there were too few steps to decide, or fewer than the
+            number that was given.
         interrupted: whether Ctrl-C, early stopping or the time limit ended it.
         optimizer: "adam" or "lbfgs".
         batch_size: rows per step at the end; the number of data points if a step used all of them.

@@ -182,6 +182,8 @@ class Training:
         interrupted = interrupted or (self.ended and not self.converged)
         fall = self.gain if self.automatic else still_falling(run.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
+        if interrupted and not self.automatic and converged and run.step < self.num_steps and not self._waited_out():
+            converged = None  # a loss may be flat before the rates are lowered
         if converged is False and not (interrupted and self._waited_out()) and self.ranks.is_first:
             self._warn(fall)
         rows = run.batch_size or run.num_data

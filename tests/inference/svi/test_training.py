@@ -244,6 +244,13 @@ def test_ctrl_c_ends_a_run_without_a_number_of_steps():
     assert result.steps == 3
 
 
+def test_convergence_of_a_run_that_ctrl_c_cut_short_is_unknown():
+    press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 40 else None  # noqa: E731
+    result = fit(vecchia(60), 50, lr=1e-9, callback=press, progress=False)
+    assert (result.steps, result.converged, result.interrupted) == (40, None, True)
+    assert repr(result).startswith("FitResult(convergence unknown, interrupted: loss")
+
+
 def test_a_score_that_is_not_finite_is_never_the_best():
     scores, states, gp = iter([math.nan, 2.0, math.inf, 1.0, 3.0]), [], vecchia()
 
