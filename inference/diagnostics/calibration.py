@@ -147,6 +147,7 @@ def pit(
 
     Raises:
         ValueError: if shapes differ, or there are no draws.
+        TypeError: if `predictive` is neither a distribution nor a tensor, or y no tensor.
     """
     check_tensor("pit", "y", y)
     check_int("pit", "num_draws", num_draws, 1)
@@ -161,6 +162,9 @@ def pit(
             except NotImplementedError:
                 pass
         predictive = predictive.sample((num_draws,))
+    if not isinstance(predictive, Tensor):
+        expectation, cure = "to be a distribution, or a tensor of draws", "Pass gp.predict(x_new)."
+        fail("pit", "predictive", expectation, type(predictive).__name__, cure, TypeError)
     check_tensor("pit", "predictive", predictive)
     if predictive.dim() == 0 or len(predictive) < 1 or predictive.shape[1:] != y.shape:
         expectation = f"of shape (S, *{tuple(y.shape)}) with S >= 1"

@@ -212,6 +212,8 @@ def test_pit_errors():
         pit(torch.zeros(3, 9), torch.zeros(3))
     with pytest.raises(ValueError, match="with S >= 1, got \\(0, 3\\)"):
         pit(torch.zeros(0, 3), torch.zeros(3))
+    with pytest.raises(TypeError, match="pit: expected predictive to be a distribution, or a tensor of draws, got str"):
+        pit("x", torch.zeros(3))
 
 
 def test_uniformity_is_the_chi_squared_test():
