@@ -89,6 +89,7 @@ def test_starts_know_exposures():
     assert (counts / (rate * hours)[::9]).log().abs().median() < 0.3
 
 
+@pytest.mark.filterwarnings("ignore:.* of the rows are exact copies of others:UserWarning")
 @pytest.mark.parametrize("name", ["Vecchia", "SVGP", "VNNGP"])
 def test_integer_weights_are_repeated_rows(name):
     rows = torch.arange(60).repeat_interleave(COUNTS)
@@ -122,6 +123,7 @@ def test_integer_weights_are_repeated_rows(name):
         torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:.* of the rows are exact copies of others:UserWarning")
 def test_weights_of_blocks_and_sites_count():
     one = MLLk(X, Y, kernel(), Gaussian(0.05), num_neighbors=59, weights=COUNTS, jitter=1e-10)
     rows = torch.arange(60).repeat_interleave(COUNTS)
