@@ -29,7 +29,7 @@ from sklearn.datasets import make_moons
 from pyro_nngp.data import Standardizer, error_rate, nll
 from pyro_nngp.hyperparameters import lognormal_priors
 from pyro_nngp.inducing import Determinantal, Strauss
-from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
+from pyro_nngp.inference import SGHMC, SGMCMC, to_arviz
 from pyro_nngp.kernels import RBF
 from pyro_nngp.likelihoods import Bernoulli
 from pyro_nngp.models import BSGP
@@ -42,7 +42,7 @@ parser.add_argument("--smoke", action="store_true", help="short chains, to see t
 args, _ = parser.parse_known_args()  # a notebook's kernel has arguments of its own
 args.smoke |= "SMOKE" in os.environ
 args.out.mkdir(parents=True, exist_ok=True)
-burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (1500, 100, 10, 12)
+burn_in, num_draws, thin, num_inducing = (150, 15, 3, 8) if args.smoke else (1500, 100, 15, 12)
 pyro.set_rng_seed(0)
 
 # %% [markdown]
@@ -58,8 +58,8 @@ x, y, x_test, y_test = scaled[:400], labels[:400], scaled[400:], labels[400:]
 # ## One layer, several chains
 # `lognormal_priors` replaces the kernel's parameters by priors with the medians of the paper. With a probit link the
 # FITC likelihood has a closed form. Chains start at independent draws from the prior, which is farther apart than the
-# posterior is wide: if they agree in the end, that says something. `SGMCMC` moves them side by side, and every update
-# sees 200 of the rows, others in each chain.
+# posterior is wide: if they agree in the end, that says something. `SGMCMC` moves them side by side. Every update
+# sees all 400 rows; with many more, `mcmc.run(Minibatch(N, B))` shows it B of them, others in each chain.
 
 
 # %%
@@ -72,7 +72,7 @@ def run(gp, num_chains=1, init_strategy=None):
     init_strategy = gp.init_strategy if init_strategy is None else init_strategy
     kernel = SGHMC(gp.model, 0.03, num_steps=thin, init_strategy=init_strategy)
     mcmc = SGMCMC(kernel, num_draws, burn_in, num_chains, disable_progbar=True)
-    mcmc.run(Minibatch(gp.num_data, 200))
+    mcmc.run()
     return mcmc
 
 
@@ -91,8 +91,9 @@ print("temperatures, 1 in an exact chain:", [round(value, 2) for value in temper
 # %% [markdown]
 # ## Have the chains met?
 # Inducing points can trade places without changing anything, and a value of u means nothing without its z. So R-hat of
-# single entries of u and z says little. What has to agree is the posterior of the function: `moments` gives the mean of
-# f at chosen points, draw by draw, and ArviZ the rest. The hyperparameters are in the export of `to_arviz`.
+# single entries of u and z says little, and so does the warning of `SGMCMC` that these have not settled. What has to
+# agree is the posterior of the function: `moments` gives the mean of f at chosen points, draw by draw, and ArviZ the
+# rest. The hyperparameters are in the export of `to_arviz`.
 
 # %%
 by_chain = chains.get_samples(group_by_chain=True)
