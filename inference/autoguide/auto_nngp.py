@@ -127,7 +127,7 @@ class AutoNNGP(AutoGuide):
 
     def _setup(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
         sites = dict(self.prototype_trace.iter_stochastic_nodes())
-        _check_sites(sites, self._prototype_frames.values())
+        _check_sites(sites)
         self._arguments = args, kwargs
         self.gaussian = linear_sites(sites, self._phi_at)
         self.hyperparameters = [name for name in sites if name not in self.gaussian]
@@ -398,7 +398,7 @@ def _base(site: Any) -> Any:
     return gaussian_base(site["fn"])
 
 
-def _check_sites(sites: Mapping[str, Any], frames: Any) -> None:
+def _check_sites(sites: Mapping[str, Any]) -> None:
     """Raise unless a program has the form that the guide can take."""
     if not any(isinstance(_base(site), NNGP) for site in sites.values()):
         cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch.'
@@ -407,10 +407,6 @@ def _check_sites(sites: Mapping[str, Any], frames: Any) -> None:
     if discrete:
         cure = "Sum them out, or hide them from the guide with poutine.block."
         fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
-    part = [frame.name for frame in frames if frame.full_size is not None and frame.size < frame.full_size]
-    if part:
-        cure = "It needs all data at each step. Take VNNGP for minibatches."
-        fail("AutoNNGP", "plates", "with all their rows", f"subsampled {part}", cure)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -135,10 +135,11 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
     """The observed sites of a trace that depend on the leaves.
 
     Raises:
-        ValueError: if there are none, or a factor depends on the leaves.
+        ValueError: if there are none, or a plate is subsampled.
     """
     found = []
     for site in sample_sites(trace).values():
+        _check_plates(where, site)
         if is_data(site):
             observed = ObservedSite(where, site, leaves)
             found += [observed] if observed.is_free else []
@@ -146,6 +147,14 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
         cure = "Call the guide with the data, as SVI does, before Predictive."
         fail(where, "the program", "to have an observed site that depends on its NNGP sites", "none", cure)
     return found
+
+
+def _check_plates(where: str, site: Any) -> None:
+    """Raise if a site is in a subsampled plate."""
+    part = [frame.name for frame in site["cond_indep_stack"] if frame.size < (frame.full_size or frame.size)]
+    if part:
+        cure = "It needs all data at each step. Take VNNGP for minibatches."
+        fail(where, "plates", "with all their rows", f"subsampled {part}", cure)
 
 
 def _depends(value: Tensor, leaves: list[Tensor]) -> bool:

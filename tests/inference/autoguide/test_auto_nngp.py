@@ -240,8 +240,19 @@ def of_sums():
 def subsampled():
     f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
     with pyro.plate("points", N, subsample_size=5) as rows:
-        pyro.sample("effect", dist.Normal(number(0.0), 1.0))
         pyro.sample("y", dist.Normal(f[rows], 1.0), obs=Y[rows])
+
+
+def some_rows():
+    f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
+    with pyro.plate("points", N, subsample=torch.arange(5)) as rows:
+        pyro.sample("y", dist.Normal(f[rows], 1.0), obs=Y[rows])
+
+
+def some_effects():
+    with pyro.plate("groups", GROUPS, subsample_size=5):
+        pyro.sample("effect", dist.Normal(number(0.0), 1.0))
+    hyper()
 
 
 @pytest.mark.parametrize(
@@ -251,6 +262,8 @@ def subsampled():
         (with_label, r"AutoNNGP: expected latent sites continuous, got \['label'\]"),
         (of_sums, r"AutoNNGP: expected site 'f' read at one point by each observation, got several points"),
         (subsampled, r"AutoNNGP: expected plates with all their rows, got subsampled \['points'\]"),
+        (some_rows, r"AutoNNGP: expected plates with all their rows, got subsampled \['points'\]"),
+        (some_effects, r"AutoNNGP: expected plates with all their rows, got subsampled \['groups'\]"),
         (without_data, r"expected the program to have an observed site that depends on its NNGP sites"),
     ],
 )
