@@ -51,7 +51,7 @@ from pyro_nngp.inference.autoguide.linear_predictor import (
     run_at_leaves,
     value_at,
 )
-from pyro_nngp.inference.autoguide.observations import observed_sites
+from pyro_nngp.inference.autoguide.observations import check_density, observed_sites
 from pyro_nngp.linalg import NotPositiveDefiniteError
 
 _PARTICLES = 16  # pairs of draws of phi at which gradients and curvatures are averaged
@@ -97,7 +97,9 @@ class AutoNNGP(AutoGuide):
     Raises:
         ValueError: if the program has no nearest-neighbor process over all points, discrete latent sites or subsampled
             plates; if its data do not depend on a process, or one observation depends on several points of it; if the
-            guide is trained on other data than those of the first call, or called within vectorized plates.
+            distribution of data that depend on a process is not determined by its parameters, or a factor or another
+            prior depends on one; if the guide is trained on other data than those of the first call, or called within
+            vectorized plates.
 
     Reference: Rue, Martino, Chopin (2009), "Approximate Bayesian inference for latent Gaussian models by using
     integrated nested Laplace approximations", JRSS B.
@@ -143,7 +145,9 @@ class AutoNNGP(AutoGuide):
             self.scale_tril = PyroParam(torch.eye(len(loc)).to(loc), constraints.unit_lower_cholesky)
         leaves = {n: torch.zeros(leaf_shape(sites[n]["fn"])).to(sites[n]["value"]) for n in self.gaussian}
         self._center = leaves
-        _, observed, jacobian = self._linearize(values, leaves)
+        trace, observed, jacobian = self._linearize(values, leaves)
+        for name in self.hyperparameters:
+            check_density("AutoNNGP", trace.nodes[name], list(jacobian.leaves.values()))
         processes = {n: sites[n]["fn"].event_shape[-1] for n in leaves if isinstance(_base(sites[n]), NNGP)}
         self._blocks = Blocks("AutoNNGP", jacobian, processes)
         for i, each in enumerate(observed):
@@ -405,7 +409,7 @@ def _check_sites(sites: Mapping[str, Any]) -> None:
         fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)
     discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
     if discrete:
-        cure = "Sum them out, or hide them from the guide with poutine.block."
+        cure = "Write data summed over them, such as ZeroInflatedPoisson, or draw with QuickNUTS(model), which sums."
         fail("AutoNNGP", "latent sites", "continuous", discrete, cure)
 
 

@@ -28,6 +28,7 @@ from torch.distributions import Independent
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.autoguide.observations import OpaqueSiteError
 
 _FEW, _MOST = 8, 1000  # entries of a site that are dense columns at once, or if they must be
 _LINEAR = 1e-3  # largest second difference of parameters that count as linear, relative to the first
@@ -205,7 +206,12 @@ def linear_sites(
         return phi_at(values, {name: steps[name] * (length if name != new else 0.0) for name in names})
 
     def is_linear(names: list[str], new: str | None = None) -> bool:
-        zero, one, two = (at(length, names, None) for length in (0.0, 1.0, 2.0))
+        try:
+            zero, one, two = (at(length, names, None) for length in (0.0, 1.0, 2.0))
+        except OpaqueSiteError:
+            if new is None:
+                raise
+            return False
         if new is not None and torch.equal(at(1.0, names, new), one):
             return False  # it has no effect while sites that depend on it are fixed
         return bool((two - 2 * one + zero).abs().max() <= _LINEAR * (two - zero).abs().max())

@@ -12,17 +12,17 @@ those of the optimal Gaussian q (Opper and Archambeau 2009). With one particle, 
 Cost: O(S n k^2). Symbols: n observations with k parameters each, S particles.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from jaxtyping import Float
-from pyro.distributions import MaskedDistribution
+from pyro.distributions import MaskedDistribution, Unit
 from pyro.poutine import Trace
 from torch import Tensor
 from torch.distributions import Independent, biject_to
 
 from pyro_nngp._checks import fail
-from pyro_nngp.inference._traces import is_data, sample_sites
+from pyro_nngp.inference._traces import base_distribution, is_data, log_prob, sample_sites
 
 _TWINS = {"probs": "logits", "gate": "gate_logits", "covariance_matrix": "scale_tril", "precision_matrix": "scale_tril"}
 _LEAST = 1e-6  # curvature of an observation, relative to the average
@@ -41,6 +41,10 @@ class Quadratic(NamedTuple):
         return torch.linalg.cholesky(self.curvature).mT
 
 
+class OpaqueSiteError(ValueError):
+    """A site informs the leaves in a way that no quadratic function of its parameters stands for."""
+
+
 class ObservedSite:
     """An observed site whose distribution depends on some latent values.
 
@@ -54,7 +58,7 @@ class ObservedSite:
         phi: the parameters that do, in unconstrained space, (n, k); with gradients.
 
     Raises:
-        ValueError: if the distribution cannot be rebuilt from its parameters.
+        OpaqueSiteError: if the distribution cannot be rebuilt from its parameters.
     """
 
     def __init__(self, where: str, site: Any, leaves: list[Tensor]) -> None:
@@ -70,7 +74,7 @@ class ObservedSite:
         self._fixed = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
         self._free, parts = {}, []
         for name in names:
-            value = self._fixed[name]
+            value = self._fixed.get(name)
             if not (isinstance(value, Tensor) and _depends(value, leaves)):
                 continue
             del self._fixed[name]
@@ -85,7 +89,7 @@ class ObservedSite:
         weight = torch.as_tensor(site["scale"], dtype=torch.float64)
         self._weight = weight if mask is None else weight * mask
         if parts:
-            self._check(fn)
+            self._check(site, fn)
 
     def log_prob(self, phi: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:
         """Log densities of the observations, with their scales and masks."""
@@ -113,22 +117,17 @@ class ObservedSite:
         hessian = torch.stack([zero if row is None else row for row in rows], -1).detach()
         return Quadratic(gradient.detach().mean(0), _positive(-hessian.mean(0)))
 
-    def _check(self, fn: Any) -> None:
+    def _check(self, site: Any, fn: Any) -> None:
         """Raise unless the distribution was rebuilt as it is."""
         phi = self.phi.detach()
         try:
             again = self.log_prob(phi)
         except (TypeError, ValueError, NotImplementedError, RuntimeError, AttributeError) as cause:
-            self._refuse(fn, cause)
+            _refuse(self._where, site, cause)
         with torch.no_grad():
             want = torch.where(self._weight > 0, fn.log_prob(self._value), 0.0) * self._weight
         if not torch.allclose(again.double(), want.double().flatten(), rtol=1e-4, atol=1e-4):
-            self._refuse(fn, None)
-
-    def _refuse(self, fn: Any, cause: Exception | None) -> None:
-        expectation = "to have a distribution that is determined by its arg_constraints"
-        cure = "Use a distribution such as Normal, Poisson or Bernoulli, or another guide."
-        fail(self._where, f"observed site {self.name!r}", expectation, type(fn).__name__, cure, ValueError, cause)
+            _refuse(self._where, site)
 
 
 def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[ObservedSite]:
@@ -136,17 +135,44 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
 
     Raises:
         ValueError: if there are none, or a plate is subsampled.
+        OpaqueSiteError: if a factor depends on the leaves, or data do in another way than by their parameters.
     """
-    found = []
-    for site in sample_sites(trace).values():
+    found, data = [], []
+    for name, site in sample_sites(trace).items():
         _check_plates(where, site)
         if is_data(site):
+            data.append(name)
             observed = ObservedSite(where, site, leaves)
-            found += [observed] if observed.is_free else []
+            if observed.is_free:
+                found.append(observed)
+                continue
+        if site["is_observed"]:
+            check_density(where, site, leaves)
     if not found:
+        actual = f"only {data}, which do not" if data else "none"
         cure = "Call the guide with the data, as SVI does, before Predictive."
-        fail(where, "the program", "to have an observed site that depends on its NNGP sites", "none", cure)
+        cure = "Let their parameters depend on one, not by way of another latent site." if data else cure
+        fail(where, "the program", "to have an observed site that depends on its NNGP sites", actual, cure)
     return found
+
+
+def check_density(where: str, site: Any, leaves: list[Tensor]) -> None:
+    """Raise ``OpaqueSiteError`` if the log density of a site depends on the leaves."""
+    if site["mask"] is not False and _depends(log_prob(site, 0.0), leaves):
+        _refuse(where, site)
+
+
+def _refuse(where: str, site: Any, cause: Exception | None = None) -> NoReturn:
+    """Raise for a site that is no function of its parameters, or whose density depends on the leaves in another way."""
+    name, kind = repr(site["name"]), type(base_distribution(site["fn"]))
+    nuts = "or draw from the posterior with QuickNUTS(model)."
+    arg, expectation = f"observed site {name}", "to have a distribution that is determined by its arg_constraints"
+    cure = f"Use a distribution such as Normal, Poisson or Bernoulli, {nuts}"
+    if not is_data(site):
+        arg = f"factor {name}" if kind is Unit else f"the density of site {name}"
+        expectation = "not to depend on processes, or on coefficients of the data"
+        cure = f"Let them be in parameters of data, {nuts}"
+    fail(where, arg, expectation, kind.__name__, cure, OpaqueSiteError, cause)
 
 
 def _check_plates(where: str, site: Any) -> None:

@@ -232,6 +232,11 @@ def without_data():
     pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
 
 
+def of_another():
+    without_data()
+    without_process()
+
+
 def of_sums():
     f = pyro.sample("f", NNGP(Matern32(2, lengthscale=number(0.4)), GRAPH))
     pyro.sample("y", dist.Normal(f[:5] + f[5:10], 1.0).to_event(1), obs=Y[:5])
@@ -255,16 +260,89 @@ def some_effects():
     hyper()
 
 
+def observed_twice(second):
+    """A program whose second process is read by another site."""
+
+    def model():
+        prior = NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH)
+        pyro.sample("y", dist.Normal(pyro.sample("f", prior), 0.3).to_event(1), obs=Y)
+        second(pyro.sample("g", prior))
+
+    return model
+
+
+def transformed(f):
+    made = dist.TransformedDistribution(dist.Normal(f, 0.3), [dist.transforms.ExpTransform()])
+    pyro.sample("z", made.to_event(1), obs=Y.exp())
+
+
+def folded(f):
+    pyro.sample("z", dist.FoldedDistribution(dist.Normal(f, 0.3)).to_event(1), obs=Y.abs())
+
+
+def mixture(f):
+    parts = dist.Normal(torch.stack([f, -f], -1), 0.3)
+    pyro.sample("z", dist.MixtureSameFamily(dist.Categorical(torch.ones(N, 2)), parts).to_event(1), obs=Y)
+
+
+def factor(f):
+    pyro.factor("total", -f.sum().square())
+
+
+def heavy_tails(f):
+    pyro.sample("t", dist.StudentT(number(4.0), f, number(0.3)).to_event(1))
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (transformed, r"observed site 'z' to have a distribution .*, got TransformedDistribution\. Use .* QuickNUTS"),
+        (folded, r"observed site 'z' to have a distribution .*, got FoldedDistribution\. Use .* QuickNUTS"),
+        (mixture, r"observed site 'z' to have a distribution .*, got MixtureSameFamily\. Use .* QuickNUTS"),
+        (factor, r"AutoNNGP: expected factor 'total' not to depend on processes, .*, got Unit\. Let .* QuickNUTS"),
+        (
+            heavy_tails,
+            r"expected the density of site 't' not to depend on processes, .*, got StudentT\. Let .* QuickNUTS",
+        ),
+    ],
+)
+def test_sites_that_the_guide_cannot_take_apart(second, message):
+    with pytest.raises(ValueError, match=message):
+        AutoNNGP(observed_twice(second))()
+
+
+def test_effects_that_a_factor_depends_on_are_hyperparameters():
+    def model():
+        with pyro.plate("groups", GROUPS):
+            effect = pyro.sample("effect", dist.Normal(number(0.0), 1.0))
+        pyro.factor("sum_to_zero", -effect.sum().square())
+        f = pyro.sample("f", NNGP(Matern32(2, variance=number(1.0), lengthscale=number(0.4)), GRAPH))
+        with poutine.mask(mask=False):
+            pyro.factor("unused", f.sum())
+        pyro.sample("y", dist.Normal(f + effect[GROUP], 0.3).to_event(1), obs=Y)
+
+    guide = AutoNNGP(model)
+    guide()
+    assert guide.gaussian == ["f"]
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (without_process, r"AutoNNGP: expected the program to have an NNGP site over all points, got \['a'\]"),
-        (with_label, r"AutoNNGP: expected latent sites continuous, got \['label'\]"),
+        (
+            with_label,
+            r"expected latent sites continuous, got \['label'\]\. Write data .* QuickNUTS\(model\), which sums",
+        ),
         (of_sums, r"AutoNNGP: expected site 'f' read at one point by each observation, got several points"),
         (subsampled, r"AutoNNGP: expected plates with all their rows, got subsampled \['points'\]"),
         (some_rows, r"AutoNNGP: expected plates with all their rows, got subsampled \['points'\]"),
         (some_effects, r"AutoNNGP: expected plates with all their rows, got subsampled \['groups'\]"),
-        (without_data, r"expected the program to have an observed site that depends on its NNGP sites"),
+        (
+            without_data,
+            r"expected the program to have an observed site that depends on its NNGP sites, got none\. Call",
+        ),
+        (of_another, r"that depends on its NNGP sites, got only \['y'\], which do not\. Let their parameters"),
     ],
 )
 def test_programs_that_do_not_fit(model, message):
