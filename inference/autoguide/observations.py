@@ -69,7 +69,7 @@ class ObservedSite:
             elif isinstance(mask, Tensor):
                 mask = mask[(..., *[None] * fn.reinterpreted_batch_ndims)]
             fn = fn.base_dist
-        self._kind, self._shape, self._value = type(fn), fn.batch_shape, site["value"]
+        self._kind, self._shape, self._value = type(fn), torch.Size(fn.batch_shape), site["value"]
         names = [name for name in fn.arg_constraints if _TWINS.get(name) not in fn.arg_constraints]
         self._fixed = {name: getattr(fn, name) for name in names if hasattr(fn, name)}
         self._free, parts = {}, []

@@ -201,6 +201,35 @@ def test_likelihoods_of_the_package_and_float32():
     assert guide.median()["f"].dtype == torch.float32
 
 
+@pytest.mark.parametrize(
+    "zero_inflated",
+    [
+        lambda f: dist.ZeroInflatedPoisson((1 + f).exp(), gate=number(0.3)),
+        lambda f: dist.ZeroInflatedPoisson(number(3.0), gate_logits=f),
+        lambda f: dist.ZeroInflatedNegativeBinomial(number(2.0), probs=f.sigmoid(), gate_logits=number(-1.0)),
+    ],
+)
+def test_zero_inflated_counts_have_the_posterior_of_quadrature(zero_inflated):
+    """Three values too far apart to be correlated, at counts of 0, 2 and 6."""
+    graph, y = NeighborGraph(1e3 * torch.arange(3, **NUMBER)[:, None], 1), number([0.0, 2.0, 6.0])
+
+    def model():
+        f = pyro.sample("f", NNGP(Matern32(1, variance=number(0.5), lengthscale=number(1.0)), graph))
+        with pyro.plate("points", 3):
+            pyro.sample("y", zero_inflated(f), obs=y)
+
+    grid = torch.linspace(-5, 5, 2001, **NUMBER)[:, None].expand(-1, 3)
+    weights = (zero_inflated(grid).log_prob(y) - grid.square()).softmax(0)
+    mean = (weights * grid).sum(0)
+    scale = (weights * (grid - mean).square()).sum(0).sqrt()
+    pyro.set_rng_seed(0)
+    guide = AutoNNGP(model)
+    found = guide.median()["f"]
+    low, high = guide.quantiles([0.1587, 0.8413])["f"]
+    torch.testing.assert_close(found, mean, rtol=0, atol=0.05)
+    torch.testing.assert_close((high - low) / 2, scale, rtol=6 * 1.1 / 1024**0.5, atol=0)
+
+
 def test_a_coefficient_of_a_process_is_a_hyperparameter():
     """Its product with the process is not linear."""
 
