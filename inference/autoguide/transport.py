@@ -39,13 +39,13 @@ from jaxtyping import Float, Int
 from pyro.distributions import Normal
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.runtime import get_plates
-from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp.conditionals.general_kernel import solve
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference._traces import sample_sites
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base, value_at
@@ -57,7 +57,8 @@ SITE = "_white"
 class Transported:
     """A program with one latent site, of standard normal values, in place of all others, which are functions of it.
 
-    The values of the others are in the traces of the program, and in what ``Predictive(program, draws)`` returns.
+    The values of the others are in the traces of the program, and in what ``Predictive(program, draws)`` returns. Sites
+    that the guide does not have, such as data that are left out or at new places, are drawn by the program.
 
     Args:
         where: name of the caller, for messages.
@@ -66,7 +67,7 @@ class Transported:
 
     Raises:
         TypeError: if `guide` is not an AutoNNGP.
-        ValueError: if it is run within vectorized plates, or has other latent sites than the guide.
+        ValueError: if it is run within vectorized plates, or prepared with other latent sites than those of the guide.
 
     Attributes:
         original: the program.
@@ -80,6 +81,17 @@ class Transported:
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Take the map from the guide as it is now; arguments are those of its first call."""
+        self._take_map(*args, **kwargs)
+        with pyro.poutine.block(), torch.no_grad():
+            trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
+        (guide,) = self._guide
+        known = {SITE, *guide.hyperparameters, *guide.gaussian}
+        more = [name for name, site in sample_sites(trace).items() if not site["is_observed"] and name not in known]
+        if more:
+            cure = "Run the program as at the guide's first call."
+            fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)
+
+    def _take_map(self, *args: Any, **kwargs: Any) -> None:
         (guide,) = self._guide
         with pyro.poutine.block(), torch.no_grad():
             guide.median(*args, **kwargs)
@@ -100,11 +112,11 @@ class Transported:
             cure = "Take parallel=False and vectorize_particles=False."
             fail(self._where, "a program with a guide", "outside vectorized plates", outside, cure)
         if self._map is None:
-            self.prepare(*args, **kwargs)
+            self._take_map(*args, **kwargs)
         assert self._map is not None
         normal = dist.Normal(self._map.zero, torch.ones_like(self._map.zero)).to_event(1).mask(False)
         white = pyro.sample(SITE, normal, infer={"is_auxiliary": True})
-        with _At(self._where, self._map(white)):
+        with _At(self._map(white)):
             return self.original(*args, **kwargs)
 
 
@@ -271,17 +283,14 @@ def _sum_events(value: Tensor, number: int) -> Tensor:
 class _At(Messenger):
     """Puts latent sites at given values, with the log density of the program times the volume of the map."""
 
-    def __init__(self, where: str, places: Mapping[str, Place]) -> None:
+    def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__()
-        self._where, self._places = where, places
+        self._places = places
 
     def _pyro_sample(self, msg: Any) -> None:
         name, fn = msg["name"], msg["fn"]
-        if msg["is_observed"] or isinstance(fn, _Subsample):
+        if msg["is_observed"] or name not in self._places:
             return
-        if name not in self._places:
-            cure = "Run the program as at the guide's first call."
-            fail(self._where, "latent sites", f"to be {sorted(self._places)}", name, cure)
         value, density = self._places[name](fn)
         msg["fn"] = dist.Delta(value, density, event_dim=fn.event_dim)
         msg["value"], msg["is_observed"] = value, True

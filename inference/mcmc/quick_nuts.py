@@ -49,7 +49,7 @@ class QuickNUTS(NUTS):
         kernel = QuickNUTS(model, guide=AutoNNGP(model))
         mcmc = MCMC(kernel, num_samples=500, warmup_steps=150)
         mcmc.run(x, y)
-        draws = Predictive(kernel.model, mcmc.get_samples())(x, y)  # of all sites
+        draws = Predictive(kernel.model, mcmc.get_samples())(x, y)  # of all sites; (x, None) predicts y
 
     All latent sites are then functions of one site of nearly independent standard normal values, ``_white``
     (:mod:`~pyro_nngp.inference.autoguide.transport`), and chains start from draws of the guide. The posterior is that

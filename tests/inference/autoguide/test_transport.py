@@ -135,6 +135,28 @@ def test_runs_with_a_guide_are_exported_with_the_sites_of_the_program():
     np.testing.assert_allclose(kept.log_prior["variance"].values, want.numpy())
 
 
+def test_data_and_new_places_are_drawn_from_the_program():
+    """Given the latent values, y without data and values at new places are those of the program."""
+
+    def program(y=Y, x_new=None):
+        prior = NNGP(Matern32(2, lengthscale=number(0.3)), GRAPH)
+        f = pyro.sample("f", prior)
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(f, 0.3), obs=None if y is None else y.log1p())
+        if x_new is not None:
+            pyro.sample("y_new", dist.Normal(prior.sample_new(x_new, f), 0.3).to_event(1))
+
+    new = transported(program)
+    zero = initialize_model(new)[0][SITE]
+    draws = Predictive(new, {SITE: zero.expand(8, -1)})(None, X[:3] + 1e-6)
+    for name, f in (("y", draws["f"][:1]), ("y_new", draws["f"][:1, ..., :3])):
+        noise = (draws[name] - f) / 0.3
+        assert noise.std() == pytest.approx(1.0, abs=6 / (2 * noise.numel()) ** 0.5)
+    assert draws["f"].std(0).max() < 1e-9
+    with pytest.raises(ValueError, match=r"QuickNUTS: expected latent sites to be \['f'\], got \['y'\] too"):
+        new.prepare(None)
+
+
 @pytest.mark.slow
 def test_nuts_with_a_guide_draws_from_the_same_posterior_in_shorter_trajectories():
     found = []
@@ -170,5 +192,7 @@ def test_errors():
 
     new = transported(changing)
     more[0] = True
-    with pytest.raises(ValueError, match=r"QuickNUTS: expected latent sites to be \['f'\], got late\. Run the program"):
-        new()
+    with pytest.raises(
+        ValueError, match=r"QuickNUTS: expected latent sites to be \['f'\], got \['late'\] too\. Run the"
+    ):
+        new.prepare()
