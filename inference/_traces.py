@@ -16,8 +16,16 @@ from pyro.poutine.subsample_messenger import _Subsample
 from torch import Tensor
 from torch.distributions import Independent
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.distributions import NNGP
+
+
+def check_program(where: str, model: Any) -> None:
+    """Raise ``TypeError`` unless `model` is a Pyro program; a method of this package is not, but has one."""
+    if hasattr(model, "model") and hasattr(model, "guide"):
+        actual, cure = f"a method, {type(model).__name__}", "Pass its program, gp.model."
+        fail(where, "model", "to be a Pyro program", actual, cure, TypeError)
+    check_callable(where, "model", model, "Pass a Pyro program, such as gp.model.")
 
 
 def run_at(

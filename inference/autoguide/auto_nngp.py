@@ -36,8 +36,9 @@ from pyro.poutine.runtime import get_plates
 from torch import Tensor, nn
 from torch.distributions import biject_to, register_kl
 
-from pyro_nngp._checks import check_number, fail
+from pyro_nngp._checks import check_callable, check_number, fail
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide import laplace
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import (
@@ -95,6 +96,7 @@ class AutoNNGP(AutoGuide):
         loc, scale, scale_tril: m, and L as standard deviations times a unit triangle.
 
     Raises:
+        TypeError: if `model` is not a program, or `init_loc_fn` no function.
         ValueError: if the program has no nearest-neighbor process over all points, discrete latent sites or subsampled
             plates; if its data do not depend on a process, or one observation depends on several points of it; if the
             distribution of data that depend on a process is not determined by its parameters, or a factor or another
@@ -111,6 +113,8 @@ class AutoNNGP(AutoGuide):
     prototype_trace: Any
 
     def __init__(self, model: Callable, *, init_loc_fn: Callable = init_to_median, init_scale: float = 0.1) -> None:
+        check_program("AutoNNGP", model)
+        check_callable("AutoNNGP", "init_loc_fn", init_loc_fn, "Pass one of pyro.infer.autoguide.initialization.")
         check_number("AutoNNGP", "init_scale", init_scale, cure="It is a standard deviation.")
         super().__init__(InitMessenger(init_loc_fn)(model))
         self._program, self._init_scale = (model,), init_scale  # in a tuple: not a part of the guide

@@ -25,6 +25,7 @@ from torch.distributions import Independent
 from pyro_nngp._checks import fail
 from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.distributions import NNGP, NNGPReparam
+from pyro_nngp.inference._traces import check_program
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.transport import Transported
 from pyro_nngp.inference.mcmc.parameters import warn_of_starts
@@ -75,16 +76,14 @@ class QuickNUTS(NUTS):
         UserWarning: if hyperparameters of a method have neither a prior nor a trained value.
 
     Raises:
-        TypeError: if `model` is not callable, `guide` is no AutoNNGP, or for other options.
+        TypeError: if `model` is not a program, `guide` is no AutoNNGP, or for other options.
         RuntimeError: during a run, if the program has changed.
     """
 
     potential_fn: Any
 
     def __init__(self, model: Callable, guide: AutoNNGP | None = None, **options: Any) -> None:
-        if not callable(model):
-            cure = "Pass a Pyro program, such as gp.model."
-            fail("QuickNUTS", "model", "to be callable", type(model).__name__, cure, TypeError)
+        check_program("QuickNUTS", model)
         excess = sorted({"potential_fn", "jit_compile", "jit_options"} & options.keys())
         if excess:
             cure = "The potential is that of the model, and it is compiled in any case."

@@ -384,6 +384,10 @@ def test_programs_that_do_not_fit(model, message):
 def test_calls_that_do_not_fit():
     with pytest.raises(ValueError, match=r"AutoNNGP: expected init_scale"):
         AutoNNGP(hyper, init_scale=-1.0)
+    with pytest.raises(TypeError, match=r"AutoNNGP: expected model to be callable, got str\. Pass a Pyro program"):
+        AutoNNGP("m")
+    with pytest.raises(TypeError, match=r"AutoNNGP: expected init_loc_fn to be callable, got float"):
+        AutoNNGP(hyper, init_loc_fn=0.0)
     guide = AutoNNGP(mixed)
     guide(Y)
     with pytest.raises(ValueError, match=r"expected arguments while training as at the first call, got others"):
@@ -398,6 +402,8 @@ def test_methods_with_a_linear_mean_have_the_exact_posterior():
     mean = LinearMean(2, prior=dist.Normal(number(0.0), 2.0))
     kernel = Matern32(2, variance=0.8, lengthscale=0.4).double()
     gp = VNNGP(X, Y, kernel, Gaussian(0.1).double(), mean=mean, num_neighbors=N - 1)
+    with pytest.raises(TypeError, match=r"expected model to be a Pyro program, got a method, VNNGP\. Pass its"):
+        AutoNNGP(gp)
     guide = AutoNNGP(gp.model)
     basis = mean.basis(X)
     cov = kernel(X).detach() + 4 * basis @ basis.mT + (0.1 + 0.8e-6) * torch.eye(N, **NUMBER)

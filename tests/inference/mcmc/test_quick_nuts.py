@@ -237,6 +237,8 @@ def test_other_arguments(model, options, message):
 
 def test_hyperparameters_that_stay_at_their_starts_are_reported():
     kernel = Matern32(2, lengthscale=PyroSample(dist.LogNormal(number(0.0), 1.0)))
-    model = Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5).model
+    gp = Vecchia(X, Y, kernel, Gaussian(number(0.5)), num_neighbors=5)
+    with pytest.raises(TypeError, match=r"QuickNUTS: expected model to be a Pyro program, got a method, Vecchia\."):
+        QuickNUTS(gp)
     with pytest.warns(UserWarning, match=r"QuickNUTS: \['kernel.variance'\] have no priors .* give them priors\."):
-        QuickNUTS(model)
+        QuickNUTS(gp.model)
