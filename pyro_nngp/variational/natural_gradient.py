@@ -250,12 +250,15 @@ def gaussian_sites(
         total: as of :func:`natural_gradient`.
 
     Returns:
-        Targets and positive precisions, of the shape of `loc`. Where the expected log likelihood is not concave, the
-        precision is 1e-5 times the inverse variance, or 1e-3 times the average precision if that is less.
+        Targets and positive precisions, of the shape of `loc`. Precisions are at least 1e-5 times the inverse variance,
+        or 1e-3 times the average precision if that is less: the expected log likelihood need not be concave. Those of
+        Gaussian data are exact, however much noise variances differ.
     """
     keep = differentiable and torch.is_grad_enabled()
     gradient, curvature, _ = _expectation_gradients(likelihood, y, loc, var, keep)
     precision = floored(curvature, var.detach(), total)
+    if likelihood.is_gaussian:  # only a datum that is missing has no curvature
+        precision = torch.where(curvature > 0, curvature, precision)
     return loc.detach() + gradient / precision, precision
 
 

@@ -1,5 +1,7 @@
 """Solutions for q(u) that end where the bound no longer gains, and what they say where they end before."""
 
+from functools import partial
+
 import pyro.distributions as dist
 import pytest
 import torch
@@ -22,6 +24,27 @@ def test_a_solution_that_still_moves_says_so(method):
     gp = method(x, (x[:, 0] > 0.5).double(), Matern52(2, variance=torch.tensor(500.0)), Bernoulli(), num_neighbors=5)
     with pytest.warns(UserWarning, match=r"means still moved by .* in the last natural-gradient step"):
         gp.solve(max_steps=1)
+
+
+@pytest.mark.parametrize("method", [VNNGP, partial(VNNGP, posterior="mean-field"), NPVI])
+def test_gaussian_sites_are_exact_whatever_the_weights_and_units(method):
+    n, generator = 40, torch.Generator().manual_seed(0)
+    x = torch.rand(n, 1, dtype=F64, generator=generator)
+    y = 1e3 * (3 + torch.sin(6 * x[:, 0]) + 0.1 * torch.randn(n, dtype=F64, generator=generator))
+    weights = torch.where(x[:, 0] > 0.5, 1e-10, 1.0).double()
+    kernel, noise = Matern52(1, lengthscale=torch.tensor(0.2), variance=torch.tensor(1e6)), Gaussian(1e4)
+    settings = {"num_neighbors": n - 1, "weights": weights, "mean": lambda x: torch.zeros_like(x[:, 0])}
+    gp = method(x, y, kernel, noise, jitter=1e-9, **settings)
+    gp.solve()
+    with torch.no_grad():
+        cov = gp.kernel(x, x)
+        inverse = torch.linalg.inv(cov + torch.diag(1e4 / weights))
+        loc, sd = cov @ inverse @ y, (cov - cov @ inverse @ cov).diagonal().sqrt()
+        found = gp.local.loc if method is VNNGP else gp.local.distribution(torch.arange(n)).loc
+        assert ((found - loc) / sd).abs().max() < 1e-3
+        left = inverse.diagonal()
+        loo = dist.Normal(y - inverse @ y / left, left.rsqrt()).log_prob(y)
+    torch.testing.assert_close(gp.loo()[weights == 1], loo[weights == 1], rtol=0, atol=1e-4)
 
 
 def test_the_factor_is_found_once_for_gaussian_noise_and_seldom_for_labels(monkeypatch):
