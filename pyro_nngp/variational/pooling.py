@@ -2,17 +2,23 @@ r"""Posterior variances from pseudo-observations near a point, pooled where sing
 
 The variance of f given the K nearest of N noisy observations is an upper bound of that given all of them. It is close
 where noise is small, since near observations screen off far ones. Where noise is large, many more than K observations
-matter. Pooling combines all observations of a cell into one: their mean, weighted by precisions :math:`\tau_i`,
-observes f at the weighted mean z of their inputs with the noise variance
+matter. Pooling combines all observations of a cell into one: their mean, weighted by precisions :math:`\tau_i` with sum
+:math:`\tau`, observes the mean of f over the cell with the noise variance :math:`1 / \tau`. At the weighted mean z of
+the inputs, that mean of f is :math:`\rho f(z)` plus a residual uncorrelated with f(z), so the mean divided by
+:math:`\rho` observes f(z) with the noise variance
 
-.. math:: \frac{1}{\sum_i \tau_i} + \frac{\sum_i \tau_i E\,(f(x_i) - f(z))^2}{\sum_i \tau_i},
+.. math:: \frac{1}{\rho^2} \Big(\frac{1}{\tau} + \frac{\sum_i \tau_i k(x_i, x_i)}{\tau} - \rho^2 k(z, z)\Big), \qquad
+   \rho = \frac{\sum_i \tau_i k(x_i, z)}{\tau\, k(z, z)},
 
-the second term an upper bound (Jensen's inequality) of the variance added by moving to one place. So K cells cover as
-much as many times K points. Cells are those of a random subset of the points as centers; the pooling factors are 4, 16,
-.., as long as they make variances smaller, and the least of all variances is taken for each new point.
+where the second term is an upper bound (Jensen's inequality) of the variance of the mean of f. Correlations of the
+residual with f elsewhere and with other residuals are neglected, so pooled variances are approximations, not bounds:
+over 54 settings (three kernels, three lengthscales, three noise variances, one and two dimensions, 200 points each) the
+least standard deviation was .98 times the exact one. K cells cover as much as many times K points. Cells are those of a
+random subset of the points as centers; the pooling factors are 4, 16, .., as long as they make variances smaller, and
+the least of all variances is taken for each new point.
 
 Measured at 200 points among 3,000 on the unit square (Matern-3/2, lengthscale .15, unit variance): with noise variance
-5 the standard deviation is 1.04 times the exact one from 60 single neighbors and 1.01 times with pooling; with 1 and
+5 the standard deviation is 1.04 times the exact one from 60 single neighbors and 1.02 times with pooling; with 1 and
 less both are within 2 %.
 
 On several processes each has the observations of its rows and the cells whose centers these are; all of them must call
@@ -38,6 +44,7 @@ from pyro_nngp.variational.pooled_places import Members, Places, ShardedPlaces, 
 
 _FACTOR = 4  # points per cell, and its growth from one level to the next
 _PROBES = 256  # points at which levels are compared
+_LEAST_SLOPE = 1e-3  # of the mean of f over a cell on f at its place
 _WORSE = 1.05  # a level whose average variance exceeds the least one by this factor ends the pooling
 
 
@@ -163,10 +170,13 @@ def _cells(kernel: Any, places: Any, noise: Tensor, centers: Int[Tensor, " M"]) 
 
 
 def _pooled(kernel: Any, places: Places, noise: Tensor, cells: Places, members: Any) -> Cells:
-    """Cells at given places."""
-    precision, here, there = 1 / noise, places.x[:, None], members.at(cells.x.mT).mT[:, None]
-    moved = (kernel(here, here) + kernel(there, there) - 2 * kernel(here, there))[:, 0, 0].clamp(min=0)
-    return Cells(cells, (1 + members.sums(precision * moved)) / members.sums(precision), members)
+    """Cells at given places; one that hardly correlates with f at its place gets a huge noise variance."""
+    here, there, at = places.x[:, None], members.at(cells.x.mT).mT[:, None], cells.x[:, None]
+    precision, prior = 1 / noise, kernel(at, at)[:, 0, 0]
+    prior, total = prior.clamp(min=torch.finfo(prior.dtype).tiny), members.sums(precision)
+    slope = (members.sums(precision * kernel(here, there)[:, 0, 0]) / total / prior).clamp(min=_LEAST_SLOPE)
+    residual = members.sums(precision * kernel(here, here)[:, 0, 0]) / total - slope.square() * prior
+    return Cells(cells, (1 / total + residual.clamp(min=0)) / slope.square(), members)
 
 
 def _nearest(cells: Cells, x_new: Tensor, num_neighbors: int) -> Any:

@@ -113,9 +113,11 @@ def test_joint_draws_have_the_moments_of_predictions_and_of_the_dense_posterior(
         torch.testing.assert_close(got.mT.cov(), cov[:3, :3], rtol=0, atol=9 * float(cov.diagonal().max()) / count**0.5)
 
 
-def test_pooling_comes_close_to_all_observations_where_noise_is_large():
+@pytest.mark.parametrize("lengthscale", [0.02, 0.2])
+def test_pooling_comes_close_to_all_observations_where_noise_is_large(lengthscale):
     torch.manual_seed(0)
-    x, new, kernel = torch.rand(2000, 2, dtype=F64), torch.rand(50, 2, dtype=F64), Matern32(2, lengthscale=0.2).double()
+    x, new = torch.rand(2000, 2, dtype=F64), torch.rand(50, 2, dtype=F64)
+    kernel = Matern32(2, lengthscale=lengthscale).double()
     table, noise = VNNGP(x, None, kernel, num_neighbors=8).graph, torch.full((2000,), 25.0, dtype=F64)
     with torch.no_grad():
         root = torch.linalg.cholesky(kernel(x, x) + 25 * torch.eye(2000, dtype=F64))
@@ -124,7 +126,7 @@ def test_pooling_comes_close_to_all_observations_where_noise_is_large():
         pooled = PooledObservations(kernel, table, noise, 64)
         got = pooled.variance(kernel, new, near, noise)
         single = PooledObservations(kernel, table, noise, 2000).variance(kernel, new, near, noise)
-    assert (single / exact).mean() > 1.3
+    assert (single / exact).mean() > 1.3 or lengthscale < 0.1
     assert 0.98 < (got / exact).mean() < 1.1
     assert (got / exact).min() > 0.95
 
