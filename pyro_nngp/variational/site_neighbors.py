@@ -14,7 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels import Covariance
+from pyro_nngp.hyperparameters.priors import values_now
+from pyro_nngp.kernels import Covariance, KernelLike, bind
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
 from pyro_nngp.variational.natural_gradient import average
@@ -99,24 +100,29 @@ class NeighborCache:
 
     @torch.no_grad()
     def pooled(
-        self, kernel: Covariance, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int, jitter: float
+        self, kernel: KernelLike, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int, jitter: float
     ) -> PooledObservations:
-        """Pooled observations, kept while noise, kernel and number of neighbors are unchanged.
+        """Pooled observations, kept while noise, kernel, jitter and number of neighbors are unchanged.
+
+        A kernel has changed if its hyperparameters or its covariances among the first 8 rows have: those of a function
+        are unknown, and covariances of distant rows may be zero before and after.
 
         All processes must call it at the same time.
 
         Args:
-            kernel: bound.
+            kernel: covariance function.
             graph: the points.
             noise: variances of the observations.
             num_neighbors: in the variances.
             jitter: relative nugget.
         """
-        some = graph.x[:_KERNEL_PROBES]
-        key = noise.clone(), kernel(some, some), torch.tensor(num_neighbors)
-        is_new = self._pooled is None or not all(map(torch.equal, self._pooled[0], key))
+        some, covariance = graph.x[:_KERNEL_PROBES], bind(kernel)
+        numbers = torch.tensor([num_neighbors, jitter], dtype=torch.float64)
+        key = noise.clone(), covariance(some, some), numbers, *values_now(kernel, some)
+        before = () if self._pooled is None else self._pooled[0]
+        is_new = len(before) != len(key) or not all(map(torch.equal, before, key))
         if graph.total(torch.tensor(float(is_new))) or self._pooled is None:  # of any process
-            self._pooled = key, PooledObservations(kernel, graph, noise, num_neighbors, jitter)
+            self._pooled = key, PooledObservations(covariance, graph, key[0], num_neighbors, jitter)
         return self._pooled[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -255,11 +255,11 @@ class GaussianSites(GPModule):
         the pseudo-observations. Cost: O(P k^3), and for the first call O(N log N).
         """
         kernel, graph, mean_at, jitter, _ = self._prior
-        kernel, (target, precision) = bind(kernel), self.observations()
+        covariance, (target, precision) = bind(kernel), self.observations()
         pooled = self._given or self._cache.pooled(kernel, graph, 1 / precision, nearest.shape[1], jitter)
-        variance = pooled.variance(kernel, x_new, nearest, 1 / precision)
+        variance = pooled.variance(covariance, x_new, nearest, 1 / precision)
         noise = None if bool(self.solved) else 1 / precision
-        w, _ = graph_conditional(kernel, x_new, graph.x, nearest, noise, jitter)
+        w, _ = graph_conditional(covariance, x_new, graph.x, nearest, noise, jitter)
         values = self._means() if bool(self.solved) else target
         loc = mean_at(x_new) + (w * values[..., nearest]).sum(-1)
         if self._coefficients.are_at_posterior_mean:
@@ -296,7 +296,7 @@ class GaussianSites(GPModule):
         """
         kernel, graph, _, jitter, _ = whole._prior
         noise = 1 / whole.observations()[1][..., : graph.num_points]
-        pooled = whole._cache.pooled(bind(kernel), graph, noise, num_neighbors, jitter)
+        pooled = whole._cache.pooled(kernel, graph, noise, num_neighbors, jitter)
         self._given = pooled.near(x_new, self._prior[1], num_neighbors)
 
     @pyro_entry

@@ -11,7 +11,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp.distributions import NNGP, SitePosterior
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
-from pyro_nngp.kernels import Matern32, bind
+from pyro_nngp.kernels import Matern32, Wendland, bind
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
@@ -213,3 +213,14 @@ def test_cells_serve_other_noise():
     found = again.variance(bind(kernel), x_new, near, 1.1 * noise, first.plan(x_new, 10))
     torch.testing.assert_close(found, want, rtol=1e-9, atol=0)
     assert (found > first.variance(bind(kernel), x_new, near, noise)).all()
+
+
+@torch.no_grad()
+def test_predictions_follow_a_kernel_that_is_zero_between_the_first_rows():
+    x, y, _, x_new, *_ = field(150, 9, Gaussian(20.0))
+    x[:8] = 10 + 10 * torch.arange(8)[:, None]
+    gp = VNNGP(x, y, Wendland(2, lengthscale=0.5).double(), Gaussian(20.0), num_neighbors=5)
+    for lengthscale in (0.5, 2.0):
+        gp.kernel.lengthscale = torch.tensor(lengthscale, dtype=F64)
+        got = gp(x_new, num_neighbors=8)
+    torch.testing.assert_close(got, copy.deepcopy(gp)(x_new, num_neighbors=8), rtol=1e-12, atol=0)
