@@ -95,6 +95,7 @@ class LeaveOneOutMethod(GPMethod):
         return self.likelihood is not None and type(self).leave_one_out is not LeaveOneOutMethod.leave_one_out
 
     @pyro_entry
+    @torch.inference_mode(False)  # sites come from gradients
     @torch.no_grad()
     def loo(
         self,
@@ -143,6 +144,8 @@ class LeaveOneOutMethod(GPMethod):
             return torch.cat(list(map_draws(where, self, samples, most, densities)))
         return torch.stack([densities(draw) for draw, _ in place_draws(where, self, samples)])
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def loo_by_draw(
         self, idx: Int[Tensor, " I"] | None = None, *, num_neighbors: int | None = None, from_guide: bool = False
     ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
@@ -224,6 +227,7 @@ class LeaveOneOutMethod(GPMethod):
         return self.leave_one_out(rows, num_neighbors, sampled)
 
     @pyro_entry
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _densities_at(self, draw: Draw, densities: Densities, from_guide: bool) -> Tensor:
         place_hyperparameters(f"{type(self).__name__}.loo", self, draw)

@@ -98,6 +98,7 @@ class NeighborCache:
             self._nearest = find()
         return self._nearest
 
+    @torch.inference_mode(False)  # later gradients need what is kept
     @torch.no_grad()
     def pooled(
         self, kernel: KernelLike, graph: NeighborGraph, noise: Float[Tensor, "*L N"], num_neighbors: int, jitter: float

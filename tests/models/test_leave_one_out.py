@@ -387,3 +387,11 @@ def test_labels_far_from_the_mean_function_start_at_the_sites():
     unsolved = VNNGP(x, y, kernel, Bernoulli(), mean=mean, num_neighbors=20, posterior="mean-field")
     with pytest.warns(UserWarning, match="loo: means still moved by .* no step improved the bound"):
         unsolved.loo()
+
+
+def test_densities_in_inference_mode(problem):
+    gp = VNNGP(problem[0][:50], problem[1][Poisson][:50], kernel(), Poisson(), num_neighbors=8)
+    want = gp.loo()
+    with torch.inference_mode():
+        torch.testing.assert_close(gp.loo(), want)
+        torch.testing.assert_close(gp.loo_by_draw(from_guide=True)({}), want)

@@ -224,3 +224,15 @@ def test_predictions_follow_a_kernel_that_is_zero_between_the_first_rows():
         gp.kernel.lengthscale = torch.tensor(lengthscale, dtype=F64)
         got = gp(x_new, num_neighbors=8)
     torch.testing.assert_close(got, copy.deepcopy(gp)(x_new, num_neighbors=8), rtol=1e-12, atol=0)
+
+
+def test_gradients_after_predictions_in_inference_mode():
+    x, y, _, x_new, _, kernel = field(150, 9, Gaussian(20.0))
+    gp = VNNGP(x, y, kernel, Gaussian(20.0), num_neighbors=5)
+    gp.solve()
+    with torch.inference_mode():
+        want = gp(x_new, num_neighbors=8)[1].clone()
+    x_new.requires_grad_()
+    variance = gp(x_new, num_neighbors=8)[1]
+    torch.testing.assert_close(variance, want)
+    assert torch.autograd.grad(variance.sum(), x_new)[0].isfinite().all()
