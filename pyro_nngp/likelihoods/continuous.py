@@ -24,6 +24,7 @@ from pyro_nngp.likelihoods.base import Likelihood, bounded
 from pyro_nngp.likelihoods.quadrature import Focus
 
 _NODES = 64  # components of the mixtures of normals
+_EVEN = 10.0  # log precisions of Student-t noise up to which its nodes are about equally spaced
 _RANGE = 8.0  # of the standardized log noise variance, in standard deviations
 
 
@@ -109,15 +110,21 @@ class StudentT(Likelihood):
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
-        r"""A mixture of normals: y has noise :math:`s^2 / \lambda` given :math:`\lambda \sim Gamma(\nu/2, \nu/2)`."""
+        r"""A mixture of normals: y has noise :math:`s^2 / \lambda` given :math:`\lambda \sim Gamma(\nu/2, \nu/2)`.
+
+        Nodes are equally spaced in :math:`\mathrm{arsinh}(\log(\lambda) / 10)`: for small :math:`\nu` the density of
+        :math:`\log \lambda` has a long tail, but most y depend on values near its peak.
+        """
         a = self.df.to(loc.dtype)[..., None] / 2
         with torch.no_grad():  # from its peak, the density of log(lambda) falls by e^-45 to `low`, by e^-21 to `high`
             c, tail = 21 / a, 45 / a
             low, high = -(tail + (2 * tail).sqrt().clamp(max=1)), torch.minimum((2 * c).sqrt(), 1 + torch.log1p(2 * c))
+            low, high = torch.asinh(low / _EVEN), torch.asinh(high / _EVEN)
             unit = torch.linspace(0, 1, 2 * _NODES, dtype=loc.dtype, device=loc.device)
-            log_precision = low + (high - low) * unit
+            place = low + (high - low) * unit
+            log_precision, log_spacing = _EVEN * place.sinh(), place.cosh().log()
         noise = self.scale.to(loc.dtype)[..., None].square() * bounded(-log_precision).exp()
-        return _normal_mixture(a * (log_precision - log_precision.exp()), loc, var, noise)
+        return _normal_mixture(a * (log_precision - log_precision.exp()) + log_spacing, loc, var, noise)
 
 
 class AsymmetricLaplace(Likelihood):
@@ -218,5 +225,5 @@ class Gamma(Likelihood):
 def _normal_mixture(log_weights: Tensor, loc: Tensor, var: Tensor, noise: Tensor) -> Distribution:
     """Mixture of N(loc, var + noise_q), unnormalized log-weights; q is the last dimension of weights and noise."""
     scale = (var[..., None] + noise).sqrt()
-    weights = dist.Categorical(logits=log_weights.expand(scale.shape))
+    weights = dist.Categorical(logits=log_weights).expand(scale.shape[:-1])
     return dist.MixtureSameFamily(weights, dist.Normal(loc[..., None].expand(scale.shape), scale))

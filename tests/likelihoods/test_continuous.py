@@ -75,6 +75,21 @@ def test_heavy_tails_in_float32() -> None:
     assert all(g.isfinite() for g in torch.autograd.grad(log_prob.sum(), list(likelihood.parameters())))
 
 
+@pytest.mark.parametrize(("scale", "var"), [(0.1, 0.001), (1.0, 1.0), (1.0, 100.0)])
+def test_marginal_of_very_heavy_tails(scale: float, var: float) -> None:
+    """.3 degrees of freedom, against Gauss-Legendre quadrature over f on pieces that resolve prior and noise."""
+    sd, y = var**0.5, tensor(0.0, 0.3, 3.0, 50.0)
+    nodes, weights = map(torch.as_tensor, np.polynomial.legendre.leggauss(8))
+    unit = torch.linspace(-1, 1, 201, dtype=torch.float64)
+    edges = torch.cat([12 * sd * unit, (y[:, None] + 20 * scale * unit).flatten()]).clamp(-12 * sd, 12 * sd).unique()
+    middle, half = (edges[1:] + edges[:-1]) / 2, (edges[1:] - edges[:-1]) / 2
+    f = middle[:, None] + half[:, None] * nodes
+    density = dist.StudentT(scalar(0.3), y[:, None, None], scale).log_prob(f) + dist.Normal(0.0, sd).log_prob(f)
+    want = (density.exp() * half[:, None] * weights).sum((1, 2)).log()
+    marginal = StudentT(scalar(0.3), scalar(scale)).marginal(torch.zeros(4).double(), torch.full((4,), var).double())
+    torch.testing.assert_close(marginal.log_prob(y), want, rtol=0, atol=1e-4)
+
+
 def test_integer_targets_are_numbers_to_a_gaussian() -> None:
     x, y = torch.rand(30, 2), torch.arange(30)
     fits = [SVGP(x, targets, RBF(2), Gaussian(0.3), inducing=5) for targets in (y, y.float())]
