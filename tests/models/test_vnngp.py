@@ -361,6 +361,7 @@ def test_row_order_does_not_matter():
     torch.testing.assert_close(one(x[:5] + 0.01), two(x[:5] + 0.01))
 
 
+@pytest.mark.filterwarnings("ignore:.* of the rows are exact copies of others:UserWarning")
 def test_duplicate_rows_without_noise_are_no_trouble():
     x, y = data(20, torch.float32)
     x, y = torch.cat([x, x]), torch.cat([y, y])
