@@ -35,7 +35,7 @@ from pyro_nngp._rows import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
 from pyro_nngp.kernels import Covariance, Kernel, bind, check_covariance
-from pyro_nngp.kernels.metric import warn_of_units
+from pyro_nngp.kernels.metric import warn_of_unset_lengthscale
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
 
@@ -99,7 +99,7 @@ class NNGP(TorchDistribution):
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
         if jitter is not None:
             check_number("NNGP", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
-        warn_of_units("NNGP", kernel, graph.x)
+        warn_of_unset_lengthscale("NNGP", kernel, graph.x)
         self.graph = graph
         self.batch = graph.batch() if batch is None else batch
         self._conditionals = _Conditionals(kernel, graph.x if points is None else points, jitter)

@@ -137,7 +137,7 @@ def column_scale(x: Float[Tensor, "N D"]) -> Float[Tensor, " D"]:
     return torch.where(scale > 0, scale, 1.0)
 
 
-def warn_of_units(where: str, kernel: Any, x: Float[Tensor, "N D"]) -> None:
+def warn_of_unset_lengthscale(where: str, kernel: Any, x: Float[Tensor, "N D"]) -> None:
     """Warn, once for each kernel, of lengthscales that were left unset and are far from the units of their columns.
 
     Methods start such lengthscales from the data; in a program of one's own they keep the placeholder 1.
