@@ -4,8 +4,8 @@ Each run of a method on a data set and split is one row of a CSV file; a row tha
 command can be stopped and repeated, and methods, data sets and splits added. The table is made of all rows in the file.
 
 A run is a plain call, `fit(Method(x, y, Matern52(D), likelihood))` with K = 32 neighbors (NPVI 20) or as many inducing
-points as its paper has, "own K" with none given, which ends by itself; column `converged` says where --seconds of wall-
-clock time ended it first. Nothing is tuned, so that nothing is chosen by test rows or validation rows. BSGP has a
+points as its paper has, "own K" with none given, which ends by itself; column `converged` says where --seconds of
+wall-clock time ended it first. Nothing is tuned, so that nothing is chosen by test rows or validation rows. BSGP has a
 number of steps, and the exact process the hyperparameters of Vecchia. Published splits where the data have them, else
 80/20 at random; seed s takes split s. Inputs and real targets are standardized on the training rows, and scores are in
 these units. Seconds in the table are those of the processor, for building and training.
@@ -20,10 +20,10 @@ The data come from the folder that PYRO_NNGP_DATA names; terrain and flights als
 """
 
 import argparse
-import csv
 import itertools
 import math
 import warnings
+from functools import cache
 from pathlib import Path
 
 import pyro
@@ -96,25 +96,28 @@ def run(name, method, seed, seconds):
         return row | {"status": f"failed: {type(error).__name__}"}
 
 
+@cache
 def published():
-    """Scores in the papers: {(data, method): {source: {score: value}}}."""
+    """NLL in the papers: {(data, method): {source: value}}, values as text."""
     found = {}
-    with Path(__file__).with_name("published.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            found.setdefault((row["data"], row["method"]), {}).setdefault(row["source"], {})[row["score"]] = row[
-                "value"
-            ]
+    for row in read(Path(__file__).with_name("published.csv")):
+        if row["score"] == "nll":
+            found.setdefault((row["data"], row["method"]), {})[row["source"]] = row["value"]
     return found
+
+
+def theirs(data, method):
+    """Pairs of source and NLL in the papers, of a method with whatever settings."""
+    return published().get((data, method.partition(",")[0]), {}).items()
 
 
 def differences(rows):
     """Tables of the mean NLL over splits less that of the papers, of real targets and of labels."""
-    papers, found = published(), {}
+    found = {}
     for name, method in dict.fromkeys((row["data"], row["method"]) for row in rows if row["status"] == "ok"):
         losses = [float(row["nll"]) for row in rows if (row["data"], row["method"]) == (name, method) and row["nll"]]
-        sources = papers.get((name, method.partition(",")[0]), {}).items()
         mean = sum(losses) / len(losses)
-        found[name, method] = "; ".join(f"{mean - float(score['nll']):+.3f} [{source}]" for source, score in sources)
+        found[name, method] = "; ".join(f"{mean - float(nll):+.3f} [{source}]" for source, nll in theirs(name, method))
     lines = []
     for is_real in (True, False):
         here = {key: cell for key, cell in found.items() if cell and (TASKS[key[0]].kind == "real") == is_real}
@@ -128,7 +131,7 @@ def differences(rows):
 
 def table(rows):
     """Means over splits, one table per data set, best NLL on the first split first."""
-    lines, papers = [], published()
+    lines = []
     for name in dict.fromkeys(row["data"] for row in rows):
         here = [row for row in rows if row["data"] == name]
         names, first = SCORES[TASKS[name].kind], here[0]
@@ -144,10 +147,9 @@ def table(rows):
         for method in dict.fromkeys(row["method"] for row in here):
             group = [row for row in here if row["method"] == method]
             done = [row for row in group if row["status"] == "ok"]
-            sources = papers.get((name, method.partition(",")[0]), {}).items()
-            theirs = "; ".join(f"{scores['nll']} [{source}]" for source, scores in sources)
+            in_papers = "; ".join(f"{nll} [{source}]" for source, nll in theirs(name, method))
             if not done:
-                cells = [group[0]["status"], *[""] * (len(names) + 4), theirs]
+                cells = [group[0]["status"], *[""] * (len(names) + 4), in_papers]
                 entries.append((math.inf, cells, method))
                 continue
 
@@ -161,7 +163,7 @@ def table(rows):
             cells = [f"{mean(key):.3f}" for key in names]
             first_nll = next((float(row["nll"]) for row in done if int(row["seed"]) == 0), math.inf)
             cells += [noise, f"{mean('steps'):.0f}{cut}", f"{mean('seconds'):.0f}", f"{len(done)}{failed}"]
-            entries.append((first_nll, [*cells, f"{first_nll:.3f}", theirs], method))
+            entries.append((first_nll, [*cells, f"{first_nll:.3f}", in_papers], method))
         entries.sort(key=lambda entry: entry[0])
         lines += [f"| {method} | {' | '.join(cells)} |" for _, cells, method in entries] + [""]
     return "\n".join(lines)
