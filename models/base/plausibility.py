@@ -143,9 +143,9 @@ def warn_of_copies(where: str, x: Float[Tensor, "N D"], y: Float[Tensor, "N *T"]
         x: inputs.
         y: real targets, NaN where they are missing.
     """
-    columns = [*x.detach().unbind(-1), *y.detach().reshape(len(y), -1).unbind(-1)]
     if len(y) < _ENOUGH:
         return
+    columns = [*x.detach().unbind(-1), *y.detach().reshape(len(y), -1).unbind(-1)]
     factors = torch.rand(len(columns), dtype=torch.float64, generator=torch.Generator().manual_seed(0)).tolist()
     marks = sum(column.double() * factor for column, factor in zip(columns, factors, strict=True))
     marks = torch.as_tensor(marks).sort().values  # equal for equal rows, and for hardly any others

@@ -256,10 +256,12 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
 def _count_placed(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) -> int:
     """:func:`count_draws`; raises ``ValueError`` for draws by chain, which are (chains, draws, ...) at all sites."""
     count = count_draws(where, samples)
-    second = {value.shape[1:2].numel() if value.dim() > 1 else 1 for value in samples.values()}
+    second = {value.shape[1] if value.dim() > 1 else 1 for value in samples.values()}
+    if len(second) > 1 or second == {1}:
+        return count
     for module, attribute in sampled_attributes(owner):
         prior, name = module._pyro_samples[attribute], site_name(owner, module, attribute)
-        if name not in samples or not hasattr(prior, "event_shape") or len(second) > 1 or second == {1}:
+        if name not in samples or not hasattr(prior, "event_shape"):
             continue
         own, shape = prior.batch_shape + prior.event_shape, samples[name].shape
         if len(shape) == len(own) + 2 and shape[2:] == own:
