@@ -107,7 +107,7 @@ html_context = {"default_mode": "light"}
 def escape_signs(app, what, name, obj, options, lines):
     """Shapes such as (*L, N) in docstrings are no emphasis, attributes such as gp_ no links."""
     lines[:] = [re.sub(r"(?<![\\*`])\*(?=[A-Za-z]+[,) ])", r"\\*", line) for line in lines]
-    if name.startswith("pyro_nngp.sklearn."):
+    if name.startswith("pyro_nngp.adapters.sklearn."):
         lines[:] = [re.sub(r"(?<=[a-z])_(?=[,:])", r"\\_", line) for line in lines]
 
 

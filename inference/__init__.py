@@ -32,7 +32,7 @@ from pyro_nngp.inference.svi.loop import fit
 from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 from pyro_nngp.inference.svi.row_adam import RowAdam
-from pyro_nngp.inference.svi.run import DivergenceError
+from pyro_nngp.inference.svi.train_state import DivergenceError
 
 __all__ = [
     "SGHMC",

@@ -1,4 +1,4 @@
-"""Runs of a model at given values of its latent sites, and properties of traces: data, densities, plates, rows.
+"""Traces: runs of a model at given values of its latent sites, and their data, densities, plates and rows.
 
 Cost: one run of the model each.
 """
@@ -18,11 +18,12 @@ from torch.distributions import Independent
 
 from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.distributions import NNGP
+from pyro_nngp.inference.protocols import has_program
 
 
 def check_program(where: str, model: Any) -> None:
-    """Raise ``TypeError`` unless `model` is a Pyro program; a method of this package is not, but has one."""
-    if hasattr(model, "model") and hasattr(model, "guide"):
+    """Raise ``TypeError`` unless `model` is a Pyro program; the program of a method is its ``model``."""
+    if has_program(model):
         actual, cure = f"a method, {type(model).__name__}", "Pass its program, gp.model."
         fail(where, "model", "to be a Pyro program", actual, cure, TypeError)
     check_callable(where, "model", model, "Pass a Pyro program, such as gp.model.")
@@ -57,13 +58,13 @@ def run_at(
 
 
 def sample_sites(trace: Trace) -> dict[str, Any]:
-    """The sample statements of a trace, without those of plates."""
+    """Sample sites of a trace, without the subsamples of plates."""
     nodes = trace.nodes.items()
     return {n: site for n, site in nodes if site["type"] == "sample" and not isinstance(site["fn"], _Subsample)}
 
 
 def latent_values(trace: Trace) -> dict[str, Tensor]:
-    """The values that a guide drew, and the rows of its plates, so that a model uses the same rows."""
+    """Values of latent sites that a guide drew, with the rows of its plates, for a model to use the same rows."""
     return {name: site["value"] for name, site in trace.iter_stochastic_nodes()}
 
 
@@ -116,7 +117,7 @@ def log_prob_parts(trace: Trace) -> Float[Tensor, " 2"]:
 
 
 def plate_rows(trace: Trace) -> dict[str, tuple[Int[Tensor, " B"], int]]:
-    """For each plate, the rows that it used, and its size."""
+    """Rows that each plate used, and its size."""
     plates = {name: site for name, site in trace.nodes.items() if isinstance(site.get("fn"), _Subsample)}
     return {name: (torch.as_tensor(site["value"]), int(site["fn"].size)) for name, site in plates.items()}
 
@@ -152,7 +153,7 @@ def check_supports(where: str, trace: Trace) -> None:
 
 
 def plate_dims(site: Any, value: Tensor) -> list[str | None]:
-    """For each dimension of a value of a site, the plate that it belongs to; None for the others."""
+    """Plate of each dimension of a value of a site; None for dimensions without one."""
     event_dim = site["fn"].event_dim
     if isinstance(base_distribution(site["fn"]), Delta) and len(site["fn"].shape()) != value.dim():
         event_dim = 0  # by default, pyro.deterministic treats a whole value as one event, even in plates
@@ -165,7 +166,7 @@ def plate_dims(site: Any, value: Tensor) -> list[str | None]:
 
 
 class _AtValues(Messenger):
-    """Sets latent sites to given values, and optionally frees observed sites."""
+    """Set latent sites to given values, and optionally sample observed sites anew."""
 
     def __init__(self, where: str, values: Mapping[str, Tensor] | None, rows: Tensor | None, resample: bool) -> None:
         super().__init__()

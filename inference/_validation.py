@@ -1,4 +1,4 @@
-"""Switch off the checks of Pyro and torch, and of row numbers, in a loop whose first step has passed them."""
+"""Switch off checks of Pyro, of torch and of row numbers, in a loop whose first step has passed them."""
 
 import threading
 from collections.abc import Iterator

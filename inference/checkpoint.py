@@ -55,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what :func:`save_checkpoint` wrote, on the CPU.
+    """Read a file that :func:`save_checkpoint` wrote, on the CPU.
 
     Raises:
         CheckpointError: if the file is damaged, is not a checkpoint, or holds anything but tensors and plain

@@ -26,6 +26,7 @@ from torch.distributions import kl_divergence
 
 from pyro_nngp._checks import fail
 from pyro_nngp._shared import shared_results
+from pyro_nngp.inference.protocols import owner_of
 
 
 class IntegratedELBO(TraceMeanField_ELBO):
@@ -58,9 +59,9 @@ class IntegratedELBO(TraceMeanField_ELBO):
         return likelihood.expected_log_prob(y, loc, var)
 
     def differentiable_loss(self, model, guide, *args, **kwargs):
-        """The loss of Pyro's method of this name, which reads its value several times: on a GPU each time waits for it.
+        """The loss with its gradient, as of Pyro, which reads the value several times and waits for a GPU each time.
 
-        With validation off NaN is left to the caller to find.
+        With validation off the value is not read, and the caller has to look for NaN.
         """
         if is_validation_enabled():
             return super().differentiable_loss(model, guide, *args, **kwargs)
@@ -69,13 +70,13 @@ class IntegratedELBO(TraceMeanField_ELBO):
 
 
 def _of_one_method(model: Any, guide: Any) -> bool:
-    """Whether both are methods of one object, without handlers that may give them different parameters."""
-    owner = getattr(model, "__self__", None)
-    return owner is not None and owner is getattr(guide, "__self__", None)
+    """Whether model and guide are methods of one object, without handlers that may change their parameters."""
+    owner = owner_of(model)
+    return owner is not None and owner is owner_of(guide)
 
 
 def _loss(model_trace: poutine.Trace, guide_trace: poutine.Trace, one_method: bool) -> Tensor:
-    """The loss of ``TraceMeanField_ELBO`` at one draw, not read."""
+    """The loss of ``TraceMeanField_ELBO`` at one draw, as a tensor."""
     loss: Any = 0
     for name, site in model_trace.nodes.items():
         if site["type"] != "sample":

@@ -36,17 +36,17 @@ def identity(**parts: Any) -> dict[str, str]:
     return leaves
 
 
-def without_rows(found: dict[str, str]) -> dict[str, str]:
+def without_rows(descriptions: dict[str, str]) -> dict[str, str]:
     """The descriptions of a method on several processes without those of its rows, which differ between them."""
-    return {name: text for name, text in found.items() if not _ROWS.search(name)}
+    return {name: text for name, text in descriptions.items() if not _ROWS.search(name)}
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> str:
     """Text with the names and descriptions that differ; empty if none do."""
     names = [name for name in sorted(one.keys() | other.keys()) if one.get(name) != other.get(name)]
-    found = [f"{name} = {one.get(name, 'nothing')} and not {other.get(name, 'nothing')}" for name in names[:_SHOWN]]
+    shown = [f"{name} = {one.get(name, 'nothing')} and not {other.get(name, 'nothing')}" for name in names[:_SHOWN]]
     rest = [f"and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
-    return ", ".join(found + rest)
+    return ", ".join(shown + rest)
 
 
 def _describe(value: Any, path: str, leaves: dict[str, str], seen: dict[int, tuple[str, Any]]) -> None:
@@ -97,14 +97,14 @@ def _parts(value: Any, path: str, leaves: dict[str, str]) -> dict[str, Any]:
 
 
 def _module(module: nn.Module) -> dict[str, Any]:
-    own = {name: part for name, part in vars(module).items() if name not in _OF_MODULES}
+    attributes = {name: part for name, part in vars(module).items() if name not in _OF_MODULES}
     if type(module).__module__.startswith("pyro_nngp."):  # other private attributes hold what is computed on the way
-        own = {name: part for name, part in own.items() if name in _KEPT or not name.startswith("_")}
+        attributes = {name: part for name, part in attributes.items() if name in _KEPT or not name.startswith("_")}
     else:
-        own = _plain(module, own)
+        attributes = _plain(module, attributes)
     trained = _TRAINED | getattr(type(module), "trained_buffers", frozenset())
     buffers = {name: f"{_shape(b)}" if name in trained and b is not None else b for name, b in module._buffers.items()}
-    return own | dict(module._parameters) | buffers | dict(module._modules)
+    return attributes | dict(module._parameters) | buffers | dict(module._modules)
 
 
 def _plain(value: Any, attributes: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,8 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from pyro_nngp.distributed import Route, ShardedData
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.world import Route
 
 _COMPLETE = ".metadata"
 
@@ -42,20 +43,20 @@ class ShardedCheckpoint:
         """Whether there is a complete checkpoint."""
         return self._last() is not None
 
-    def save(self, shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> None:
+    def save(self, shared: dict[str, Any], local: dict[str, Any], rows: dict[str, Tensor]) -> None:
         """Write a checkpoint, and remove older ones.
 
         Args:
             shared: state that is the same on all processes: tensors and plain containers.
-            own: state of this process.
-            rows: tensors of the own rows, (n, ...).
+            local: state of this process.
+            rows: tensors of the local rows, (n, ...).
         """
         last = self._last()
         folder = self._path / f"{0 if last is None else int(last.name) + 1:06d}"
         if self._world.rank == 0 and folder.exists():  # of a process that died while it wrote
             shutil.rmtree(folder)
         self._world.barrier()
-        state = {"shared": _bytes(shared), self._own_key: _bytes(own)}
+        state = {"shared": _bytes(shared), self._local_key: _bytes(local)}
         state |= {f"rows.{name}": self._sharded(self._to_blocks(values)) for name, values in rows.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -67,17 +68,17 @@ class ShardedCheckpoint:
                     shutil.rmtree(older)
 
     def load(self, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-        """The last complete checkpoint: shared state, own state, and tensors of the own rows.
+        """The last complete checkpoint: shared state, local state, and tensors of the local rows.
 
         Args:
-            like: own state that stands for that of a run on another number of processes.
+            like: local state to use for a checkpoint of another number of processes.
         """
         folder = self._last()
         index = dcp.FileSystemReader(cast(Path, folder)).read_metadata()
         sizes = cast(dict[str, TensorStorageMetadata], index.state_dict_metadata)
         state: dict[str, Any] = {}
         for name, entry in sizes.items():
-            if name in ("shared", self._own_key):
+            if name in ("shared", self._local_key):
                 state[name] = torch.empty(entry.size, dtype=torch.uint8)
             elif name.startswith("rows."):
                 shape = (self._num_block, *entry.size[1:])
@@ -86,11 +87,11 @@ class ShardedCheckpoint:
             warnings.simplefilter("ignore")
             dcp.load(state, checkpoint_id=folder, no_dist=self._alone)
         shared = _content(state.pop("shared"))
-        own = _content(state.pop(self._own_key)) if self._own_key in state else like
-        return shared, own, {name.removeprefix("rows."): self._from_blocks(values) for name, values in state.items()}
+        local = _content(state.pop(self._local_key)) if self._local_key in state else like
+        return shared, local, {name.removeprefix("rows."): self._from_blocks(values) for name, values in state.items()}
 
     @property
-    def _own_key(self) -> str:
+    def _local_key(self) -> str:
         return f"process {self._world.rank} of {self._world.size}"
 
     def _folders(self) -> list[Path]:
@@ -99,11 +100,11 @@ class ShardedCheckpoint:
     def _last(self) -> Path | None:
         """The last complete checkpoint, as the first process sees it."""
         numbers = [int(each.name) + 1 for each in self._folders() if (each / _COMPLETE).exists()]
-        found = self._world.max(max(numbers, default=0) if self._world.rank == 0 else 0)
-        return self._path / f"{found - 1:06d}" if found else None
+        count = self._world.max(max(numbers, default=0) if self._world.rank == 0 else 0)
+        return self._path / f"{count - 1:06d}" if count else None
 
     def _sharded(self, block: Tensor) -> Tensor:
-        """A block of the rows in the order of the data as a part of a sharded tensor."""
+        """The part of a sharded tensor in the order of the data that a block of rows is."""
         if self._alone:
             return block
         mesh = init_device_mesh("cpu", (self._world.size,))
@@ -111,11 +112,11 @@ class ShardedCheckpoint:
         like = torch.empty(shape, device="meta")
         return DTensor.from_local(block, mesh, [Shard(0)], shape=shape, stride=like.stride(), run_check=False)
 
-    def _to_blocks(self, own: Tensor) -> Tensor:
-        """Rows of this process's block, from the own rows of all processes."""
+    def _to_blocks(self, values: Tensor) -> Tensor:
+        """Values at the rows of this process's block, from the local rows of all processes."""
         route, places = self._route()
-        block = own.new_empty((self._num_block, *own.shape[1:]), device="cpu")
-        block[places] = route.forward(own.detach().cpu())
+        block = values.new_empty((self._num_block, *values.shape[1:]), device="cpu")
+        block[places] = route.forward(values.detach().cpu())
         return block
 
     def _from_blocks(self, block: Tensor) -> Tensor:
@@ -130,7 +131,7 @@ class ShardedCheckpoint:
         return stop - start
 
     def _route(self) -> tuple[Route, Tensor]:
-        """The way of own rows to the blocks, and the places in this process's block of those that arrive."""
+        """The route of local rows to the blocks, and the positions in this process's block of the rows that arrive."""
         route = Route(self._world, self._data.rows // self._data.block_size)
         return route, route.forward(self._data.rows) - self._data.block[0]
 

@@ -18,40 +18,45 @@ Symbols: L layers, H width of hidden layers, S hidden draws, the rest as in :mod
 """
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
-import pyro
 import torch
 from jaxtyping import Float, Int
 from pyro.infer.autoguide.initialization import init_to_median, init_to_value
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_choice, check_int, check_memory, fail
+from pyro_nngp._checks import check_choice, check_int, check_memory, fail, warn
 from pyro_nngp._memory import at_once
+from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.hyperparameters import each_set, pyro_entry, release, stacked
-from pyro_nngp.inducing import InducingPrior, inducing_points, leading_axes, stacked_layers
-from pyro_nngp.kernels import Matern52, bind, column_scale
+from pyro_nngp.distributions.mixture import mixture_moments
+from pyro_nngp.hyperparameters import release
+from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.inducing import InducingPrior
+from pyro_nngp.inducing.layer import SparseLayer, leading_axes, stacked_layers
+from pyro_nngp.inducing.points import inducing_points
+from pyro_nngp.kernels import Matern52, bind
+from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.likelihoods.integrated import OBJECTIVES
-from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import Densities, Draw, rows_of
+from pyro_nngp.likelihoods.integrated import OBJECTIVES, fitc
+from pyro_nngp.models.base import Draw, Method, Posterior, Program, Samples
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.leave_one_out import is_ours
-from pyro_nngp.models.base.sampled import Moments, SampledMethod
-from pyro_nngp.models.base.starts import Start, start_from_data, start_without_targets
+from pyro_nngp.models.base.draws import can_be_mapped
+from pyro_nngp.models.base.program import latents_first
+from pyro_nngp.rows import EVERY, At, Part
+from pyro_nngp.starts.from_data import Start, start_from_data, start_without_targets
 from pyro_nngp.variational import InducingLeaveOneOut
 
 _USUAL = 100  # inducing points
 _BLOCK_BUDGET = 2**22  # whitened weights held at once while test points are streamed
 
 
-class BSGP(SampledMethod):
+class BSGP(Method):
     r"""Bayesian sparse Gaussian process; with several layers, a deep one.
 
     Generative model of one layer (``layers.0``), with :math:`K_{zz} = L L^\top`:
@@ -85,7 +90,7 @@ class BSGP(SampledMethod):
         start = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
         mcmc = MCMC(SGHMC(gp.model, num_steps=50, optim={"lr": 0.01}, init_strategy=start), 256, warmup_steps=10_000)
         mcmc.run(Minibatch(gp.num_data, 1_000))
-        predictive = gp.predict(x_new, mcmc.get_samples())
+        predictive = gp.predict(x_new, samples=mcmc.get_samples())
 
     The start matters: from u = 0, an optimized noise variance grows to explain all of y before u has moved, and burn-in
     takes many times as long. If an update uses all rows (N up to 1,000, say), the gradient has no noise, and a step
@@ -103,7 +108,7 @@ class BSGP(SampledMethod):
             inputs, one kernel, one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; for several layers a list
             with one each, or one to copy for every layer. None is Matern52 with one lengthscale per column. Unset
-            hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian.
         inducing: M for k-means centers, or the initial z (M, D); None is min(100, N) centers.
         objective: "fitc" or "vfe".
@@ -117,7 +122,7 @@ class BSGP(SampledMethod):
             draws.
         mean: mean function of x for the last layer, ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of k-means and of the fixed draws.
 
     Raises:
@@ -127,10 +132,10 @@ class BSGP(SampledMethod):
     Reference: Rossi, Heinonen, Bonilla, Shen, Filippone (2021), "Sparse Gaussian processes revisited", AISTATS.
     """
 
-    likelihood: Likelihood
-    noise: Any
-    has_own_kernels = vectorizes = maps_draws = True
-    latents = ("nu", "z")
+    noise: Any  # of the hidden layers, where draws are fixed
+    own_hyperparameters = ("layers",)
+    _has_own_kernels = True  # one in each layer
+    _latents = ("nu", "z")
 
     @from_tables
     def __init__(
@@ -156,11 +161,8 @@ class BSGP(SampledMethod):
         limits: Float[Tensor, " N"] | Table | None = None,
         seed: int = 0,
     ) -> None:
-        if likelihood is None:
-            likelihood = Gaussian()
-        super().__init__(
-            x, y, None, likelihood, mean, jitter, offset=offset, weights=weights, trials=trials, limits=limits
-        )  # each layer has a kernel
+        by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
+        super().__init__(x, y, None, likelihood, mean, jitter, **by_row)
         check_choice("BSGP", "objective", objective, OBJECTIVES)
         check_choice("BSGP", "hidden_mean", hidden_mean, ("linear", "zero"))
         hidden_dim = x.shape[1] if hidden_dim is None else hidden_dim
@@ -184,33 +186,26 @@ class BSGP(SampledMethod):
         self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
         if fixed_draws and num_layers > 1:
-            generator = torch.Generator().manual_seed(seed)
-            shape = (num_layers - 1, num_draws, len(x), hidden_dim)
-            noise = torch.randn(shape, generator=generator, dtype=x.dtype).to(x)
+            noise = _fixed_noise((num_layers - 1, num_draws, len(x), hidden_dim), seed, x)
         self.register_buffer("noise", noise)
-        self.begin()
+        self._start()
         release(self)  # parts that ran in the constructors
         if inducing_prior is not None:
             _warn_unless_standardized(x)
 
-    @pyro_entry
-    @torch.no_grad()
-    def start_hyperparameters(self) -> Start:
-        """Start the kernel of each layer from the data, as if the layers before it were absent.
+    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+        """Start the kernel of each layer as if the layers before it were absent.
 
         Hidden layers add functions with a tenth of the spread of their inputs.
         """
-        self.hyper_guide.median()
-        h, trend = self.x, None if isinstance(self.mean, BasisMean) and not self.mean.is_set else self._mean_at
-        for layer in self.layers[:-1]:
-            start_without_targets(layer.kernel, h, 0.1)
+        h, (*hidden, last) = self.x, self.layers
+        for layer in hidden:
+            start_without_targets(layer.kernel, h, 0.1, at)
             h = h @ (layer.skip if bool(layer.skip.any()) else leading_axes(h, layer.skip.shape[1]))
-        trend_at = None if trend is None else lambda rows: trend(self.x[rows])
-        y, by_row = self._targets(None), (self.offset, self.trials)
-        return start_from_data(self.layers[-1].kernel, self.likelihood, h, y, trend_at, self.jitter, *by_row)
+        rest = self.jitter, self.offset, self.trials, at
+        return start_from_data(last.kernel, self.likelihood, h, self.rows.targets(), trend, *rest)
 
     @property
-    @pyro_entry
     def init_strategy(self) -> Callable:
         """The start of chains and automatic guides: z at `inducing`, u at zero, hyperparameters near prior medians.
 
@@ -223,117 +218,193 @@ class BSGP(SampledMethod):
                 values[self.site(f"layers.{index}.z")] = layer.start.clone()
         return init_to_value(values=values, fallback=init_to_median)
 
-    @pyro_entry
-    def model(self, idx: Int[Tensor, " B"] | None = None) -> Tensor:
-        """The generative model with f integrated out, on a batch of rows (None: all); returns y, outputs first."""
-        self.start_model(idx)
-        noise = None if self.noise is None else self.noise if idx is None else self.noise[:, :, idx]
-        found, sets = each_set(self, lambda: self._propagate(self._inputs(idx), noise, rows_of(idx)))
-        likelihood = self.likelihood_at(rows_of(idx))
-        loc, var = (self._draws_first(stacked(list(values), sets), likelihood) for values in zip(*found, strict=True))
-        data, latents = self.plates(idx)
-        target = OBJECTIVES[self.objective](likelihood, loc, var)
-        with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
-            return pyro.sample(self.site("y"), target, obs=self._targets(idx))
+    @pyro_method
+    def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
+        """The joint density log p(Psi | y) at a batch of rows (None: all), f integrated out; returns their y.
 
-    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """Densities with inducing values integrated out: draws matter for hyperparameters and inducing inputs only.
-
-        With several layers, densities are given the inducing values of the draw, which make the data independent.
+        The layers are read with the hyperparameters: log p(theta), log p(nu) in place of log p(u | z, theta), log p(z).
         """
-        self.refuse_neighbors(num_neighbors)
-        if not sampled:
-            fail("BSGP.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
-        leave_one_out = InducingLeaveOneOut(fitc=self.objective == "fitc")
+        program = Program.model(self, idx)
+        noise = None if self.noise is None else self.noise[:, :, program.at]
+        sets, batch = program.sets()
+        moments = [self.posterior(bound).given_inducing(program.x, program.at, noise) for bound in sets]  # w_n' u, v_n
+        loc, var = (_draws_first(program, stacked_sets(list(each), batch)) for each in zip(*moments, strict=True))
+        y_given_u = OBJECTIVES[self.objective](program.likelihood(), loc, var)  # l_n: FITC (eq. 4), VFE (eq. 3)
+        return program.sample_y(program.likelihood(), y_given_u)
 
-        def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> Moments:
-            cov, z = bind(self.layers[0].kernel), self.layers[0].z
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "SampledLayers":
+        """f given the inducing values of a posterior draw, which are among the hyperparameters."""
+        return SampledLayers(self.rows, None, bound, self.num_draws, self.objective)
 
-            def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
-                a, var, _ = whitened_conditional(cov, self.x, z, self.jitter)
-                yield slice(None), a, var
+    @torch.no_grad()
+    def moments_by_draw(
+        self, x_new: Float[Tensor, "P D"], *, samples: Samples | None = None
+    ) -> tuple[Float[Tensor, "S *T P"], Float[Tensor, "S *T P"]]:
+        """Mean and variance of f at new points given each posterior draw, for example to compare chains.
 
-            return leave_one_out(likelihood, y, mean, blocks, torch.eye(len(z)).to(z), cov.diag(self.x))
+        Args:
+            x_new: new inputs.
+            samples: posterior draws of all sites.
 
-        def given_values(draw: Draw | None) -> Tensor:
-            y = cast(Tensor, self._targets(rows))
-            f = self._propagate(self.x[rows], rows=rows)
-            return OBJECTIVES["fitc"](self.likelihood_at(rows), *f).log_prob(y)
+        Raises:
+            ValueError, TypeError: as in :meth:`forward`.
 
-        return self.scores(rows, moments) if len(self.layers) == 1 else given_values
+        Cost: as of :meth:`forward`.
+        """
+        pairs = [pair for _, *pair in self._moments("moments_by_draw", x_new, None, samples, "moments")]
+        loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
+        return loc, var
 
     @property
-    def takes_draws_mapped(self) -> bool:
+    def maps_draws(self) -> bool:
         """Whether several posterior draws go through ``torch.vmap``; kernels, too, must be of this package."""
-        return super().takes_draws_mapped and all(is_ours(layer.kernel) for layer in self.layers)
+        return super().maps_draws and can_be_mapped(layer.kernel for layer in self.layers)
 
-    def moment_entries(self, x_new: Tensor) -> int:
-        """Those of the weights of a block of points."""
-        m = len(self.layers[0].start)
-        return m * (m + min(self.num_draws * len(x_new), at_once(_BLOCK_BUDGET, m)))
-
-    def joint_entries(self, x_new: Tensor) -> int:
-        """Those of the covariances of inducing and new points."""
-        return (len(self.layers[0].start) + len(x_new)) ** 2
-
-    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int | None:
-        """Those of the weights of all data; data that are not Gaussian take steps from the last solution."""
-        if len(self.layers) == 1 and not isinstance(self.likelihood, Gaussian):
-            return None
-        m = len(self.layers[0].start)
-        return m * (m + self.num_draws * self.num_data)
-
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
-        super().append_rows(x, y, by_row)
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super()._append_rows(x, y, by_row)
         if self.noise is not None:
-            generator = torch.Generator().manual_seed(self.num_data)
             shape = (*self.noise.shape[:2], len(x), self.noise.shape[3])
-            self.noise = torch.cat([self.noise, torch.randn(shape, generator=generator, dtype=x.dtype).to(x)], 2)
+            self.noise = torch.cat([self.noise, _fixed_noise(shape, self.num_data, x)], 2)
 
-    def joint_draws(self, x_new: Tensor) -> Tensor:
-        """One joint draw at the present hyperparameters and inducing values."""
-        h = x_new
-        for layer in self.layers[:-1]:
-            h = h @ layer.skip + layer.joint(h).mT
-        return self._mean_at(x_new) + self.layers[-1].joint(h)
 
-    def _draws_first(self, value: Tensor, likelihood: Likelihood) -> Tensor:
-        """Moments (*R, S, *T, B) at sets R of sites as the likelihood takes them for each draw, (S, *R, *T, B).
+@dataclass(frozen=True)
+class SampledLayers(Posterior):
+    """f given the inducing values of one posterior draw: a mixture over draws of the hidden layers.
 
-        For classes those of a point come before the sets, (S, C, *R, 1, B).
+    Cost: O(M^3 + P M^2) per layer and hidden draw.
+
+    Attributes:
+        num_draws: S.
+        objective: "fitc" or "vfe".
+    """
+
+    num_draws: int
+    objective: str
+
+    @property
+    def layers(self) -> list[SparseLayer]:
+        """The layers at the draw."""
+        return list(self.bound.others["layers"])
+
+    def given_inducing(
+        self, x: Float[Tensor, "B D"], rows: At | None = None, noise: Float[Tensor, "_ S B H"] | None = None
+    ) -> tuple[Float[Tensor, "S *T B"], Float[Tensor, "S *T B"]]:
+        r"""Moments of f, :math:`w^\top u` and v, for each draw of the hidden layers (equation 24).
+
+        Args:
+            x: points.
+            rows: the rows of x among the data, whose offset counts; None for new points.
+            noise: standard normal noise of the hidden layers; None draws it.
         """
-        own = 2 + len(self.latent_shape)
-        value = self.outside(value, own)
-        sets = value.dim() - own
-        value = value.movedim(sets, 0)
-        if likelihood.num_latents is None or not sets:
-            return value
-        return value.movedim(1 + sets, 1)[..., None, :]
-
-    def _propagate(self, x: Tensor, noise: Tensor | None = None, rows: Tensor | slice | None = None) -> Moments:
-        """Moments of f at x (B, D), rows of the data if given, for each draw of the hidden layers, (S, *T, B)."""
+        *hidden, last = self.layers
         h = x.expand(self.num_draws, *x.shape)
-        for index, layer in enumerate(self.layers[:-1]):
+        for index, layer in enumerate(hidden):
             h = layer.hidden(h, None if noise is None else noise[index])
-        loc, var = self.layers[-1](h)
-        return self._mean_at(x, rows) + loc, var
+        loc, var = last(h)
+        return loc + (self.bound.mean(x) if rows is None else self.rows.mean(self.bound, rows, x)), var
 
-    def moments_given(self, x_new: Tensor) -> Moments:
-        """Moments of f at new points given each draw of the hidden layers, (S, *T, P), in blocks of points."""
-        block = at_once(_BLOCK_BUDGET, self.num_draws * len(self.layers[0].start))
-        parts = [self._propagate(part) for part in x_new.split(block)]
-        loc, var = (torch.cat(values, -1) for values in zip(*parts, strict=True))
-        return loc, var
+    def neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None) -> tuple[Tensor, ...]:
+        """The points in blocks."""
+        self._refuse_neighbors(num_neighbors)
+        return x_new.split(at_once(_BLOCK_BUDGET, self.num_draws * self._num_inducing))
+
+    def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> None:
+        self._refuse_neighbors(num_neighbors)
+
+    def response_moments(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Moments of f for each draw of the hidden layers, (S, *T, P)."""
+        self._check_given()
+        loc, var = zip(*(self.given_inducing(block) for block in near), strict=True)
+        return torch.cat(loc, -1), torch.cat(var, -1)
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return mixture_moments(*self.response_moments(x_new, near))
+
+    def response(self, loc: Tensor, spread: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        return fitc(self.bound.likelihood.for_rows(**by_row), loc, spread)
+
+    def given_f(self, f: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        return super().response(f, torch.zeros_like(f), by_row)
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: None, count: int) -> Float[Tensor, "S *T P"]:
+        """From the exact process given the inducing values; O(P^3) for each layer, for a deep one times the draws."""
+        self._check_given()
+        *hidden, last = self.layers
+
+        def draws(layer: SparseLayer, inputs: Tensor) -> Tensor:
+            return torch.cat([layer.joint(h, count // len(inputs)) for h in inputs])
+
+        h = x_new[None]  # one set of inputs for all draws; after a hidden layer one for each
+        for layer in hidden:
+            h = h @ layer.skip + draws(layer, h).mT
+        return self.bound.mean(x_new) + draws(last, h)
+
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, InducingLeaveOneOut]:
+        """The rows, and the solver of the first draw, whose solution is the start at the next."""
+        self._refuse_neighbors(num_neighbors, ".loo")
+        return rows, InducingLeaveOneOut(fitc=self.objective == "fitc")
+
+    def leave_one_out(self, others: tuple[Tensor, InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
+        """Inducing values of one layer are integrated out; those of several, as drawn, make the data independent."""
+        (rows, solver), (*hidden, last), bound = others, self.layers, self.bound
+        if last.nu is None:
+            fail(f"{bound.where}.loo", "samples", "of all sites", None, "Pass samples=mcmc.get_samples().")
+        if hidden:
+            loc, var = self.given_inducing(self.rows.x[rows], rows)
+            return fitc(self.rows.likelihood(bound, rows), loc, var).log_prob(self.rows.targets(rows))
+        x, likelihood, y, cov = self.rows.x, self.rows.likelihood(bound), self.rows.targets(), bind(last.kernel)
+
+        def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
+            a, var, _ = whitened_conditional(cov, x, last.z, bound.jitter)
+            yield EVERY, a, var
+
+        mean = self.rows.mean(bound).expand(*bound.latent_shape, -1)
+        loc, var = solver(likelihood, y, mean, blocks, torch.eye(len(last.z)).to(x), cov.diag(x))
+        return likelihood.marginal(loc, var).log_prob(y)[..., rows]
+
+    @property
+    def _num_inducing(self) -> int:
+        return len(self.layers[0].start)
+
+    def entries(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, ...] | None) -> int:
+        """Of the weights of a block of points, or of the covariances of inducing and new points."""
+        m = self._num_inducing
+        return (m + len(x_new)) ** 2 if near is None else m * (m + self.num_draws * len(near[0]))
+
+    def loo_entries(self, others: Any) -> int | None:
+        """Of the weights of all data; data that are not Gaussian take steps from the last solution."""
+        if len(self.layers) == 1 and not isinstance(self.bound.likelihood, Gaussian):
+            return None
+        return self._num_inducing * (self._num_inducing + self.num_draws * self.rows.num_data)
+
+    def _check_given(self) -> None:
+        """Raise unless the inducing values are those of a posterior draw."""
+        if self.layers[0].nu is None:
+            cure = "Sample its model, as by MCMC(SGHMC(gp.model), ...), and pass mcmc.get_samples() as samples."
+            fail(self.bound.where, "samples", "posterior draws of all sites", None, cure, TypeError)
+
+
+def _draws_first(program: Program, value: Float[Tensor, "... B"]) -> Tensor:
+    r"""Moments (\*R, S, \*T, B) at sets R of sites, as the likelihood takes them for each of S hidden draws."""
+    event_dim = 1 + program.num_plates
+    draws = program.outside(value, event_dim).movedim(-event_dim, 0)
+    return torch.stack([latents_first(program.bound.likelihood, each) for each in draws])
+
+
+def _fixed_noise(shape: tuple[int, ...], seed: int, like: Tensor) -> Float[Tensor, "_ S N H"]:
+    """Standard normal noise of the hidden layers at rows of the data."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like)
 
 
 def _warn_unless_standardized(x: Tensor) -> None:
     """Warn if priors over inducing inputs, whose scale is one, do not fit the inputs."""
     scale, center = column_scale(x), x.double().median(0).values.abs()
     if bool(((scale < 0.05) | (scale > 20) | (center > 20)).any()):
-        warnings.warn(
+        warn(
             f"BSGP: the prior of the inducing inputs has units of one, columns of x have spreads of "
             f"{float(scale.min()):.3g} to {float(scale.max()):.3g} around {float(center.max()):.3g}. Standardize x "
-            "(pyro_nngp.data.Standardizer), or pass inducing_prior=None or a distribution.",
-            UserWarning,
-            stacklevel=3,
+            "(pyro_nngp.data.Standardizer), or pass inducing_prior=None or a distribution."
         )
+
+
+__all__ = ["BSGP"]

@@ -11,44 +11,43 @@ Cost per step: O(B (K T)^3) time and, for the gradients, O(B (K T)^2) memory, in
 Symbols: T outputs, Q latent functions, G mixing matrix (T, Q).
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
-from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributions import PartlyObservedNormal
-from pyro_nngp.hyperparameters import each_set, pyro_entry, release, scaled, stacked
-from pyro_nngp.kernels import (
-    Covariance,
-    Matern52,
-    bind,
-    check_covariance,
-    check_kernels,
-    column_scale,
-)
+from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
+from pyro_nngp.hyperparameters import assign, release, scaled
+from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels.base import check_covariance, check_kernels
+from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import in_blocks, solve_triangular
-from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base import ByRow, Densities, Draw, PredictiveMethod, first_neighbors, rows_of
+from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks, solve_triangular
+from pyro_nngp.models.base import Method, Posterior, Program
 from pyro_nngp.models.base.arguments import check_unshared
+from pyro_nngp.models.base.draws import Draw
+from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.output_arguments import check_loading
-from pyro_nngp.models.base.output_starts import principal_axes, start_from_component
-from pyro_nngp.models.base.starts import Start
 from pyro_nngp.neighbors import NearestOthers, nearest
+from pyro_nngp.rows import At, Part
+from pyro_nngp.starts.from_data import Start
+from pyro_nngp.starts.outputs import principal_axes, start_from_component
 
 _COPIES = 6  # copies of the neighbors' covariance in memory while its Cholesky factor is computed
 
 
-class CoregionalizedLOO(PredictiveMethod):
+class CoregionalizedLOO(Method):
     r"""Gaussian processes for T correlated outputs, trained on nearest-neighbor leave-one-out densities.
 
     The model, n(n) the K nearest other points of point n:
@@ -77,7 +76,7 @@ class CoregionalizedLOO(PredictiveMethod):
         mean: mean function ``(B, D) -> (B, T)``, or ``(B,)`` for all outputs; None is a learnable constant per output.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
-        offset: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -88,9 +87,9 @@ class CoregionalizedLOO(PredictiveMethod):
     """
 
     generative = False
-    has_own_kernels = takes_missing = vectorizes = maps_draws = True
     own_hyperparameters = ("mixing",)
-    shares_scale = False
+    _takes_missing = True
+    _shares_scale = False
 
     @from_tables
     def __init__(
@@ -118,7 +117,7 @@ class CoregionalizedLOO(PredictiveMethod):
             kernels = [Matern52(x.shape[1]) for _ in range(kernels)]
         functions = check_kernels(where, kernels)
         t, q = y.shape[1], len(functions)
-        is_set = likelihood is not None
+        is_open = likelihood is None
         likelihood = Gaussian(torch.ones(t, 1)) if likelihood is None else likelihood
         if not isinstance(likelihood, Gaussian):
             cure = "Fit one LOO model per output."
@@ -132,35 +131,27 @@ class CoregionalizedLOO(PredictiveMethod):
             check_unshared(where, "kernels", each, x)
             release(each)
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), likelihood, mean, jitter, metric, offset=offset)
+        self._noise_is_open, self._mixing_is_open = is_open, mixing is None
         for each in functions:
             check_covariance(where, each, x)
-        self._noise_is_set = is_set
-        self.begin()
-        self.mixing: Any = mixing
-        if mixing is None or isinstance(mixing, Tensor):
-            spread = column_scale(_filled(x, y))[:, None]
-            self.mixing = scaled(self._axes if mixing is None else mixing.to(x), spread)
-        self.graph = NearestOthers(
-            x, first_neighbors("CoregionalizedLOO", num_neighbors, x, 16), seed=seed, metric=self.neighbor_metric()
-        )
-        self.finish()
+        spread = column_scale(_filled(x, y))[:, None]
+        start = x.new_zeros(t, q) if mixing is None else mixing
+        self.mixing: Any = scaled(start.to(x), spread) if isinstance(start, Tensor) else start
+        self._start()
+        k = first_neighbors(where, num_neighbors, x, 16)
+        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
 
-    def show_functions(self) -> str:
-        return f", T={self.num_latents}, Q={len(self.kernel)}"
-
-    @pyro_entry
     @torch.no_grad()
-    def start_hyperparameters(self) -> Start:
+    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
         """Start each kernel from one principal component of the standardized outputs, and mixing from the axes.
 
         With more kernels than outputs, components are used again, at shorter lengthscales.
         """
-        self.hyper_guide.median()
-        y = _filled(self.x, cast(Tensor, self.y)).double()
+        y = _filled(self.x, self.y).double()
         if self.offset is not None:
             y = y - _outputs_last(self.offset.movedim(0, -1)).double()
-        if not isinstance(self.mean, BasisMean) or self.mean.is_set:
-            y = y - self._mean_rows(self.x).double()
+        if trend is not None:
+            y = y - _outputs_last(trend(self.rows.every)).double()
         level, spread = y.median(0).values, column_scale(y)
         outputs = ((y - level) / spread).clamp(-8, 8)
         values, axes = principal_axes(outputs)
@@ -170,101 +161,104 @@ class CoregionalizedLOO(PredictiveMethod):
         for q, kernel in enumerate(self.kernel):
             which = q % len(axes)
             component = outputs @ axes[:, which] / values[which].sqrt()
-            likelihood = start_from_component(kernel, self.x, component, self.jitter, q // len(axes))
+            likelihood = start_from_component(kernel, self.x, component, self.jitter, q // len(axes), at)
             columns.append(axes[:, which] * values[which].sqrt() / (1 + q // len(axes)))
             noise += axes[:, which].square() * values[which] * likelihood.variance.detach().double()
             rest[which] = 0.0
         noise = noise / max(1, count // len(axes)) + (axes.square() * rest).sum(-1) / 2
-        self._axes = (spread[:, None] * torch.stack(columns, -1)).to(self.x)
-        if not self._noise_is_set:
-            cast(Gaussian, self.likelihood).variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
+        if self._mixing_is_open:
+            assign(self, "mixing", spread[:, None] * torch.stack(columns, -1))
+        if self._noise_is_open:
+            self.likelihood.variance = (noise.clamp(min=1e-4) * spread.square())[:, None].to(self.x)
         return Start(level, spread)
 
     @property
     def num_plates(self) -> int:
-        """That of the data: the outputs of a point are one event."""
+        """Number of plates of the model, 1 for the data: the outputs of a point are one event."""
         return 1
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
-        """The leave-one-out densities of a batch of data (None: all); returns its y, (I, T)."""
-        self.start_model(idx)
-        batch = self.graph.batch(idx)
-        near = batch.rows[batch.neighbors]
-        found, sets = each_set(
-            self, lambda: self._given_neighbors(self._inputs(idx), near, noisy=True, own=rows_of(idx))
-        )
-        loc, tril = (stacked(list(values), sets) for values in zip(*found, strict=True))
-        loc, tril = self.outside(loc, 2), self.outside(tril, 3)
-        y = cast(Tensor, self.y)
-        with pyro.plate(self.site("data"), self.num_data, subsample=idx, dim=-1):
-            target = PartlyObservedNormal(loc, scale_tril=tril, validate_args=False)
-            return pyro.sample(self.site("y"), target, obs=y if idx is None else y[idx])
+        r"""The leave-one-out densities of a batch of data (None: all); returns its y, (I, T).
 
-    @pyro_entry
+        .. math:: y_n \mid y_{n(n)} \sim N(m_n, S_n)
+        """
+        program, batch = Program.model(self, idx), self.graph.batch(idx)
+        near = batch.rows[batch.neighbors]
+        sets, shape = program.sets()
+        found = [self.posterior(one).given_neighbors(program.x, near, True, program.at) for one in sets]
+        m, s_tril = (stacked_sets(list(values), shape) for values in zip(*found, strict=True))
+        m, s_tril = program.outside(m, 2), program.outside(s_tril, 3)
+        data, _ = program.plates
+        with data:  # eq. 9, with T outputs (section 5.7)
+            target = PartlyObservedNormal(m, scale_tril=s_tril, validate_args=False)
+            return pyro.sample(self.site("y"), target, obs=program.y.mT)
+
+    @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
         """The guide of the hyperparameters; nothing else is latent."""
-        self.start_guide(idx)
+        Program.guide(self, idx)
 
-    @pyro_entry
-    @torch.no_grad()
-    def refresh_neighbors(self) -> None:
-        """Find the neighbors again under the present lengthscales of all kernels."""
-        self.refresh_table()
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "Coregionalized":
+        """The outputs given those of the nearest rows; a posterior draw has no latent values."""
+        posterior = Coregionalized(self.rows, self.graph, bound)
+        return posterior if part is None else posterior.on(part)
 
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
-        super().append_rows(x, y, by_row)
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super()._append_rows(x, y, by_row)
         self.graph.append(x)
 
-    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
-        """Rows of the nearest training points."""
-        self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, num_neighbors)
+    def _show_functions(self) -> str:
+        return f", T={self.num_latents}, Q={len(self.kernel)}"
 
-    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+
+@dataclass(frozen=True)
+class Coregionalized(Posterior):
+    """T correlated outputs given those of the nearest rows, latent functions integrated out."""
+
+    def given_neighbors(
+        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: At | None = None
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T T"]]:
+        r"""Means m and Cholesky factors of S of the outputs at x given y at near rows.
+
+        .. math:: m_n = c(x_n) + C_{n,n(n)} C_{n(n),n(n)}^{-1} (y_{n(n)} - c(x_{n(n)})), \quad
+           S_n = C_{n,n} - C_{n,n(n)} C_{n(n),n(n)}^{-1} C_{n(n),n}
+
+        Args:
+            x: points.
+            near: rows of the neighbors of each.
+            noisy: whether the outputs have noise.
+            own: the rows of x among the data, whose offset counts; None for new points.
+        """
+        weights, tril = self._weights(x, self.rows.x, near, noisy)
+        mean = self._mean(self.rows.x[near].flatten(0, 1), near.flatten()).unflatten(0, near.shape)
+        residual = (self.rows.y[near] - mean).nan_to_num()  # missing values have no weight
+        return self._mean(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P (K T)^3) time; O(P K T^2) memory, O(P (K T)^2) where gradients are recorded."""
-        loc, tril = self._given_neighbors(x_new, plan, noisy=False)
+        loc, tril = self.given_neighbors(x_new, near, noisy=False)
         return loc.mT, tril.square().sum(-1).mT
 
-    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """All outputs of a point given those of its nearest others; O(I (K T)^3)."""
-        near, y = self.graph.others(num_neighbors, rows), cast(Tensor, self.y)[rows]
-
-        def densities(draw: Draw | None) -> Tensor:
-            loc, tril = self._given_neighbors(self.x[rows], near, noisy=True, own=rows)
-            return PartlyObservedNormal(loc, scale_tril=tril, validate_args=False).log_prob(y)
-
-        return densities
-
-    def draw_entries(self, num_new: int, plan: Tensor) -> int:
-        """Those of the neighbors' covariances."""
-        return num_new * self._block_entries(plan.shape[1])
-
-    def loo_entries(self, rows: Tensor | None, num_neighbors: int | None) -> int:
-        """Those of the neighbors' covariances."""
-        size = self.num_data if rows is None else len(rows)
-        return size * self._block_entries(self.graph.num_neighbors if num_neighbors is None else num_neighbors)
-
-    def predictive_moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
+    def response_moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """Means (P, T) and Cholesky factors (P, T, T) of y."""
-        return self._given_neighbors(x_new, plan, noisy=True)
+        return self.given_neighbors(x_new, near, noisy=True)
 
-    def predictive_of_moments(self, loc: Tensor, spread: Tensor, added: Tensor, by_row: ByRow) -> Distribution:
-        return dist.MultivariateNormal(loc + _outputs_last(added), scale_tril=spread)
+    def response(self, loc: Tensor, spread: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        return dist.MultivariateNormal(loc, scale_tril=spread)
 
-    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
-        """The nearest training points and earlier new points."""
-        self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        return self.graph.extend(x_new, num_neighbors, seed)[1]
+    def given_f(self, f: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        return self.bound.likelihood.for_rows(**by_row).marginal(f, torch.zeros_like(f))
 
-    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
+    def shifted(self, loc: Tensor, offset: Tensor) -> Tensor:
+        return loc + _outputs_last(offset)
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: Any, count: int) -> Float[Tensor, "S *L P"]:
         """O(P (K T)^3), O(P K T^2) per draw; O(P T (K T + S)) memory."""
-        near, n = plan, self.num_data
-        weights, tril = self._weights(x_new, torch.cat([self.x, x_new]), near, noisy=False)
+        x, n = self.rows.x, self.rows.num_data
+        weights, tril = self._weights(x_new, torch.cat([x, x_new]), near, noisy=False)
         t, old = tril.shape[-1], (near < n)[..., None]
-        residual = (cast(Tensor, self.y) - self._mean_rows(self.x, slice(None))).nan_to_num()[
-            near.clamp(0, n - 1)
-        ] * old
+        residual = (self.rows.y - self._mean(x, slice(None))).nan_to_num()[near.clamp(0, n - 1)] * old
         noise = torch.randn(len(x_new), t, count, dtype=x_new.dtype, device=x_new.device)
         values = weights @ residual.flatten(1)[..., None] + tril @ noise
         # Among the new points, T outputs each, the blocks of weights are one sparse triangle of P T rows.
@@ -272,21 +266,28 @@ class CoregionalizedLOO(PredictiveMethod):
         values = solve_triangular(
             weights.flatten(0, 1), rows.repeat_interleave(t, 0), values.permute(2, 0, 1).flatten(1)
         )
-        return values.unflatten(1, (-1, t)).mT + self._mean_rows(x_new).mT
+        return values.unflatten(1, (-1, t)).mT + self._mean(x_new).mT
 
-    def _mean_rows(self, x: Float[Tensor, "B D"], rows: Tensor | slice | None = None) -> Tensor:
-        """Values of the mean function at x, (B, T), or (B, 1) if all outputs share it; `rows` as of the data."""
-        mean = self._mean_at(x, rows)
-        return mean.mT if mean.dim() == 2 else mean[:, None]
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
+        """The rows and the nearest others of each."""
+        return rows, self.graph.others(num_neighbors, rows)
 
-    def _given_neighbors(
-        self, x: Float[Tensor, "B D"], near: Int[Tensor, "B K"], noisy: bool, own: Tensor | slice | None = None
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T T"]]:
-        """Means and Cholesky factors of the outputs at x, rows `own` of the data, given y at other rows of them."""
-        weights, tril = self._weights(x, self.x, near, noisy)
-        mean = self._mean_rows(self.x[near].flatten(0, 1), near.flatten()).unflatten(0, near.shape)
-        residual = (cast(Tensor, self.y)[near] - mean).nan_to_num()
-        return self._mean_rows(x, own) + (weights @ residual.flatten(1)[..., None])[..., 0], tril
+    def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, " I"]:
+        """All outputs of a point given those of its nearest others; O(I (K T)^3)."""
+        rows, near = others
+        loc, tril = self.given_neighbors(self.rows.x[rows], near, noisy=True, own=rows)
+        return PartlyObservedNormal(loc, scale_tril=tril, validate_args=False).log_prob(self.rows.y[rows])
+
+    def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int:
+        return len(near) * self._block_entries(near.shape[1])
+
+    def loo_entries(self, others: tuple[Tensor, Tensor]) -> int:
+        return self.entries(self.rows.x, others[1])
+
+    def _mean(self, x: Float[Tensor, "B D"], own: At | None = None) -> Tensor:
+        """Values of the mean function, (B, T), or (B, 1) if all outputs share it; with the offset of `own` rows."""
+        mean = self.bound.mean(x) if own is None else self.rows.mean(self.bound, own, x)
+        return _outputs_last(mean)
 
     def _weights(
         self, x: Float[Tensor, "B D"], points: Float[Tensor, "U D"], near: Int[Tensor, "B K"], noisy: bool
@@ -295,45 +296,43 @@ class CoregionalizedLOO(PredictiveMethod):
 
         Rows of `points` beyond the data are noise-free; `noisy`: whether the targets are noisy. -1 means no neighbor.
         """
-        kernels = [bind(kernel) for kernel in self.kernel]
 
         def block(part: slice) -> tuple[Tensor, Tensor]:
-            return self._block_weights(kernels, x[part], points, near[part], noisy)
+            return self._block_weights(x[part], points, near[part], noisy)
 
         weights, tril = in_blocks(block, len(x), self._block_entries(near.shape[1]))
         return weights, tril
 
     def _block_entries(self, num_neighbors: int) -> int:
-        """Entries of temporaries per point."""
-        return _COPIES * ((num_neighbors + 1) * cast(Tensor, self.y).shape[1]) ** 2
+        """Entries of the temporaries of a point: covariances of its neighbors."""
+        return _COPIES * ((num_neighbors + 1) * self.rows.y.shape[1]) ** 2
 
-    def _block_weights(
-        self, kernels: list[Covariance], x: Tensor, points: Tensor, near: Tensor, noisy: bool
-    ) -> tuple[Tensor, Tensor]:
-        g, (b, k) = self.mixing, near.shape
+    def _block_weights(self, x: Tensor, points: Tensor, near: Tensor, noisy: bool) -> tuple[Tensor, Tensor]:
+        bound, y = self.bound, self.rows.y
+        g, (b, k) = bound.others["mixing"], near.shape
         t = len(g)
         block = torch.cat([points[near.clamp(min=0)], x[:, None]], 1)
         cov = block.new_zeros(b, k + 1, t, k + 1, t)
-        for kernel, column in zip(kernels, g.unbind(-1), strict=True):
-            cov = cov + kernel(block, block)[:, :, None, :, None] * (column[:, None, None] * column)
+        for covariance, column in zip(bound.covariances, g.unbind(-1), strict=True):  # sum_q G_q G_q^T k_q(x_i, x_j)
+            cov = cov + covariance(block, block)[:, :, None, :, None] * (column[:, None, None] * column)
         cov = cov.flatten(3).flatten(1, 2)
-        variance = cast(Gaussian, self.likelihood).variance.to(cov.dtype).expand(t, 1)[:, 0]
-        is_noisy = torch.cat([near < self.num_data, torch.full_like(near[:, :1], noisy, dtype=torch.bool)], -1)
-        added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + (is_noisy[..., None] * variance).flatten(1)
+        variance = bound.likelihood.variance.to(cov.dtype).expand(t, 1)[:, 0]
+        is_noisy = torch.cat([near < len(y), torch.full_like(near[:, :1], noisy, dtype=torch.bool)], -1)
+        added = cov.diagonal(dim1=-2, dim2=-1) * bound.jitter + (is_noisy[..., None] * variance).flatten(1)
         seen = torch.ones(len(points), t, dtype=torch.bool, device=near.device)
-        seen[: self.num_data] = ~cast(Tensor, self.y).isnan()
+        seen[: len(y)] = ~y.isnan()
         seen = torch.where((near >= 0)[..., None], seen[near.clamp(min=0)], False)
         real = torch.cat([seen, torch.ones_like(seen[:, :1])], 1).flatten(1)
         cov = torch.where(real[:, :, None] & real[:, None, :], cov, 0.0)
-        tril = cholesky(cov + torch.diag_embed(torch.where(real, added, 1.0)), 0.0)
+        tril = cholesky(add_diagonal(cov, torch.where(real, added, 1.0)), 0.0)
         inner, cross = tril[:, : k * t, : k * t], tril[:, k * t :, : k * t]
-        weights = torch.linalg.solve_triangular(inner, cross, upper=False, left=False)
+        weights = half_solve(inner, cross.mT, transposed=True).mT
         return weights, tril[:, k * t :, k * t :]
 
 
-def _outputs_last(offset: Tensor) -> Tensor:
-    """An offset (), (P,) or (T, P) as it is added to (P, T)."""
-    return offset.mT if offset.dim() == 2 else offset[..., None]
+def _outputs_last(values: Tensor) -> Tensor:
+    """Values (), (P,) or (T, P) as they are added to (P, T)."""
+    return values.mT if values.dim() == 2 else values[..., None]
 
 
 def _filled(x: Tensor, y: Tensor) -> Tensor:
@@ -349,3 +348,6 @@ def _filled(x: Tensor, y: Tensor) -> Tensor:
         near = nearest(places[gone], places[~gone], 1, progress=False)[:, 0]
         filled[gone, output] = y[~gone, output][near]
     return filled
+
+
+__all__ = ["CoregionalizedLOO"]

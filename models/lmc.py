@@ -28,15 +28,16 @@ from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGP
 from pyro_nngp.distributions.sets import Sets
 from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked, unset_hyperparameters
 from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Kernel, bind, check_covariance
+from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
-from pyro_nngp.models.base import Densities, Draw, NeighborChoice, Plates, first_neighbors, rows_of
 from pyro_nngp.models.base.arguments import check_unshared
-from pyro_nngp.models.base.neighbor_choice import typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
-from pyro_nngp.models.base.output_starts import start_outputs
-from pyro_nngp.models.base.starts import Start
+from pyro_nngp.models.tower import Densities, Draw, NeighborChoice, Plates, first_neighbors, rows_of
+from pyro_nngp.models.tower.neighbor_choice import typical_noise
 from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.starts.from_data import Start
+from pyro_nngp.starts.outputs import start_outputs
 from pyro_nngp.variational.coregionalized_sites import CoregionalizedSites
 
 _VALUES = 128  # largest K T where K is chosen: each step costs (K T)^3 per site
@@ -67,14 +68,14 @@ class LMC(NeighborChoice):
             with one lengthscale per column. None is one Matern52 for all: with a kernel for each function there is
             little in the data that tells the functions apart, and predictions are worse more often than better
             (``benchmarks/results/several_outputs.md``). If `mixing` is a function, None is one for each. Unset
-            hyperparameters start from the data (:mod:`pyro_nngp.models.base.output_starts`).
+            hyperparameters start from the data (:mod:`pyro_nngp.starts.outputs`).
         likelihood: one for each output, such as ``[Poisson(), Gaussian()]``, or one, of which each output gets a copy;
             None is Gaussian.
         num_latents: L where all share one kernel; None is T. Fewer than T tie outputs to each other: then no output
             can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer. With Gaussian noise it is then doubled, to at
             most 128 / T, while that lowers the predictive variance
-            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
+            (:meth:`~pyro_nngp.models.tower.NeighborChoice.choose_neighbors`).
         mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
@@ -83,7 +84,7 @@ class LMC(NeighborChoice):
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
         offset, weights, trials, limits: of each row, (N,), or of each output, (N, T); see
-            :class:`~pyro_nngp.models.base.GPMethod`.
+            :class:`~pyro_nngp.models.tower.GPMethod`.
         seed: seed of the ordering.
 
     Raises:

@@ -36,21 +36,20 @@ Cost per step: O(B K^3) for each latent function, independent of N.
 
 import copy
 from collections.abc import Callable
-from contextlib import nullcontext
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import pyro
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from pyro.nn import pyro_method
+from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_choice, check_inputs, check_tensor, fail
-from pyro_nngp._memory import at_once
 from pyro_nngp._tape import operation
+from pyro_nngp.bound import Bound
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributed import ShardedTable
-from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.hyperparameters.values import as_sites, as_values, plain
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import (
     AugmentedMarginal,
@@ -60,25 +59,16 @@ from pyro_nngp.likelihoods.augmentation import (
     coded_labels,
     gaussian_observations,
     predictive,
-    squared_latent,
 )
-from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
-from pyro_nngp.models.base import (
-    ByRow,
-    Densities,
-    Draw,
-    GPMethod,
-    Plates,
-    ResponseMethod,
-    first_neighbors,
-    latents_first,
-    rows_of,
-)
-from pyro_nngp.neighbors import Batch, NearestOthers, distinct_rows
-from pyro_nngp.variational import LocalConjugate, LocalLogNormal, conjugate_posterior
-
-_OWN_SWEEPS = 8  # of a variable given the others: contracts by a factor of three and more
-_PAIR_ENTRIES = 2**23  # of the neighbor covariances of the pairs at once
+from pyro_nngp.models.base.augmented import Augmented
+from pyro_nngp.models.base.draws import Draw, drawn_values
+from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
+from pyro_nngp.models.base.program import Program, latents_first
+from pyro_nngp.models.base.response import ResponseMethod
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
+from pyro_nngp.neighbors import Batch, NearestOthers
+from pyro_nngp.rows import Part, at
+from pyro_nngp.variational import Conjugate, LocalConjugate, LocalLogNormal, LogNormal
 
 
 class LOO(ResponseMethod):
@@ -115,13 +105,14 @@ class LOO(ResponseMethod):
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise;
             binary labels as 0 and 1, -1 and 1, or booleans.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
-            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
-        guide: family of q(omega): "lognormal" as in the paper, or "conjugate" for PG(b, c), or a Gamma, with a free
-            parameter each. None is "conjugate" for NegativeBinomial, whose divergence is then a closed form instead of
-            a sum of Polya-Gamma densities that each step has to differentiate, and "lognormal" for others.
+            (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
+        guide: family of q(omega): :class:`~pyro_nngp.variational.LogNormal` as in the paper, or
+            :class:`~pyro_nngp.variational.Conjugate` for PG(b, c), or a Gamma, with a free parameter each. None is
+            ``Conjugate()`` for NegativeBinomial, whose divergence is then a closed form instead of a sum of Polya-Gamma
+            densities that each step has to differentiate, and ``LogNormal()`` for others.
         divergence: of q(omega_n) from the "posterior" of omega_n given its datum and neighbors, or from the "prior" as
             in the paper. If q(omega) is solved for, as ``fit`` does, and its prior has no hyperparameters, then with
             "prior" kernel and mean maximize the leave-one-out densities themselves. None is "prior" in that case
@@ -135,7 +126,7 @@ class LOO(ResponseMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the order that breaks ties between neighbors at one distance.
 
     Raises:
@@ -145,7 +136,7 @@ class LOO(ResponseMethod):
     Reference: Jankowiak, Pleiss (2021), "Scalable cross validation losses for Gaussian process models".
     """
 
-    vectorizes = draws_together = True
+    q: LocalLogNormal | LocalConjugate | None
 
     @from_tables
     def __init__(
@@ -156,7 +147,7 @@ class LOO(ResponseMethod):
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int | None = None,
-        guide: Literal["lognormal", "conjugate"] | None = None,
+        guide: LogNormal | Conjugate | None = None,
         divergence: Literal["posterior", "prior"] | None = None,
         coupling: Coupling = "odds",
         mean: Callable | None = None,
@@ -170,12 +161,13 @@ class LOO(ResponseMethod):
     ) -> None:
         check_inputs("LOO", "x", x)
         if likelihood is None:
-            of_start = cast(Likelihood, start.likelihood) if isinstance(start, GPMethod) else Gaussian()
-            likelihood = copy.deepcopy(of_start).to(x)
+            likelihood = copy.deepcopy(getattr(start, "likelihood", None) or Gaussian()).to(x)
         check_augmentable("LOO", likelihood)
         if guide is None:
-            guide = "conjugate" if isinstance(likelihood, NegativeBinomial) else "lognormal"
-        check_choice("LOO", "guide", guide, ("lognormal", "conjugate"))
+            guide = Conjugate() if isinstance(likelihood, NegativeBinomial) else LogNormal()
+        if not isinstance(guide, LogNormal | Conjugate):
+            cure = "Both are in pyro_nngp.variational."
+            fail("LOO", "guide", "to be LogNormal() or Conjugate()", repr(guide), cure, TypeError)
         if divergence is None:
             divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))
@@ -187,70 +179,82 @@ class LOO(ResponseMethod):
         if weights is not None and not isinstance(likelihood, Gaussian):
             cure = "Use VNNGP for other weighted data."
             fail("LOO", "weights", "None unless noise is Gaussian", type(likelihood).__name__, cure)
-        self.divergence, self.coupling = divergence, coupling
-        self.graph = NearestOthers(
-            x, first_neighbors("LOO", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
-        )
-        self.local: LocalLogNormal | LocalConjugate | None = None
-        if not isinstance(likelihood, Gaussian):
-            self.local = self._start_omega(guide == "lognormal", slice(None))
-        self.finish(self.choose_neighbors if num_neighbors is None else None)
+        self.divergence, self.coupling, self._family = divergence, coupling, guide
+        self._start(solves_coefficients=True)
+        k = first_neighbors("LOO", num_neighbors, x)
+        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
+        self.has_row_tables = not isinstance(likelihood, Gaussian)
+        self.q = self._build_q() if self.has_row_tables else None
+        if num_neighbors is None:
+            choose_neighbors(self)
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
-        """The auxiliary variables and the leave-one-out densities of a batch of data; returns its y.
+        r"""The auxiliary variables and the leave-one-out densities of a batch of data; returns its y.
+
+        .. math:: \omega_n \sim p(\omega), \qquad
+           y_n \sim \int p(y_n \mid f_n)\, N(f_n \mid \mu_n, \sigma_n^2)\, df_n
 
         Args:
             idx: rows of the data; None is all.
             batch: `idx` and their neighbors, from :meth:`batch_args`; None finds them.
         """
-        self.start_model(idx)
-        batch = self.graph.batch(idx) if batch is None else batch
-        plates = self.plates(idx)
+        program, batch = Program.model(self, idx), self.graph.batch(idx) if batch is None else batch
+        rows, likelihood, dtype = program.rows, program.likelihood(), self.x.dtype
 
-        def prior(rows: Tensor) -> Distribution:
-            return auxiliary_prior(self.likelihood_at(rows), self._values(rows), self.x.dtype)
+        def prior(some: Tensor) -> Distribution:
+            return auxiliary_prior(program.likelihood(some), rows.targets(some), dtype)
 
-        omega = None if self.local is None else self._sample_omega(plates, batch, prior)
-        here = self.likelihood_at(batch.rows)
-        observations = gaussian_observations(here, self._values(batch.rows), omega, self.x.dtype)
-        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, *observations, rows_of(idx))
-        likelihood = self.likelihood_at(rows_of(idx))
-        data, latents = plates
-        drawn = loc if omega is None else omega[..., batch.targets]
-        parts = torch.broadcast_tensors(loc, var, drawn)
-        loc, var, drawn = (latents_first(likelihood, part) for part in parts)
+        omega = None if self.q is None else _sample_omega(program, batch, prior)  # the second sum of eq. 12
+        # Given omega, targets are observations of f with normal noise (eq. 24 and 25 as functions of f). f_n given
+        # those of n(n) is normal, and the density of y_n is the summand of eq. 9, or of the first sum of eq. 12.
+        observed = gaussian_observations(program.likelihood(batch.rows), rows.targets(batch.rows), omega, dtype)
+        near = batch.rows, batch.neighbors
+        loc, var = self.posterior(program.bound).given_neighbors(program.x, *near, program.at, observed)
+        own = loc if omega is None else omega[..., batch.targets]
+        loc, var, own = (latents_first(likelihood, value) for value in torch.broadcast_tensors(loc, var, own))
         if omega is None or self.divergence == "prior":
-            y = predictive(likelihood, loc, var, self.coupling)
+            y = predictive(likelihood, loc, var, self.coupling)  # for classes eq. 33
         else:
-            y = AugmentedMarginal(likelihood, loc, var, drawn, self.coupling)
-        with latents if likelihood.num_latents is None else nullcontext(), data, self.weighted(idx):
-            return pyro.sample(self.site("y"), y, obs=self._values(idx))
+            y = AugmentedMarginal(likelihood, loc, var, own, self.coupling)  # with the factors of eq. 24 and 25
+        return program.sample_y(likelihood, y)
 
-    @pyro_entry
+    @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor | None:
         """q(omega) on the batch of :meth:`model` and its neighbors, and the hyperparameters' guide; returns omega."""
-        self.start_guide(idx)
-        if self.local is None:
+        program = Program.guide(self, idx)
+        if self.q is None:
             return None
-        local = self.local
-        batch, plates = self.graph.batch(idx) if batch is None else batch, self.plates(idx)
+        q, rows = plain(self.q, self.q._pyro_name, as_sites({})), program.rows
+        batch = self.graph.batch(idx) if batch is None else batch
+        return _sample_omega(
+            program, batch, lambda some: q.distribution(program.likelihood(some), rows.targets(some), some)
+        )
 
-        def q(rows: Tensor) -> Distribution:
-            return local.distribution(self.likelihood_at(rows), self._values(rows), rows)
-
-        return self._sample_omega(plates, batch, q)
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> Augmented:
+        """f given the targets of its neighbors and their auxiliary variables, at q(omega)'s means or a draw's."""
+        if self.q is None:
+            found = Augmented(self.rows, self.graph, bound, self.coupling)
+        elif draw is None:
+            q = plain(self.q, self.q._pyro_name, as_values({}))
+            found = Augmented(self.rows, self.graph, bound, self.coupling, q, knows_labels=self.can_leak)
+        else:
+            shape = *self.latent_shape, (self.rows if part is None else part.rows).num_data
+            omega = drawn_values(type(self).__name__, draw, self.site("omega"), shape)
+            found = Augmented(self.rows, self.graph, bound, self.coupling, omega=omega)
+        return found if part is None else found.on(part)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
         """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, found once."""
         return idx, self.graph.batch(idx)
 
+    # What `fit` asks.
+
     @property
     def can_solve(self) -> bool:
         """Whether :meth:`solve` applies: there are auxiliary variables, or a mean function that it can solve for."""
-        return self.local is not None or self.can_solve_mean
+        return self.q is not None or can_solve_mean(self)
 
-    @pyro_entry
     @torch.no_grad()
     def solve(self, num_sweeps: int = 2, batch_size: int = 1024) -> None:
         """Set each q(omega_n) to its posterior given its datum and neighbors; for Gaussian data solve for the mean.
@@ -273,174 +277,95 @@ class LOO(ResponseMethod):
 
         Cost: O(N K^3) per sweep.
         """
-        if self.local is None:
-            self.solve_mean()
+        if self.q is None:
+            solve_mean(self)
             return
-        self._place_medians()
-        likelihood, every = self.likelihood_at(), torch.arange(len(self.x), device=self.x.device)
-        y = self._values()
+        rows = self.rows
         for _ in range(num_sweeps):
-            omega = self.local.distribution(likelihood, y, every).mean
-            parts = []
-            for idx in every[: self.num_data].split(batch_size):
-                batch = self.graph.batch(idx)
-                near = batch.rows
-                here = self.likelihood_at(near)
-                observations = gaussian_observations(here, y[..., near], omega[..., near], self.x.dtype)
-                loc, var = self._given_neighbors(self.x[idx], near, batch.neighbors, *observations, idx)
-                parts.append(squared_latent(self.likelihood_at(idx), y[..., idx], omega[..., idx], loc, var))
-            self.local.put(likelihood, y, self.complete(torch.cat(parts, -1).movedim(-1, 0)).movedim(0, -1))
-            if self.can_solve_mean:
-                self.solve_mean()
-                self._place_medians()
-        if self.shard is not None:
-            cast(ShardedTable, self.graph).kept_trial = None
+            posterior = self.posterior(self.bound())
+            squares = [posterior.squared_latent(self.graph.batch(idx), idx) for idx in rows.every.split(batch_size)]
+            square = rows.complete(self.graph, torch.cat(squares, -1).movedim(-1, 0)).movedim(0, -1)
+            self.q.put(rows.likelihood(posterior.bound), rows.targets(), square)
+            if can_solve_mean(self):
+                solve_mean(self)
 
-    def take_rows(self, first: bool = False) -> None:
-        super().take_rows()
-        if self.local is not None and first:
-            self.local = self._start_omega(isinstance(self.local, LocalLogNormal), slice(None))
-        elif self.local is not None:
-            for table in self.local.parameters():
-                table.data = self.complete(table.detach()[: self.num_data])
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return solved_mean(self) if self.q is None else list(self.q.parameters())
 
     @property
     def can_alternate(self) -> bool:
         """Whether only q(omega) is latent, so that quasi-Newton steps and :meth:`solve` can alternate."""
-        return self.local is not None and not self.hyper_guide.has_sites
+        return self.q is not None and not self.hyper_guide.has_sites
 
-    @pyro_entry
     @torch.no_grad()
     def score(self, rows: Int[Tensor, " B"]) -> float:
         """Minus the mean leave-one-out log density of some rows given their K neighbors: the criterion of convergence.
 
         The loss also contains the divergences of q(omega), which may keep falling or rising while nothing else moves.
         """
-        densities = super().leave_one_out(rows, self.graph.num_neighbors, False)
-        self._place_medians()
-        return -float(densities(None).sum()) / len(rows)
+        posterior = self.posterior(self.bound())
+        return -float(posterior.log_density(*posterior.others(rows, None)).sum()) / len(rows)
 
     @property
     def can_leak(self) -> bool:
         """Whether the objective sees auxiliary variables of neighbors that know the datum, at no cost to itself."""
-        return self.local is not None and self.divergence == "prior" and self.shard is None and not self.is_part
+        return self.q is not None and self.divergence == "prior" and self.rows.is_whole
 
     @torch.no_grad()
     def leak(self, rows: Int[Tensor, " B"]) -> float:
-        """Mean log density of some rows in the objective, less that of :meth:`leave_one_out`; 0 where none can leak."""
+        """Mean log density of some rows in the objective, less that of :meth:`loo`; 0 where none can leak."""
         if not self.can_leak:
             return 0.0
-        densities = self.leave_one_out(rows, self.graph.num_neighbors, False)
-        self._place_medians()
-        return -self.score(rows) - float(densities(None).sum()) / len(rows)
+        posterior = self.posterior(self.bound())
+        return -self.score(rows) - float(posterior.leave_one_out(posterior.others(rows, None)).sum()) / len(rows)
 
-    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        r"""Given the observations of the nearest other points; O(I K^3), for labels in one process O(I K^4).
+    # Data.
 
-        The auxiliary variable :math:`\omega_m` of a neighbor with n among its own neighbors was found with the label
-        :math:`y_n`. For labels it is found again without, given the other neighbors of m, whose variables are kept.
-        Posterior draws of the auxiliary variables are taken as they are.
-        """
-        densities = super().leave_one_out(rows, num_neighbors, sampled)
-        if not self.can_leak:
-            return densities
-        near = self.graph.others(num_neighbors, rows)
-        pairs = torch.arange(near.numel(), device=near.device).view(near.shape)
+    def _coded(self, y: Tensor) -> Tensor:
+        return coded_labels("LOO", self.likelihood, y, self.x.dtype, every_class=False)
 
-        def without(draw: Draw | None) -> Tensor:
-            if draw is not None:
-                return densities(draw)
-            omega = self._omega_without(rows, near)
-            of_pairs = near.flatten()
-            here = self.likelihood_at(of_pairs)
-            observations = gaussian_observations(here, self._values(of_pairs), omega, self.x.dtype)
-            return self._log_density(rows, of_pairs, pairs, *observations)
+    @torch.no_grad()
+    def _build_q(self, idx: Tensor | None = None, sample: Tensor | None = None) -> LocalLogNormal | LocalConjugate:
+        """q(omega) at its start for some rows, None is all; `sample` as in the family's ``build``."""
+        likelihood = self.rows.likelihood(self.bound(), at(idx))
+        return self._family.build(likelihood, self.rows.targets(idx), self.x.dtype, sample)
 
-        return without
-
-    def _omega_without(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L P"]:
-        """Means of the auxiliary variables of the neighbors of some rows, (B K) pairs, each without its row's datum."""
-        local, of_pairs = cast(LocalLogNormal | LocalConjugate, self.local), near.flatten()
-        y = self._values(of_pairs)
-        omega = local.distribution(self.likelihood_at(of_pairs), y, of_pairs).mean.clone()
-        union, places = distinct_rows(near)
-        theirs = self.graph.others(self.graph.num_neighbors, union)[places.flatten()]
-        is_own = theirs == rows.repeat_interleave(near.shape[1])[:, None]
-        told = is_own.any(-1).nonzero()[:, 0]  # pairs whose variable knows the datum
-        for part in told.split(at_once(_PAIR_ENTRIES, near.shape[1] ** 2)):
-            m = of_pairs[part]
-            union, positions = distinct_rows(theirs[part])
-            positions = torch.where(is_own[part], -1, positions)
-            observations = self.observations(self.likelihood_at(union), union, None)
-            loc, var = self._given_neighbors(self.x[m], union, positions, *observations, m)
-            here, labels, found = self.likelihood_at(m), y[..., part], omega[..., part]
-            for _ in range(_OWN_SWEEPS):
-                square = squared_latent(here, labels, found, loc, var)
-                found = conjugate_posterior(here, labels, square).mean
-            omega[..., part] = found
-        return omega
-
-    @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
-        super().append_rows(x, y, by_row)
-        if self.local is not None and y is not None:
-            rows = slice(self.num_data - len(x), None)
-            self.local.append(self._start_omega(isinstance(self.local, LocalLogNormal), rows))
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super()._append_rows(x, y, by_row)
+        if self.q is not None:
+            self.q.append_tables(self._build_q(self.rows.every[-len(x) :]))
             self.solve()
 
-    def coded(self, y: Tensor) -> Tensor:
-        return coded_labels("LOO", cast(Likelihood, self.likelihood), y, self.x.dtype, every_class=False)
+    def _distributed(self, choose: bool) -> None:
+        if self.q is not None:
+            self.q = self._build_q(sample=self._coded(self.shard.sample["y"]).to(self.x.device).movedim(0, -1))
+        super()._distributed(choose)
 
-    @pyro_entry
-    @torch.no_grad()
-    def _start_omega(self, lognormal: bool, rows: slice) -> LocalLogNormal | LocalConjugate:
-        """The start of q(omega) for some rows: the prior; for counts the optimum for the most likely f.
+    def _neighbors_changed(self) -> None:
+        super()._neighbors_changed()
+        for table in () if self.q is None else self.q.parameters():
+            table.data = self.rows.complete(self.graph, table.detach()[: self.num_data])
 
-        Starting at the prior, 48 sweeps of coordinate ascent do not suffice for counts of many times r.
-        """
-        self._place_medians()
-        likelihood, y = self.likelihood_at(rows), cast(Tensor, self.y)[rows].movedim(0, -1)
-        prior = auxiliary_prior(likelihood, y, self.x.dtype)
-        local = LocalLogNormal(prior) if lognormal else LocalConjugate(prior.batch_shape, self.x)
-        if isinstance(likelihood, NegativeBinomial):
-            level = None
-            if self.shard is not None:  # the level of the data of all processes
-                sample = self.coded(self.shard.sample["y"]).to(self.x.device)
-                level = pseudo_observations(likelihood, sample.movedim(0, -1)).level
-            found = pseudo_observations(likelihood, y, level)
-            local.put(likelihood, y, (found.obs.square() + cast(Tensor, found.noise).clamp(max=4)).to(self.x))
-        return local
 
-    def solved_parameters(self) -> list[torch.nn.Parameter]:
-        """The parameters that :meth:`solve` sets."""
-        return self._solved_mean() if self.local is None else list(self.local.parameters())
-
-    def observations(self, likelihood: Likelihood, rows: Int[Tensor, " U"], draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """Observations with auxiliary variables at their means under the guide, or as drawn."""
-        y, omega = self._values(rows), None
-        if self.local is not None:
-            drawn = None if draw is None else self._drawn(draw, "omega", (*self.latent_shape, self.num_data))
-            omega = self.local.distribution(likelihood, y, rows).mean if drawn is None else drawn[..., rows]
-        return gaussian_observations(likelihood, y, omega, self.x.dtype)
-
-    def _predictive_of_y(self, loc: Tensor, var: Tensor, by_row: ByRow) -> Distribution:
-        return predictive(self._bound().for_rows(**by_row), loc, var, self.coupling)
-
-    def _sample_omega(self, plates: Plates, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
-        """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
-        data, latents = plates
-        with latents, data:
-            own = pyro.sample(self.site("omega"), family(batch.rows[batch.targets]))
-        omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
-        outside = _others(batch.rows, batch.targets)
-        if len(outside) == 0:
-            return omega
-        with latents, pyro.plate(self.site("halo"), len(outside), dim=-1):
-            halo = pyro.sample(self.site("omega_halo"), family(batch.rows[outside]).mask(False))
-        return omega.index_copy(-1, outside, halo)
+def _sample_omega(program: Program, batch: Batch, family: Callable[[Tensor], Any]) -> Float[Tensor, "*L U"]:
+    """The sites ``omega`` and ``omega_halo``, and their values at the rows of the batch."""
+    data, latents = program.plates
+    with latents, data:
+        own = pyro.sample(program.site("omega"), family(batch.rows[batch.targets]))
+    omega = own.new_zeros(*own.shape[:-1], len(batch.rows)).index_copy(-1, batch.targets, own)
+    outside = _others(batch.rows, batch.targets)
+    if len(outside) == 0:
+        return omega
+    with latents, pyro.plate(program.site("halo"), len(outside), dim=-1):
+        halo = pyro.sample(program.site("omega_halo"), family(batch.rows[outside]).mask(False))
+    return omega.index_copy(-1, outside, halo)
 
 
 @operation
 def _others(rows: Tensor, targets: Tensor) -> Tensor:
     """Positions of the rows of a batch that are not its targets."""
     return torch.ones_like(rows, dtype=torch.bool).index_fill(0, targets, False).nonzero()[:, 0]
+
+
+__all__ = ["LOO"]

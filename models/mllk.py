@@ -11,24 +11,27 @@ Cost per step: O(B K^3), independent of N.
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
-from torch import Tensor
+from pyro.nn import pyro_method
+from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import GaussianResponseMethod, first_neighbors
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.linalg import add_diagonal, cholesky
+from pyro_nngp.models.base.neighbor_choice import first_neighbors
+from pyro_nngp.models.base.program import Program
+from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NearestOthers
 
 
-class MLLk(GaussianResponseMethod):
+class MLLk(ResponseMethod):
     r"""Regression that maximizes the joint log densities of blocks of K+1 neighboring points.
 
     Pseudo-likelihood, for C the kernel matrix plus noise variances on its diagonal and :math:`b(j) = \{j\} \cup n(j)`:
@@ -43,14 +46,14 @@ class MLLk(GaussianResponseMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; a block has K + 1 points. None is 32, or all others where there are fewer.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the neighbor search.
 
     Raises:
@@ -61,7 +64,7 @@ class MLLk(GaussianResponseMethod):
     Gaussian processes", NeurIPS.
     """
 
-    chooses_neighbors = False
+    _chooses_neighbors = False
 
     @from_tables
     def __init__(
@@ -81,32 +84,53 @@ class MLLk(GaussianResponseMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights)
-        self.graph = NearestOthers(
-            x, first_neighbors("MLLk", num_neighbors, x), seed=seed, metric=self.neighbor_metric()
-        )
-        self.finish()
+        check_gaussian(self)
+        self._start(solves_coefficients=True)
+        k = first_neighbors("MLLk", num_neighbors, x)
+        self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The densities of the blocks of a batch of data (None: all); returns their y."""
-        self.start_model(idx)
-        batch, (data, latents) = self.graph.batch(idx), self.plates(idx)
+        program, batch = Program.model(self, idx), self.graph.batch(idx)
         blocks = batch.rows[torch.cat([batch.targets[:, None], batch.neighbors], -1)]
+        density, y = _block_density(program, blocks), self.y[blocks]
+        data, latents = program.plates
         with poutine.scale(scale=1 / blocks.shape[1]), latents, data:
-            self.count_weights(blocks)
-            return pyro.sample(self.site("y"), self._block_distribution(blocks), obs=self._block_targets(blocks))
+            count_weights(program, blocks)
+            return pyro.sample(self.site("y"), density, obs=y if y.dim() == 2 else y.movedim(-1, 0))
 
-    def _block_distribution(self, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
-        """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""
-        x = self.x[blocks]
-        cov = self.covariance()(x, x)
-        likelihood = cast(Gaussian, self.likelihood_at(blocks))
-        noise = likelihood.variance.to(x.dtype)[..., None]
-        noise = noise if likelihood.weights is None else noise / likelihood.weights
-        added = cov.diagonal(dim1=-2, dim2=-1) * self.jitter + noise
-        mean = self._mean_at(x.flatten(0, 1), blocks.flatten()).unflatten(-1, blocks.shape)
-        return dist.MultivariateNormal(mean, scale_tril=cholesky(cov + torch.diag_embed(added), 0.0))
+    @pyro_method
+    def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
+        """The guide of the hyperparameters; nothing else is latent."""
+        Program.guide(self, idx)
 
-    def _block_targets(self, blocks: Int[Tensor, "B K1"]) -> Float[Tensor, "*T B K1"]:
-        y = cast(Tensor, self.y)[blocks]
-        return y if y.dim() == 2 else y.movedim(-1, 0)
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: the mean is linear in its parameters, which have no prior or a normal one."""
+        return can_solve_mean(self)
+
+    def solve(self) -> None:
+        """Set the coefficients of the mean to their optimum, by :mod:`pyro_nngp.models.base.trend`."""
+        solve_mean(self)
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return solved_mean(self)
+
+    def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
+        """Sum of the log densities that ``model`` gives all rows; arguments as of :meth:`Vecchia.log_prob`."""
+        return log_prob_of_rows(self, batch_size)
+
+
+def _block_density(program: Program, blocks: Int[Tensor, "B K1"]) -> dist.MultivariateNormal:
+    """Densities of y at blocks of rows, batch shape (B,) or (T, B)."""
+    rows, bound = program.rows, program.bound
+    x = rows.x[blocks]
+    cov = bound.at_data(x, x)
+    likelihood: Any = program.likelihood(blocks)
+    noise = likelihood.variance.to(x.dtype)[..., None]
+    noise = noise if likelihood.weights is None else noise / likelihood.weights
+    added = cov.diagonal(dim1=-2, dim2=-1) * bound.jitter + noise
+    mean = rows.mean(bound, blocks.flatten(), x.flatten(0, 1)).unflatten(-1, blocks.shape)
+    return dist.MultivariateNormal(mean, scale_tril=cholesky(add_diagonal(cov, added), 0.0))

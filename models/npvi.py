@@ -23,18 +23,21 @@ Cost per step: O(|I| K^3); an encoder also runs at the neighbors of the batch, a
 
 import copy
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_nngp._checks import check_inputs, fail
 from pyro_nngp.data.tables import Table, from_tables, read_rows
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import first_neighbors
+from pyro_nngp.models.base.extension import check_names_by_row
+from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.vnngp import VNNGP
 from pyro_nngp.neighbors import SymmetricGraph
 from pyro_nngp.variational import AmortizedGaussian
+from pyro_nngp.variational.families import Amortized, MeanField, PseudoObservations, SparseCholesky
 
 
 class NPVI(VNNGP):
@@ -56,25 +59,23 @@ class NPVI(VNNGP):
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
             None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide; None is 20, or all others where there are fewer.
-        encoder: None for parameters of each point (NPVI);
-            :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` for the paper's networks (NPVI-NN), which
-            stay far behind the others,
-            :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` for one that learns in a fraction of the time,
-            :class:`~pyro_nngp.variational.encoders.SiteEncoder` for a more expressive one. Batches of about 64 suit all
-            of them.
-        posterior: "factor" is the paper's sparse factor, whose variances are too small where the posterior reaches
-            farther than K points. "sites" is that of :class:`~pyro_nngp.models.VNNGP`, on this graph.
+        guide: None is the paper's sparse factor, :class:`~pyro_nngp.variational.SparseCholesky` on all neighbors
+            (NPVI), whose variances are too small where the posterior reaches farther than K points. With
+            :class:`~pyro_nngp.variational.Amortized` networks compute it:
+            :class:`~pyro_nngp.variational.encoders.GraphConvolutionEncoder` is the paper's (NPVI-NN), which stays far
+            behind the others, :class:`~pyro_nngp.variational.encoders.ConditionalEncoder` learns in a fraction of the
+            time, :class:`~pyro_nngp.variational.encoders.SiteEncoder` is more expressive. Batches of about 64 suit all
+            of them. :class:`~pyro_nngp.variational.PseudoObservations` is that of :class:`~pyro_nngp.models.VNNGP`, on
+            this graph.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
-        loc: initial mean of q(u), without the mean function, (N,) or (N, L); None is zero.
-        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.
 
     Raises:
@@ -85,7 +86,7 @@ class NPVI(VNNGP):
     processes", AISTATS.
     """
 
-    graph_type = SymmetricGraph
+    _graph_type = SymmetricGraph
 
     @from_tables
     def __init__(
@@ -96,12 +97,9 @@ class NPVI(VNNGP):
         likelihood: Likelihood | None = None,
         *,
         num_neighbors: int | None = None,
-        encoder: nn.Module | None = None,
-        posterior: Literal["factor", "sites"] = "factor",
+        guide: SparseCholesky | Amortized | PseudoObservations | MeanField | None = None,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " N"] = "random",
-        loc: Float[Tensor, "N *L"] | None = None,
-        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
@@ -113,19 +111,18 @@ class NPVI(VNNGP):
     ) -> None:
         check_inputs("NPVI", "x", x)
         num_neighbors = first_neighbors("NPVI", num_neighbors, x, 20)
+        guide = SparseCholesky() if guide is None else guide
+        if isinstance(guide, Amortized) and guide.num_columns is None:
+            guide = replace(guide, num_columns=num_neighbors)
         super().__init__(
             x,
             y,
             kernel,
             likelihood,
             num_neighbors=num_neighbors,
-            guide_neighbors=0 if posterior == "sites" else num_neighbors,
-            posterior=posterior,
-            encoder=encoder,
+            guide=guide,
             mean=mean,
             ordering=ordering,
-            loc=loc,
-            scale=scale,
             jitter=jitter,
             metric=metric,
             start=start,
@@ -169,10 +166,10 @@ class NPVI(VNNGP):
                 that are missing or too many.
         """
         where = "NPVI.amortize"
-        if not isinstance(self.local, AmortizedGaussian):
+        if not isinstance(self.q, AmortizedGaussian):
             fail(where, "encoder", "in the model", None, "Build it with one, or fit a model to the new data.")
         by_row: dict[str, Any] = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
-        self.check_names_by_row(where, by_row)
+        check_names_by_row(where, self, by_row)
         x, y, by_row = read_rows(where, self, x, y, by_row)
         check_inputs(where, "x", x)
         if x.shape[1] != self.x.shape[1]:
@@ -182,7 +179,7 @@ class NPVI(VNNGP):
             x,
             y,
             num_neighbors=min(self.graph.num_neighbors, len(x) - 1),
-            encoder=copy.deepcopy(self.local.encoder),
+            guide=Amortized(copy.deepcopy(self.q.network), self.q.num_columns),
             start=self,
             ordering=ordering,
             jitter=self.jitter,

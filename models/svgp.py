@@ -38,12 +38,14 @@ from pyro_nngp.conditionals import graph_conditional, whitened_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.inducing import inducing_points, nearest_inducing
-from pyro_nngp.kernels import bind, bind_double
-from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.inducing.points import inducing_points, nearest_inducing
+from pyro_nngp.kernels import bind
+from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, PredictiveMethod, rows_of
+from pyro_nngp.likelihoods.convolved import convolved
+from pyro_nngp.linalg import cholesky, half_solve, reverse_cholesky
+from pyro_nngp.models.tower import Densities, Draw, PredictiveMethod, rows_of
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import (
     DenseGaussian,
@@ -82,7 +84,7 @@ class SVGP(PredictiveMethod):
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
             None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is M = min(512, N).
         learn_inducing: whether the inducing points are parameters.
@@ -95,7 +97,7 @@ class SVGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.tower.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -280,9 +282,7 @@ class SVGP(PredictiveMethod):
             system += (a.mT * weight[..., None, :]) @ a
             right += (weight * residual) @ a
         system, right = eye + self.total(system), self.total(right)
-        # With P = U U^T, U upper triangular, the factor of the covariance U^-T is lower triangular.
-        upper = cholesky(system.flip(-1, -2), 0.0).flip(-1, -2)
-        root = torch.linalg.solve_triangular(upper.mT, eye, upper=False)
+        root = half_solve(reverse_cholesky(system).mT, eye)
         loc = (root @ (root.mT @ right[..., None]))[..., 0]
         if self.q.mean_field:
             root = torch.diag_embed(system.diagonal(dim1=-2, dim2=-1).rsqrt())

@@ -19,7 +19,6 @@ Cost per step: O(|I| H^3) with fixed inducing points, independent of N and M; wi
 the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N H + M); O(M^2) for a full covariance.
 """
 
-import warnings
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -31,22 +30,21 @@ from pyro import poutine
 from torch import Tensor
 from torch.distributions import Distribution
 
-from pyro_nngp._checks import check_num_neighbors, fail
-from pyro_nngp._rows import values_at
+from pyro_nngp._checks import check_num_neighbors, fail, warn
+from pyro_nngp._indexing import values_at
 from pyro_nngp._shared import shared
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
 from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.inducing import inducing_points, nearest_inducing
+from pyro_nngp.inducing.points import inducing_points, nearest_inducing
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import in_blocks
-from pyro_nngp.linalg.cholesky import cholesky
-from pyro_nngp.models.base import Densities, Draw, Plates, PredictiveMethod, rows_of, warn_untrained
-from pyro_nngp.models.base.evidence import has_evidence, log_density_given, nearest_predecessors
-from pyro_nngp.neighbors import distinct_rows
+from pyro_nngp.linalg import cholesky, factor_inverse, in_blocks
+from pyro_nngp.models.tower import Densities, Draw, Plates, PredictiveMethod, rows_of, warn_untrained
+from pyro_nngp.models.tower.evidence import has_evidence, log_density_given, nearest_predecessors
+from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
 
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
@@ -81,7 +79,7 @@ class SWSGP(PredictiveMethod):
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
             None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: H, at most M; None is 32, or M if that is less. With H = M the bound is that of SVGP.
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
@@ -97,7 +95,7 @@ class SWSGP(PredictiveMethod):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.tower.GPMethod`.
         seed: seed of k-means.
 
     Raises:
@@ -271,11 +269,9 @@ class SWSGP(PredictiveMethod):
     def warn_of_intervals(self) -> None:
         """Warn of data for which no log evidence tells whether f follows single ones; for labels it always does."""
         if self.likelihood is not None and not self.likelihood.is_gaussian:
-            warnings.warn(
+            warn(
                 f"SWSGP: intervals of f from {type(self.likelihood).__name__} data are too narrow: 95 % ones may cover "
-                "half of it, since the bound averages local divergences. Take SVGP or VNNGP for them.",
-                UserWarning,
-                stacklevel=2,
+                "half of it, since the bound averages local divergences. Take SVGP or VNNGP for them."
             )
 
     @pyro_entry
@@ -283,7 +279,7 @@ class SWSGP(PredictiveMethod):
     def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:
         """Mean log density of the data at some rows given those before them in a random order, up to 32 neighbors.
 
-        None where :func:`~pyro_nngp.models.base.evidence.has_evidence` is False. Cost: O(B N).
+        None where :func:`~pyro_nngp.models.tower.evidence.has_evidence` is False. Cost: O(B N).
         """
         if not has_evidence(self):
             return None
@@ -336,7 +332,7 @@ class SWSGP(PredictiveMethod):
 
         def block(part: slice) -> tuple[Tensor]:
             local, z = near[part], self.z[near[part]]
-            inverse = torch.cholesky_inverse(cholesky(cov(z, z), self.jitter))
+            inverse = factor_inverse(cholesky(cov(z, z), self.jitter))
             places = local[:, :, None] * self.num_inducing + local[:, None, :]
             total.index_add_(0, places.flatten(), inverse.double().flatten() / self.num_rows)
             return (local[:, 0],)

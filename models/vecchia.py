@@ -18,18 +18,20 @@ from typing import Any
 
 import pyro
 import pyro.distributions as dist
-import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from pyro.nn import pyro_method
+from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import GaussianResponseMethod, ResponseMethod, first_neighbors, rows_of
+from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
+from pyro_nngp.models.base.program import Program
+from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
+from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
 from pyro_nngp.neighbors import NeighborGraph
 
 
-class Vecchia(GaussianResponseMethod):
+class Vecchia(ResponseMethod):
     r"""Response nearest-neighbor Gaussian process: regression with Gaussian noise, f integrated out.
 
     Generative model, for an ordering of the data, with weights w and variances v computed from the kernel matrix plus
@@ -44,16 +46,16 @@ class Vecchia(GaussianResponseMethod):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
-            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
+            (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.
 
     Raises:
@@ -83,35 +85,55 @@ class Vecchia(GaussianResponseMethod):
         seed: int = 0,
     ) -> None:
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, offset=offset, weights=weights)
-        self.graph = NeighborGraph(
-            x, first_neighbors("Vecchia", num_neighbors, x), ordering, seed=seed, metric=self.neighbor_metric()
-        )
-        self.finish(self.choose_neighbors if num_neighbors is None else None)
+        check_gaussian(self)
+        self._start(solves_coefficients=True)
+        k = first_neighbors("Vecchia", num_neighbors, x)
+        self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self.neighbor_metric())
+        if num_neighbors is None:
+            choose_neighbors(self)
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """The densities of a batch of data (None: all) given their neighbors; returns their y."""
-        self.start_model(idx)
-        batch, (data, latents) = self.graph.batch(idx), self.plates(idx)
-        obs, noise = self.observations(self.likelihood_at(batch.rows), batch.rows, None)
-        own = rows_of(idx)
-        loc, var = self._given_neighbors(self._inputs(idx), batch.rows, batch.neighbors, obs, noise, own)
-        y = (
-            self._bound().marginal(loc, var)
-            if self.weights is None
-            else dist.Normal(loc, (var + noise[..., batch.targets]).sqrt())
-        )
+        program, batch = Program.model(self, idx), self.graph.batch(idx)
+        posterior = self.posterior(program.bound)
+        loc, var = posterior.given_neighbors(program.x, batch.rows, batch.neighbors, program.at)
+        rows, (data, latents) = batch.rows[batch.targets], program.plates
+        if self.weights is None:
+            y: Any = program.bound.likelihood.marginal(loc, var)
+        else:  # the noise variance of a row is that of all, divided by its weight
+            y = dist.Normal(loc, (var + posterior.observations(rows)[1]).sqrt())
         with latents, data:
-            self.count_weights(batch.rows[batch.targets])
-            return pyro.sample(self.site("y"), y, obs=self._values(idx))
+            count_weights(program, rows)
+            return pyro.sample(self.site("y"), y, obs=program.y)
 
-    def _preceding(self) -> tuple[ResponseMethod, Tensor, Tensor]:
-        """The first points in the ordering, or all of them, and the positions of their neighbors."""
-        if self.shard is not None:
-            view = self.at_numbers(self.shard.numbers_at(self._trend_points), ordered=True)
-            return view, torch.arange(view.num_data, device=self.x.device), view.graph.neighbors
-        rows = self.graph.order[: self._trend_points]
-        places = torch.full_like(self.graph.order, -1)
-        places[rows] = torch.arange(len(rows), device=rows.device)
-        near = self.graph.neighbors[rows]
-        return self, rows, torch.where(near < 0, -1, places[near])
+    @pyro_method
+    def guide(self, idx: Int[Tensor, " I"] | None = None) -> None:
+        """The guide of the hyperparameters; nothing else is latent."""
+        Program.guide(self, idx)
+
+    @property
+    def can_solve(self) -> bool:
+        """Whether :meth:`solve` applies: the mean is linear in its parameters, which have no prior or a normal one."""
+        return can_solve_mean(self)
+
+    def solve(self) -> None:
+        """Set the coefficients of the mean to their optimum, by :mod:`pyro_nngp.models.base.trend`."""
+        solve_mean(self)
+
+    def solved_parameters(self) -> list[nn.Parameter]:
+        """The parameters that :meth:`solve` sets."""
+        return solved_mean(self)
+
+    def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
+        """Log density of all data, with hyperparameters that have a prior at the median of their guide.
+
+        Args:
+            batch_size: number of rows at a time.
+
+        Returns:
+            The sum over all rows, of all processes, of the log density that ``model`` gives them.
+
+        Cost: O(N K^3).
+        """
+        return log_prob_of_rows(self, batch_size)

@@ -14,34 +14,50 @@ Cost per step: O((|I| + |J|) K^3), independent of N and M.
 """
 
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias, cast
 
 import pyro
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
+from pyro.nn import pyro_method
 from torch import Tensor, nn
 
-from pyro_nngp._checks import check_choice, check_int, check_num_neighbors, fail
-from pyro_nngp._rows import values_at
+from pyro_nngp._checks import check_num_neighbors, fail
+from pyro_nngp._indexing import values_at
 from pyro_nngp._shared import shared
+from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
-from pyro_nngp.distributions import NNGP, SitePosterior, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked
-from pyro_nngp.inducing import inducing_points
-from pyro_nngp.kernels import bind, column_scale
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.table import ShardedGraph, ShardedNeighborhoods
+from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
+from pyro_nngp.hyperparameters import scaled
+from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.inducing.points import inducing_points
+from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import LatentPredictions, Plates, first_neighbors, rows_of, warn_untrained
-from pyro_nngp.neighbors import Batch, NeighborGraph
-from pyro_nngp.variational import AmortizedGaussian, GaussianSites, LocalGaussian, prior_factor, variational_optimum
+from pyro_nngp.models.base.draws import Draw
+from pyro_nngp.models.base.evidence import has_evidence, log_density_given
+from pyro_nngp.models.base.extension import warn_untrained
+from pyro_nngp.models.base.latent import LatentPosterior
+from pyro_nngp.models.base.method import Method
+from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors, first_neighbors
+from pyro_nngp.models.base.program import Program
+from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
+from pyro_nngp.rows import Part
+from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
+from pyro_nngp.variational.families import Amortized, MeanField, PseudoObservations, SparseCholesky
+from pyro_nngp.variational.family import Family, parameters_but_level, through
+from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
-Posterior: TypeAlias = Literal["sites", "mean-field", "factor"]
+Guide: TypeAlias = PseudoObservations | MeanField | SparseCholesky | Amortized
 
 _ENCODER_JITTER = 0.01  # means computed one neighborhood at a time deviate from a stiffer prior by too much
 
 
-class VNNGP(LatentPredictions):
+class VNNGP(Method):
     r"""Variational nearest-neighbor Gaussian process.
 
     Generative model, for an ordering of M inducing points z and K nearest neighbors:
@@ -60,32 +76,29 @@ class VNNGP(LatentPredictions):
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
             None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.models.base.starts`).
+            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
-        num_neighbors: K, for the prior and for the data; None is 32, for sites of Gaussian data doubled up to 128 where
-            that lowers predictive variances by more than 10 %
-            (:meth:`~pyro_nngp.models.base.NeighborChoice.choose_neighbors`).
+        num_neighbors: K, for the prior and for the data; None is 32, for pseudo-observations of Gaussian data doubled
+            up to 128 where that lowers predictive variances by more than 10 %
+            (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         inducing: None puts the inducing points at the data; an int M < N starts them by k-means; a tensor gives them.
         learn_inducing: whether the inducing points are parameters.
-        posterior: family of q(u). "sites" is the Gaussian posterior of the pseudo-observations that :meth:`solve` finds
-            (:mod:`pyro_nngp.variational.sites`), whose intervals cover f. "mean-field" is the paper's; its variances
-            are those of each value given all others, so that 95 % intervals cover a few percent of a smooth f.
-            "factor" needs `guide_neighbors`. None is "sites" where it applies (a likelihood, inducing points at the
-            data, none of `guide_neighbors`, `encoder`, `loc`, `scale`).
-        guide_neighbors: off-diagonal entries per row of the Cholesky factor of q(u); 0 selects another family.
-        encoder: a network of :mod:`pyro_nngp.variational.encoders` that computes q(u) from the data around each point,
-            in place of one set of parameters per point; needs a likelihood and inducing points at the data, and no
-            `loc`.
+        guide: family of q(u). :class:`~pyro_nngp.variational.PseudoObservations` is the Gaussian posterior of the
+            pseudo-observations that :meth:`solve` finds, whose intervals cover f; it needs a likelihood and inducing
+            points at the data. :class:`~pyro_nngp.variational.MeanField` is the paper's; its variances are those of
+            each value given all others, so that 95 % intervals cover a few percent of a smooth f.
+            :class:`~pyro_nngp.variational.SparseCholesky` has a sparse factor.
+            :class:`~pyro_nngp.variational.Amortized` has a network that computes q(u) from the data around each point,
+            in place of one set of parameters per point; it needs what pseudo-observations need. None is
+            pseudo-observations where they apply, else mean-field.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
         ordering: ordering of the inducing points: "random", "maximin", "coordinate", "principal", "given" or a
             permutation.
-        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero.
-        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data.
         jitter: relative nugget; None takes 1e-6, with an encoder 0.01, since no network can follow a stiffer prior.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering and of k-means.
 
     Raises:
@@ -95,8 +108,12 @@ class VNNGP(LatentPredictions):
     Reference: Wu, Pleiss, Cunningham (2022), "Variational nearest neighbor Gaussian process", ICML.
     """
 
-    graph_type: type[NeighborGraph] = NeighborGraph
-    draws_together = vectorizes = can_distribute = True
+    q: Family
+    data_neighbors: Any
+    bounds_evidence = True
+    _graph_type: type[NeighborGraph] = NeighborGraph
+    _points = ("z",)
+    _can_distribute = True
 
     @from_tables
     def __init__(
@@ -109,13 +126,9 @@ class VNNGP(LatentPredictions):
         num_neighbors: int | None = None,
         inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = False,
-        posterior: Posterior | None = None,
-        guide_neighbors: int = 0,
-        encoder: nn.Module | None = None,
+        guide: Guide | None = None,
         mean: Callable | None = None,
         ordering: str | Int[Tensor, " M"] = "random",
-        loc: Float[Tensor, "M *L"] | None = None,
-        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
@@ -126,60 +139,51 @@ class VNNGP(LatentPredictions):
         seed: int = 0,
     ) -> None:
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
-        jitter = _ENCODER_JITTER if jitter is None and encoder is not None else jitter
+        jitter = _ENCODER_JITTER if jitter is None and isinstance(guide, Amortized) else jitter
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        where = type(self).__name__
-        self.at_data = inducing is None
-        if self.at_data and learn_inducing:
+        where, self._predicts_from_rows = type(self).__name__, inducing is None
+        self._scores_from_rows = False
+        if inducing is None and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
-        if not self.at_data:
-            self.own_state = (*self.own_state, "graph")
+        guide = _checked_guide(where, guide, self.likelihood is not None, inducing is None)
         z = x if inducing is None else inducing_points(where, x, inducing, seed)
-        choose, num_neighbors = num_neighbors is None, first_neighbors(where, num_neighbors, z)
-        self.graph = self.graph_type(z, num_neighbors, ordering, seed=seed, metric=self.neighbor_metric())
+        self._learns_inducing = learn_inducing
         if learn_inducing:
             self.z = scaled(z, column_scale(x))
-        self.learn_inducing = learn_inducing
-        self.register_buffer("data_neighbors", None if self.at_data else self.graph.query(x, num_neighbors))
-        check_int(where, "guide_neighbors", guide_neighbors, 0)
-        if guide_neighbors:
-            check_num_neighbors(where, guide_neighbors, num_neighbors, "guide_neighbors")
-        if encoder is not None and not isinstance(encoder, nn.Module):
-            cure = "Pass an instance such as SiteEncoder(D)."
-            fail(where, "encoder", "to be a torch module", f"{encoder!r:.60}", cure, TypeError)
-        likelihood, kernel = self.likelihood, self.kernel  # with defaults filled in
-        own_family = guide_neighbors > 0 or any(part is not None for part in (encoder, loc, scale))
-        applicable = self.at_data and likelihood is not None and not own_family
-        if posterior is None:
-            posterior = "sites" if applicable else "factor" if guide_neighbors else "mean-field"
-        check_choice(where, "posterior", posterior, ("sites", "mean-field", "factor"))
-        if posterior == "sites" and not applicable:
-            expectation = (
-                "without guide_neighbors, encoder, `loc` and `scale`, with a likelihood and inducing points at the data"
-            )
-            fail(where, 'posterior="sites"', expectation, "other settings", "Leave `posterior` out.")
-        if encoder is None and (posterior == "factor") != (guide_neighbors > 0):
-            cure = "Give guide_neighbors >= 1 for a factor, and none for a mean-field family."
-            fail(where, "posterior", "'factor' with guide_neighbors alone", repr(posterior), cure)
-        if scale is not None and scale <= 0:
-            fail(where, "scale", "> 0", scale, "It is the initial standard deviation.")
-        self.solves_coefficients = posterior == "sites"
-        self.build_guide()
-        if posterior == "sites":
-            self.local = self._sites()
-        elif encoder is None:
-            pattern = self.graph.neighbors[:, :guide_neighbors].clone() if guide_neighbors else None
-            self.local = LocalGaussian(len(z), pattern, self.num_latents, loc, scale, self.unit, like=x)
-        elif likelihood is None or y is None or not self.at_data or loc is not None:
-            expectation = "with a likelihood, inducing points at the data and no `loc`"
-            fail(where, "encoder", expectation, "other settings", "Leave the encoder out.")
-        else:
-            self.local = self._amortized(encoder, guide_neighbors)
-        self.predicts_from_rows = self.at_data
-        self.has_row_tables = self.at_data and encoder is None
-        self.finish(self.choose_neighbors if choose and self.chooses_neighbors else None)
+        if inducing is not None:
+            self._own_state = ("q", "graph")
+        self._start(solves_coefficients=isinstance(guide, PseudoObservations))
+        k = first_neighbors(where, num_neighbors, z)
+        self.graph = self._graph_type(z, k, ordering, seed=seed, metric=self.neighbor_metric())
+        self.register_buffer("data_neighbors", None if inducing is None else self.graph.query(x, k))
+        self.q = self._built(guide)
+        if num_neighbors is None and self._chooses_neighbors:
+            choose_neighbors(self)
 
-    @pyro_entry
+    def _built(self, guide: Guide) -> Family:
+        """q(u) of a family, at its start."""
+        if isinstance(guide, PseudoObservations):
+            mean, shape = self._modules.get("mean"), (*self.latent_shape, self.graph.num_points)
+            return ObservedGaussian(shape, mean, self._evidence_parameters(), self.x)
+        if isinstance(guide, Amortized):
+            given = LatentPosterior(self.rows, self.graph, self.bound(), Family())
+            return AmortizedGaussian(guide.encoder, given, guide.num_columns or 0)
+        pattern = None
+        if isinstance(guide, SparseCholesky):
+            count = self.graph.num_neighbors if guide.num_columns is None else guide.num_columns
+            check_num_neighbors(type(self).__name__, count, self.graph.num_neighbors, "guide.num_columns")
+            pattern = self.graph.neighbors[:, :count].clone()
+        size, count = self.graph.num_points, self.num_latents
+        return LocalGaussian(size, pattern, count, guide.loc, guide.scale, self.unit, like=self.x)
+
+    @property
+    def num_inducing(self) -> int:
+        """M."""
+        return self.graph.num_points
+
+    # The model and its guide.
+
+    @pyro_method
     def model(
         self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
     ) -> Tensor:
@@ -193,42 +197,72 @@ class VNNGP(LatentPredictions):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        self.start_model(idx)
-        batch = self._batch(idx, inducing_idx)
-        prior = self._prior(batch)
+        program, batch = Program.model(self, idx), self._batch(idx, inducing_idx)
+        # p(u) = prod_j N(u_j | w_j^T u_n(j), v_j); the batch J counts M / |J| times
+        prior = self._prior(program.bound, batch)
         shape = torch.broadcast_shapes(prior.batch_shape, self.latent_shape)
-        with poutine.scale(scale=batch.scale), self.of_all():
+        with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), prior.expand(shape).to_event(len(self.latent_shape)))
-        plates = self.plates(idx)
-        return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
+        # f_i | u ~ N(mu_i + w_i^T u_n(i), v_i), y_i | f_i ~ p(y_i | f_i)
+        return program.observe(self._f_given(program, u, batch))
 
-    @pyro_entry
+    @pyro_method
     def guide(
         self, idx: Int[Tensor, " I"] | None = None, inducing_idx: Int[Tensor, " J"] | Batch | None = None
     ) -> Tensor:
         """q(u), q(f | u) = p(f | u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
-        self.start_guide(idx)
-        batch = self._batch(idx, inducing_idx)
-        q: SitePosterior | SparseCholeskyNormal
-        if isinstance(self.local, GaussianSites):
-            q = self.local.distribution(self._prior(batch))
-            q = q.expand(torch.broadcast_shapes(q.batch_shape, self.latent_shape))
-        elif isinstance(self.local, AmortizedGaussian):
-            q = self._encoded(self.local, batch)
-        else:
-            q = self.local.distribution(batch.rows, batch.targets)
-        with poutine.scale(scale=batch.scale), self.of_all():
+        program, batch = Program.guide(self, idx), self._batch(idx, inducing_idx)
+        q = self._q_at(program, batch)
+        with poutine.scale(scale=batch.scale), self._of_all():
             u = pyro.sample(self.site("u"), q.to_event(len(self.latent_shape)))
-        return self._f_given(self.plates(idx), u, batch, idx, q)
+        return self._f_given(program, u, batch, q)
 
-    def _encoded(self, local: AmortizedGaussian, batch: Batch) -> SparseCholeskyNormal:
-        """q(u) of the encoder, which reads one set of hyperparameters after the other."""
-        found, sets = each_set(self, lambda: local.distribution(batch.rows, batch.targets))
-        q = found[0]
+    def _prior(self, bound: Bound, batch: Batch) -> NNGP:
+        """p(u) outside of the plates, with a dimension for latent functions where hyperparameters have batches."""
+        kernel, points = bound.covariance.shifted(len(self.latent_shape)), self._inducing(bound)
+        return NNGP(kernel, self.graph, batch, jitter=bound.jitter, points=points)
+
+    def _inducing(self, bound: Bound) -> Float[Tensor, "M D"]:
+        """The inducing points, at their present places."""
+        z = bound.others["z"]
+        return self.graph.x if z is None else z
+
+    def _q_at(self, program: Program, batch: Batch) -> Any:
+        """q(u) on a batch, at one set of hyperparameters after the other where the family takes one."""
+        if self.q.batches_sets:
+            return self.q.at_batch(self.posterior(program.bound), self._prior(program.bound, batch))
+        bounds, sets = program.sets()
+        each: list[Any] = [self.q.at_batch(self.posterior(bound), self._prior(bound, batch)) for bound in bounds]
         if not sets:
-            return q
-        loc, scale, weights = (stacked([getattr(one, name) for one in found], sets) for name in q.batched)
-        return SparseCholeskyNormal(loc, scale, weights, q.pattern, q.rows, q.targets)
+            return each[0]
+        loc, scale, weights = (stacked_sets([getattr(q, name) for q in each], sets) for name in each[0].batched)
+        return SparseCholeskyNormal(loc, scale, weights, each[0].pattern, each[0].rows, each[0].targets)
+
+    def _f_given(self, program: Program, u: Tensor, batch: Batch, q: Any = None) -> Tensor:
+        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
+        bound, positions, event_dim = program.bound, cast(Tensor, batch.extra), 1 + len(self.latent_shape)
+        mean, u = program.mean(), program.outside(u, event_dim)
+        if self.data_neighbors is None:  # f = mu + u
+            marginal = None
+            if q is not None:
+                loc, variance = (program.outside(value, event_dim) for value in (q.loc, q.variance))
+                marginal = mean + values_at(loc, positions), values_at(variance, positions)
+            return program.record_f(mean + values_at(u, positions), marginal)
+        near, points = self.data_neighbors[program.at], self._inducing(bound)
+        w, var = shared(
+            (self, "f"), lambda: graph_conditional(bound.at_data, program.x, points, near, jitter=bound.jitter)
+        )
+        loc = mean + (w * values_at(u, positions)).sum(-1)
+        return program.sample_f(loc, var, None if q is None else through(q, w, var, positions, mean))
+
+    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:
+        """Inducing batch, with the rows that the data batch needs as its `extra`."""
+        if isinstance(inducing_idx, Batch):
+            return inducing_idx
+        if self.data_neighbors is None:
+            rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
+            return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)
+        return self.graph.batch(inducing_idx, extra=self.data_neighbors if idx is None else self.data_neighbors[idx])
 
     def batch_args(
         self, idx: Int[Tensor, " I"] | None, generator: torch.Generator
@@ -237,35 +271,38 @@ class VNNGP(LatentPredictions):
 
         Inducing points that are not the data are drawn at random.
         """
-        if self.at_data or idx is None or self.num_inducing <= len(idx):
+        if self.data_neighbors is None or idx is None or self.num_inducing <= len(idx):
             return idx, self._batch(idx, None)
         drawn = torch.randint(self.num_inducing, (2 * len(idx),), generator=generator).unique()  # O(|I|), whatever M
         rows = drawn[torch.randperm(len(drawn), generator=generator)[: len(idx)]].to(idx.device)
         return idx, self._batch(idx, rows)
 
-    @pyro_entry
-    @torch.no_grad()
-    def refresh_neighbors(self) -> None:
-        """Find the neighbors again under the kernel's present lengthscales and inducing points.
+    def _of_all(self) -> AbstractContextManager:
+        """On several processes, a context for inducing values that all of them have."""
+        return nullcontext() if self.data_neighbors is None else self.rows.shared()
 
-        Kernels without one lengthscale per input keep the Euclidean metric.
-        """
-        if self.learn_inducing:
-            self.graph.x.copy_(self.z)
-        if self.shard is not None and self.at_data:
-            self.refresh_rows()
-            return
-        self.refresh_table()
-        if not self.at_data:
-            self.data_neighbors.copy_(self.graph.query(self.x, self.data_neighbors.shape[1]))
-        self.local.follow(self.graph)
+    # The posterior and its optimum.
+
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> LatentPosterior:
+        """f under q(u), or given the values of u in a draw."""
+        rows, graph, q = (self.rows, self.graph, self.q) if part is None else (part.rows, part.graph, part.q)
+        parameters = self._evidence_parameters() if isinstance(q, ObservedGaussian) else ()
+        site, mean = self.site("u"), self._modules.get("mean")
+        return LatentPosterior(rows, graph, bound, q, draw, site, self.data_neighbors, parameters, mean)
+
+    def _near(self, x_new: Tensor, num_neighbors: int, ordered: bool) -> Part:
+        part = super()._near(x_new, num_neighbors, ordered)
+        return self.q.at_part(self.posterior(self.bound()), part, x_new, num_neighbors)
+
+    def _evidence_parameters(self) -> Any:
+        """The parameters that the evidence of pseudo-observations depends on."""
+        return parameters_but_level(self, MeanCoefficients(self._modules.get("mean")).level_parameters())
 
     @property
     def can_solve(self) -> bool:
         """Whether :meth:`solve` applies: with a likelihood, inducing points at the data, and no encoder."""
-        return self.likelihood is not None and self.at_data and not isinstance(self.local, AmortizedGaussian)
+        return self.likelihood is not None and self.data_neighbors is None and self.q.can_solve
 
-    @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 100, tolerance: float = 1e-3) -> None:
         """Set :meth:`solved_parameters` to their optimum for the present hyperparameters, without step sizes.
@@ -280,125 +317,106 @@ class VNNGP(LatentPredictions):
         Raises:
             ValueError: unless there is a likelihood, the inducing points are at the data, and there is no encoder.
 
-        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step; with `guide_neighbors` also O(N K^3)
-        per step and O(N K^2) memory, for the factor.
+        Cost: O(N K^3), then O(N K) per iteration of conjugate gradients and step; with a sparse factor also O(N K^3)
+        per step and O(N K^2) memory.
         """
-        if self.likelihood is None or not self.can_solve:
-            actual = "no likelihood" if self.likelihood is None else "an encoder" if self.at_data else "other points"
+        if not self.can_solve:
+            other = "an encoder" if self.data_neighbors is None else "other points"
+            actual = "no likelihood" if self.likelihood is None else other
             expectation, cure = "with a likelihood, inducing points at the data and no encoder", "Train by gradients."
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
-        self._place_medians()
-        if not isinstance(self.local, LocalGaussian):
-            self.local.solve(max_steps, tolerance)
-            with torch.enable_grad():
-                self._place_medians()
-                self.local.correct()
-            return
-        factor = prior_factor(bind(self.kernel), self.graph, self.jitter)
-        own, every = slice(self.num_data), torch.arange(self.num_data, device=self.x.device)
-        likelihood, mean = self.likelihood_at(own), self._mean_at(self.x[own], own)
-        y, q = cast(Tensor, self._targets(every)), self.local.distribution(every)
-        found = variational_optimum(likelihood, y, mean, factor, q, max_steps, tolerance, total=self.total)
-        self.local.assign(found)
-        if self.shard is not None:
-            self.complete_tables()
+        self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
     def solved_parameters(self) -> list[nn.Parameter]:
-        """The parameters that :meth:`solve` sets: all of q(u); with sites, the level of a constant mean function."""
-        if isinstance(self.local, GaussianSites):
-            return self.local.solved_parameters()
-        return list(self.local.parameters())
+        """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""
+        return self.q.solved_parameters(self._modules.get("mean"))
 
-    @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+    @torch.no_grad()
+    def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:
+        """Mean log density of the data at some rows given those at their predecessors, at the present hyperparameters.
+
+        Vecchia's approximation of the log evidence that the bound of q(u) is of; the exact one for K = N - 1. None
+        with pseudo-observations, on which q(u) does not depend, with inducing points elsewhere, and where
+        :func:`~pyro_nngp.models.base.evidence.has_evidence` is False.
+
+        Cost: O(K^3) per row.
+        """
+        if self.data_neighbors is not None or isinstance(self.q, ObservedGaussian) or not has_evidence(self):
+            return None
+        bound, batch, data = self.bound(), self.graph.batch(rows), self.rows
+        noise = data.likelihood(bound, batch.rows).variance.expand(len(batch.rows))
+        residual = data.targets(batch.rows) - data.mean(bound, batch.rows)
+        points = self.x[batch.rows], batch.targets, batch.neighbors
+        return log_density_given(bound.covariance, *points, residual, noise, bound.jitter).mean()
+
+    # Changes of neighbors and data.
+
+    @property
+    def _chooses_neighbors(self) -> bool:
+        """For pseudo-observations of Gaussian data: others have no precision yet, other families gain less by it."""
+        return isinstance(self.q, ObservedGaussian) and self.likelihood.is_gaussian
+
+    def refresh_neighbors(self) -> None:
+        """Find the neighbors again under the kernel's present lengthscales and inducing points.
+
+        Kernels without one lengthscale per input keep the Euclidean metric.
+        """
+        if self._learns_inducing:
+            self.graph.x.copy_(self.bound().others["z"].detach())
+        super().refresh_neighbors()
+
+    def _neighbors_changed(self) -> None:
+        super()._neighbors_changed()
+        if self.data_neighbors is not None:
+            self.data_neighbors = self.graph.query(self.x, self.data_neighbors.shape[1])
+        self.q.neighbors_changed(self.posterior(self.bound()))
+
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y, by_row)
-        if not self.at_data:
+        super()._append_rows(x, y, by_row)
+        if self.data_neighbors is not None:
             self.data_neighbors = torch.cat([self.data_neighbors, self.graph.query(x, self.data_neighbors.shape[1])])
             warn_untrained(type(self).__name__)
             return
-        self._place_medians()
         self.graph.append(x)
-        if isinstance(self.local, GaussianSites):
-            added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
-            self.local.append(cast(Tensor, self.y), loc + added, variance)
-            self.local.solve(level=False)
-        elif isinstance(self.local, LocalGaussian):
-            self._append_to(self.local, loc - self._mean_at(x), variance)
-            if self.can_solve:
-                self.solve()
-        else:
-            self.local = self._amortized(self.local.encoder, self.local.num_columns)
+        self.q.append(self.posterior(self.bound()), len(x), loc, variance)
+        if self.can_solve:
+            self.q.solve_again(lambda: self.posterior(self.bound()))
 
-    def _append_to(self, local: LocalGaussian, loc: Tensor, variance: Tensor) -> None:
-        """Append rows to q(u), with these moments of u."""
-        size = loc.shape[-1]
-        pattern = None if local.pattern is None else self.graph.neighbors[-size:, : local.pattern.shape[1]].clone()
-        new = LocalGaussian(size, pattern, self.num_latents, unit=self.unit, like=self.x)
-        weights = None if pattern is None else loc.new_zeros(*loc.shape, pattern.shape[1])
-        new.assign(SparseCholeskyNormal(loc, variance.sqrt(), weights, pattern))
-        local.append(new)
+    def _sharded_table(self, data: ShardedData, num_neighbors: int, choose: bool) -> ShardedGraph:
+        k = USUAL_NEIGHBORS if choose and self._chooses_neighbors else num_neighbors
+        symmetric, k = isinstance(self.graph, SymmetricGraph), min(k, data.num_rows - 1)
+        if not self.q.needs_neighborhoods:
+            return ShardedGraph(data, k, self.neighbor_metric(), symmetric=symmetric)
+        context = self.q.num_context
+        return ShardedNeighborhoods(data, k, self.neighbor_metric(), symmetric=symmetric, num_context=context)
 
-    def _likelihood_by_row(self) -> Callable[..., Likelihood] | None:
-        return self.likelihood_at if self.differs_by_row else None
+    def _distributed(self, choose: bool) -> None:
+        if self.data_neighbors is not None:
+            self.data_neighbors = self.graph.query(self.x, self.data_neighbors.shape[1])
+            return
+        self.q.distributed(self.posterior(self.bound()))
+        if choose and self._chooses_neighbors:
+            choose_neighbors(self)
 
-    def _sites(self) -> GaussianSites:
-        """q(u) of Gaussian sites, without any solution."""
-        return GaussianSites(
-            cast(Tensor, self.y),
-            cast(Likelihood, self.likelihood),
-            self.kernel,
-            self.graph,
-            self._mean_at,
-            self.latent_shape,
-            self.jitter,
-            self.parameters,
-            self.mean,
-            self._likelihood_by_row(),
-        )
+    @property
+    def has_row_tables(self) -> bool:  # type: ignore[override]
+        """Whether parameters of q have a row per datum."""
+        return self.data_neighbors is None and self.q.has_row_tables
 
-    def _amortized(self, encoder: nn.Module, num_columns: int) -> AmortizedGaussian:
-        """q(u) by an encoder of the data around each point."""
-        y, likelihood = cast(Tensor, self.y), cast(Likelihood, self.likelihood)
-        return AmortizedGaussian(
-            encoder,
-            y,
-            likelihood,
-            self.kernel,
-            self.graph,
-            self._mean_at,
-            num_columns,
-            self.jitter,
-            self._likelihood_by_row(),
-        )
 
-    def _prior(self, batch: Batch) -> NNGP:
-        """p(u) outside of the plates, with a dimension for latent functions where hyperparameters have batches."""
-        kernel = bind(self.kernel).shifted(len(self.latent_shape))
-        return NNGP(kernel, self.graph, batch, jitter=self.jitter, points=self._points())
-
-    def _f_given(self, plates: Plates, u: Tensor, batch: Batch, idx: Tensor | None, q: Any = None) -> Tensor:
-        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
-        x, positions = self._inputs(idx), cast(Tensor, batch.extra)
-        mean, u = self._mean_at(x, rows_of(idx)), self.outside(u, 1 + len(self.latent_shape))
-        if not self.at_data:
-            rows = self.data_neighbors if idx is None else self.data_neighbors[idx]
-            w, var = shared(
-                (self, "f"), lambda: graph_conditional(self.covariance(), x, self._points(), rows, jitter=self.jitter)
-            )
-            loc = mean + (w * values_at(u, positions)).sum(-1)
-            return self.sample_f(plates, loc, var, None if q is None else self._through(q, w, var, positions, mean))
-        marginal = None
-        if q is not None:
-            loc, variance = (self.outside(value, 1 + len(self.latent_shape)) for value in (q.loc, q.variance))
-            marginal = mean + values_at(loc, positions), values_at(variance, positions)
-        return self.record_f(plates, mean + values_at(u, positions), marginal)
-
-    def _batch(self, idx: Tensor | None, inducing_idx: Tensor | Batch | None) -> Batch:
-        """Inducing batch, with the rows that the data batch needs as its `extra`."""
-        if isinstance(inducing_idx, Batch):
-            return inducing_idx
-        if self.at_data:
-            rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
-            return self.graph.batch(idx if inducing_idx is None else inducing_idx, extra=rows)
-        return self.graph.batch(inducing_idx, extra=self.data_neighbors if idx is None else self.data_neighbors[idx])
+def _checked_guide(where: str, guide: Any, has_likelihood: bool, at_data: bool) -> Guide:
+    """The family of q(u), checked against the model; the default where there is none."""
+    applies = at_data and has_likelihood
+    if guide is None:
+        return PseudoObservations() if applies else MeanField()
+    if not isinstance(guide, PseudoObservations | MeanField | SparseCholesky | Amortized):
+        cure = "Pass one such as MeanField() or SparseCholesky(10), of pyro_nngp.variational."
+        fail(where, "guide", "to be a family of q(u)", f"{guide!r:.60}", cure, TypeError)
+    if isinstance(guide, PseudoObservations | Amortized) and not applies:
+        expectation = "with a likelihood and inducing points at the data"
+        fail(where, f"guide={type(guide).__name__}(...)", expectation, "another model", "Leave `guide` out.")
+    if isinstance(guide, Amortized) and not isinstance(guide.encoder, nn.Module):
+        cure = "Pass an instance such as SiteEncoder(D)."
+        fail(where, "guide.encoder", "to be a torch module", f"{guide.encoder!r:.60}", cure, TypeError)
+    return guide

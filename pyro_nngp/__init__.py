@@ -2,14 +2,14 @@
 
 ``import pyro_nngp as nngp`` gives the methods (``nngp.VNNGP``, ``nngp.LOO``, ``nngp.Vecchia``, ...), the prior for
 your own programs (``nngp.NNGP``, ``nngp.NNGPReparam``, ``nngp.NeighborGraph``), ``nngp.fit`` and ``nngp.to_arviz``,
-and the packages ``nngp.kernels``, ``nngp.likelihoods`` and all others. Each is imported at its first use.
+and packages such as ``nngp.kernels`` and ``nngp.likelihoods``. Each is imported at its first use.
 """
 
-import importlib
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+import typing as _typing
+from importlib import import_module as _import_module
+from importlib.metadata import version as _version
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pyro_nngp import (
         data,
         distributed,
@@ -17,54 +17,18 @@ if TYPE_CHECKING:
         inference,
         kernels,
         likelihoods,
-        maps,
         models,
         neighbors,
-        plots,
         variational,
     )
+    from pyro_nngp.adapters.maps import predict_grid
     from pyro_nngp.distributions import NNGP, NNGPReparam
     from pyro_nngp.inference import AutoNNGP, fit, to_arviz
-    from pyro_nngp.maps import predict_grid
     from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
     from pyro_nngp.storage import load
 
-__version__ = version("pyro-nngp")
-
-_PACKAGES = (
-    "data",
-    "distributed",
-    "distributions",
-    "inference",
-    "kernels",
-    "likelihoods",
-    "maps",
-    "models",
-    "neighbors",
-    "plots",
-    "variational",
-)
-_HOME = {
-    "pyro_nngp.distributions": ("NNGP", "NNGPReparam"),
-    "pyro_nngp.inference": ("AutoNNGP", "fit", "to_arviz"),
-    "pyro_nngp.maps": ("predict_grid",),
-    "pyro_nngp.models": (
-        "BSGP",
-        "LMC",
-        "LOO",
-        "NPVI",
-        "SVGP",
-        "SWSGP",
-        "VNNGP",
-        "CoregionalizedLOO",
-        "MLLk",
-        "Vecchia",
-    ),
-    "pyro_nngp.neighbors": ("NeighborGraph",),
-    "pyro_nngp.storage": ("load",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+__version__ = _version("pyro-nngp")
 
 __all__ = [
     "BSGP",
@@ -90,23 +54,31 @@ __all__ = [
     "kernels",
     "likelihoods",
     "load",
-    "maps",
     "models",
     "neighbors",
-    "plots",
     "predict_grid",
     "to_arviz",
     "variational",
 ]
+_HOME = {
+    "AutoNNGP": "inference",
+    "NNGP": "distributions",
+    "NNGPReparam": "distributions",
+    "NeighborGraph": "neighbors",
+    "fit": "inference",
+    "load": "storage",
+    "predict_grid": "adapters.maps",
+    "to_arviz": "inference",
+}
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"pyro_nngp.{name}")
-    if name in _MODULE_OF:
-        return getattr(importlib.import_module(_MODULE_OF[name]), name)
-    raise AttributeError(f"module 'pyro_nngp' has no attribute {name!r}")
+def __getattr__(name: str) -> _typing.Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pyro_nngp' has no attribute {name!r}")
+    if name[0].islower() and name not in _HOME:
+        return _import_module(f"pyro_nngp.{name}")
+    return getattr(_import_module(f"pyro_nngp.{_HOME.get(name, 'models')}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

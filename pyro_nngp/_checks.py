@@ -2,6 +2,7 @@
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+_INNER = ("pyro_nngp", "pyro", "torch", "contextlib")
 _ROWS_TRUSTED: ContextVar[int] = ContextVar("rows_trusted", default=0)
 
 
@@ -43,6 +45,14 @@ def fail(
     if cause is not None:
         raise raised from cause
     raise raised
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the first caller outside this package, Pyro and torch."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, level)
 
 
 def undefined(instance: Any, hook: str, kind: str, cure: str = "See docs/howto/write_a_method.md.") -> NoReturn:
@@ -293,10 +303,8 @@ def warn_if_coarse(where: str, x: Tensor) -> None:
     bad = apart.any(0) & (typical * len(sample) / len(x) <= 4 * coarse) & (total < 1e4 * coarse)
     if bool(bad.any()):
         columns = bad.nonzero()[:, 0].tolist()
-        warnings.warn(
+        warn(
             f"{where}: columns {columns} of x hold {float(largest[columns[0]]):.3g} +- {float(total[columns[0]]):.2g}, "
             f"of which {x.dtype} keeps steps of {float(coarse[columns[0]]):.2g}. Subtract their means before the "
-            "conversion, or pass float64.",
-            UserWarning,
-            stacklevel=4,
+            "conversion, or pass float64."
         )

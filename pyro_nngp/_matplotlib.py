@@ -6,12 +6,12 @@ from pyro_nngp._checks import fail
 
 
 def pyplot(where: str) -> Any:
-    """``matplotlib.pyplot``; the error without it names the pip command."""
+    """The module ``matplotlib.pyplot``, or an error that names the pip command."""
     try:
-        from matplotlib import pyplot as found
+        from matplotlib import pyplot as module
     except ImportError as error:
         fail(where, "matplotlib", "to be installed", "no such package", "pip install matplotlib.", ImportError, error)
-    return found
+    return module
 
 
 def axis(where: str, ax: Any) -> Any:

@@ -38,12 +38,12 @@ def block_limit(entries: int) -> Iterator[None]:
 
 
 def at_once(usual: int, row_entries: int) -> int:
-    """Rows of a block: as many as have `usual` entries, or as :func:`block_limit` allows, but at least one."""
+    """Number of rows in a block of `usual` entries, or of as many as :func:`block_limit` allows; at least one."""
     return max(1, min(usual, _LIMIT.get() or usual) // max(1, row_entries))
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """Like `torch.empty`, but in large pages for large tensors where the system has them."""
+    """An uninitialized tensor, in large pages if it is large and the system has them."""
     size = math.prod(shape) * dtype.itemsize
     if torch.device(device).type != "cpu" or size < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
@@ -51,13 +51,13 @@ def empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str
 
 
 def reused(size: int) -> Tensor:
-    """`size` bytes on the CPU for what every step needs again: later calls get them once no tensor has them.
+    """A buffer of `size` bytes on the CPU, which a later call gets again once no tensor uses it.
 
     The process keeps up to 256 MB.
     """
     if not _LARGE <= size <= _REUSED or not hasattr(mmap, "MADV_HUGEPAGE"):
         return empty((size,), torch.uint8)
-    block = _found(size) or _block(size)
+    block = _unused_block(size) or _block(size)
     array = np.frombuffer(block, np.uint8, size)
     weakref.finalize(array, _give_back, block).atexit = False
     return torch.from_numpy(array)  # holds the array as long as a tensor has its memory
@@ -70,7 +70,7 @@ def _block(size: int) -> mmap.mmap:
     return block
 
 
-def _found(size: int) -> mmap.mmap | None:
+def _unused_block(size: int) -> mmap.mmap | None:
     """An unused block of up to twice the size."""
     with contextlib.suppress(IndexError):  # another thread took the last one
         for _ in range(len(_unused)):

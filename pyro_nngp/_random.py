@@ -1,4 +1,4 @@
-"""Random numbers that leave the global random state alone: streams, and numbers that belong to rows."""
+"""Random numbers that leave the global random state alone: streams, and numbers by row."""
 
 import threading
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ class RandomStream:
 
     Args:
         seed: seed of the stream.
-        devices: indices of the CUDA devices whose generators take part, in addition to that of the CPU.
+        devices: indices of the CUDA devices whose generators take part, in addition to the CPU's.
     """
 
     def __init__(self, seed: int, devices: list[int]) -> None:
@@ -83,13 +83,13 @@ _STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB13311
 
 
 def normal_by_row(rows: Int[Tensor, " n"], count: int, seed: int) -> Float[Tensor, "S n"]:
-    """Independent standard normal numbers of rows, which depend on the row's number and the seed alone.
+    """Independent standard normal numbers for rows, as a function of row number and seed alone.
 
-    They are SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", OOPSLA) of a
-    counter, through the inverse of the normal distribution function.
+    SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators", OOPSLA) of a counter gives
+    uniform numbers, and the inverse of the normal distribution function normal ones.
 
     Args:
-        rows: numbers of the rows, wherever they are.
+        rows: row numbers.
         count: S, numbers for each row.
         seed: of the draws.
     """

@@ -1,6 +1,6 @@
-"""Results that a guide leaves for the model of the same method, while an ELBO evaluates one after the other.
+"""Results that a guide and the model of one method share within one evaluation of an ELBO.
 
-q(f | u) is p(f | u) in all methods here: what both need is computed once per evaluation.
+q(f | u) is p(f | u) in all methods here, so both need the same conditionals.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -23,7 +23,7 @@ def shared_results() -> Iterator[None]:
 
 
 def shared(key: Hashable, compute: Callable[[], T]) -> T:
-    """``compute()``, or what it has returned for this key in the block of :func:`shared_results` at hand."""
+    """``compute()``, or its earlier result for this key within the present :func:`shared_results` block."""
     results = _RESULTS.get()
     if results is None:
         return compute()

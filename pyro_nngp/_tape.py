@@ -1,14 +1,14 @@
-"""A function of tensors, gradients included, as the torch operations that one run of it executes.
+"""Recording a function of tensors, gradients included, as the torch operations of one run, to replay them.
 
-A Pyro program pays for much that is the same in every run: handlers, distributions, modules, autograd's graph. A
-:class:`Tape` runs it once, below all of these, and keeps the operations whose results depend on the arguments.
+Handlers, distributions, modules and autograd's graph cost the same in every run of a Pyro program. A :class:`Tape`
+runs it once, below all of these, and keeps the operations whose results depend on the arguments.
 Replaying them gives the same numbers, rounding included, as long as a new run would execute the same operations.
 Where a run branches on a value (``if``, ``bool``), the tape notes the branch, and a replay at values that would take
 another one raises :class:`AnotherBranch`. Sizes that depend on values, such as the number of distinct rows of a
 minibatch, are those that differ between two runs; a replay reads them off the tensors that have them.
 
-The operations of a backward pass are operations like any other, so a tape may hold ``torch.autograd.grad``. What torch
-cannot look into, such as a call of compiled code, is marked by :func:`operation`.
+A tape may hold ``torch.autograd.grad``: the operations of a backward pass are operations like any other. Calls that
+torch cannot look into, such as calls of compiled code, are marked by :func:`operation`.
 
 Cost: one run of the function, or two; a replay takes 2 to 4 microseconds per operation beyond the arithmetic.
 """
@@ -40,13 +40,13 @@ _NEUTRAL = {aten.mul.Tensor: 1, aten.div.Tensor: 1, aten.add.Tensor: 0, aten.sub
 
 
 class AnotherBranch(RuntimeError):
-    """A replay met values at which a run of the function would execute other operations."""
+    """A replay met values at which the function would execute other operations."""
 
 
 def operation(function: Callable) -> Callable:
     """Mark a function as one operation of a :class:`Tape`.
 
-    It writes none of its arguments, and these show their tensors: numbers, tensors, and tuples of them.
+    The function must not change its arguments, which are numbers, tensors, and tuples of them.
     """
 
     @functools.wraps(function)
@@ -63,16 +63,16 @@ def operation(function: Callable) -> Callable:
 
 
 class Tape:
-    """The operations of ``function(*examples)``, to be replayed at other values.
+    """The operations of ``function(*examples)``, for replays at other values.
 
     Args:
         where: name of the caller, for messages.
-        function: maps tensors to a tuple of tensors. What else it reads must not change between runs.
+        function: maps tensors to a tuple of tensors. Nothing else that it reads may change between runs.
         examples: tensors to record it at; values have their shapes and dtypes.
         others: other values, for a function in which sizes vary; None where they do not.
         most_bytes: memory for intermediate results while recording; None has no limit.
         draws: whether the results may depend on random draws. A replay then draws all that the function draws, in its
-            order and from the same generators, so that it also leaves these as the function does.
+            order and from the same generators, so that their states end up the same.
 
     Attributes:
         source: the operations that a replay executes, as Python code.
@@ -152,7 +152,7 @@ class _Step(NamedTuple):
 
 
 class _Recorder(TorchDispatchMode):
-    """Keeps all operations, and with them all tensors, so that each has an identity of its own."""
+    """Records all operations, and keeps all tensors, so that the id of each stays unique."""
 
     def __init__(self, where: str, most_bytes: int | None) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def _recording(recorder: _Recorder | None) -> Iterator[None]:
 
 
 def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], sizes_vary: bool) -> list[_Step]:
-    """Steps to replay: those that depend on the examples or on random draws, and those on memory that is rewritten."""
+    """Steps to replay: they depend on the examples or on random draws, or use memory that is rewritten."""
     fixed = set() if sizes_vary else _SHAPE_ONLY
     rewritten = {_memory(t) for step in steps for t in step.written()} - {0}
     known, memory, made, kept = {id(t) for t in examples}, {_memory(t) for t in examples}, set[int](), []
@@ -210,7 +210,7 @@ def _dependent(where: str, steps: list[_Step], examples: tuple[Tensor, ...], siz
 def _needed(
     where: str, steps: list[_Step], results: tuple[Tensor, ...], draws: bool, every_draw: bool = False
 ) -> list[_Step]:
-    """Steps that the results or a branch need, those that write to their memory among them, or all draws and these."""
+    """Steps that the results or a branch need, with writes to their memory, and all draws if any is needed."""
     varying, used, kept = _made(steps), {id(t) for t in results}, []
     memory, drawn = {_memory(t) for t in results}, _drawn(steps)
     for step in reversed(steps):
@@ -234,15 +234,15 @@ def _needed(
 
 def _drawn(steps: list[_Step]) -> set[int]:
     """Results that depend on random draws."""
-    found = set[int]()
+    drawn = set[int]()
     for step in steps:
-        if step.draws() or any(id(t) in found for t in step.inputs()):
-            found.update(map(id, _tensors(step.result)))
-    return found
+        if step.draws() or any(id(t) in drawn for t in step.inputs()):
+            drawn.update(map(id, _tensors(step.result)))
+    return drawn
 
 
 def _is_number(tensor: Tensor, drawn: set[int]) -> bool:
-    """Whether what is read varies more than a branch or a size does."""
+    """Whether a value that is read is a number, rather than a branch or a size."""
     return tensor.is_floating_point() or (id(tensor) in drawn and tensor.dtype != torch.bool)
 
 
@@ -256,7 +256,7 @@ class _Size(NamedTuple):
 def _with_sizes(
     where: str, recorded: tuple[list[_Step], tuple[Tensor, ...]], again: tuple[list[_Step], tuple[Tensor, ...]]
 ) -> list[_Step]:
-    """The steps of a recording, with the sizes that another one has otherwise taken from the tensors that have them."""
+    """The steps of a recording; sizes in which a second recording differs are read off tensors that have them."""
     names: tuple[dict[int, tuple[int, int]], ...] = {}, {}  # which result of which step a tensor is
     sizes: dict[tuple[int, int], _Size] = {}
 
@@ -284,15 +284,15 @@ def _with_sizes(
     if [step.function for step in steps] != [twin.function for twin in twins]:
         _refuse(where, "has other operations in another run")
     learn(-1, (examples, others))
-    found = []
+    sized = []
     for number, (step, twin) in enumerate(zip(steps, twins, strict=True)):
         mine, theirs = ((*one.args, *one.kwargs.values()) for one in (step, twin))
         pairs = iter([same(*pair) for pair in zip(_leaves(mine), _leaves(theirs), strict=True)])
         args = _filled(step.args, pairs)
         kwargs = {name: _filled(value, pairs) for name, value in step.kwargs.items()}
-        found.append(step._replace(args=args, kwargs=kwargs))
+        sized.append(step._replace(args=args, kwargs=kwargs))
         learn(number, (step.result, twin.result))
-    return found
+    return sized
 
 
 def _made(steps: list[_Step]) -> set[int]:
@@ -300,7 +300,7 @@ def _made(steps: list[_Step]) -> set[int]:
 
 
 class _Writer:
-    """Writes steps as Python code, without those that change nothing and those that repeat another."""
+    """Writes steps as Python code, without steps that change nothing or repeat another."""
 
     def __init__(self, steps: list[_Step], examples: tuple[Tensor, ...]) -> None:
         self.globals: dict[str, Any] = {}
@@ -373,7 +373,7 @@ class _Writer:
         return any(_memory(t) in self._rewritten for t in (*step.inputs(), *_tensors(step.result)))
 
     def _copied(self, step: _Step) -> Tensor | None:
-        """The argument that the result of a step equals, if there is one."""
+        """The argument that equals the result of a step, or None."""
         if not isinstance(step.result, Tensor) or self._is_rewritten(step):
             return None
         first, other = (*step.args, None)[:2]
@@ -401,9 +401,9 @@ def _branch(value: Tensor | bool, decided: Any) -> None:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    found: list[Any] = []
-    map_aggregate(tree, found.append)
-    return found
+    leaves: list[Any] = []
+    map_aggregate(tree, leaves.append)
+    return leaves
 
 
 def _filled(tree: Any, leaves: Iterator[Any]) -> Any:

@@ -5,7 +5,7 @@ them by generalized least squares. Values are in the units of the latent functio
 `unit`, which a method sets to the spread of its data.
 
 Coefficients with a normal prior have a joint normal posterior given Gaussian observations of f, which methods set by
-:meth:`LinearMean.set_posterior`; it is the guide of their sites.
+:meth:`LinearMean.set_posterior`; it is the guide of the coefficients' sites.
 
 Cost: O(B D). Symbols: p coefficients for each of L latent functions.
 """
@@ -23,8 +23,9 @@ from torch.distributions.transforms import ReshapeTransform
 
 from pyro_nngp._checks import check_int, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
+from pyro_nngp.linalg import cholesky, factor_inverse, factor_solve, half_solve
 
-_WEAK, _START = 10.0, 0.1  # standard deviations of weak priors and of the first posterior, in spreads of f
+_WEAK, _START = 10.0, 0.1  # scales of weak priors and of the first posterior, in spreads of f
 
 
 class BasisMean(GPModule):
@@ -40,7 +41,7 @@ class BasisMean(GPModule):
     value: Any
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """As of every module; a tensor keeps the shape of the coefficients that it replaces.
+        """Set an attribute; a tensor must have the shape of the coefficients that it replaces.
 
         Raises:
             ValueError: for a tensor of another shape.
@@ -61,7 +62,7 @@ class BasisMean(GPModule):
         undefined(self, "assign", "mean function")
 
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
-        """Set the level, unless the user has, and the units of gradient steps."""
+        """Set the level, unless the user has set it, and the units of gradient steps."""
         undefined(self, "start", "mean function")
 
     has_posterior = False
@@ -74,7 +75,7 @@ class BasisMean(GPModule):
 
     @property
     def num_functions(self) -> int | None:
-        """L; None is one function for all."""
+        """L; None where one function serves all latent functions."""
         return len(self.value) if self.value.dim() else None
 
     def solved_parameters(self) -> list[torch.nn.Parameter]:
@@ -117,7 +118,7 @@ class ConstantMean(BasisMean):
     def start(self, level: Float[Tensor, " *L"], spread: Float[Tensor, " *L"], x: Float[Tensor, "N D"]) -> None:
         if "value" not in self._pyro_params:
             return
-        level, unit = _fitted(level, spread, self.value.shape)
+        level, unit = _in_shape(level, spread, self.value.shape)
         self.is_set, self.value = True, scaled((self.value.detach() if self.is_set else level).to(x), unit)
 
 
@@ -125,7 +126,7 @@ class LinearMean(BasisMean):
     r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
 
     Without a prior, c and s are parameters. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
-    their posterior is part of :meth:`~pyro_nngp.models.base.GPMethod.summary` and of exports to ArviZ, and predictions
+    their posterior is part of :meth:`~pyro_nngp.models.tower.GPMethod.summary` and of exports to ArviZ, and predictions
     have its uncertainty.
 
     Args:
@@ -148,7 +149,7 @@ class LinearMean(BasisMean):
         ValueError, TypeError: if ``active_dims`` are not D columns, or inputs have another number of them.
     """
 
-    trained_buffers = frozenset({"posterior_loc", "posterior_tril"})  # do not identify a run
+    trained_buffers = frozenset({"posterior_loc", "posterior_tril"})  # not part of the identity of a run
 
     center: Tensor
     posterior_loc: Tensor
@@ -208,7 +209,7 @@ class LinearMean(BasisMean):
         shape = self._pyro_samples["value"].event_shape if self._given_prior else self.value.shape
         width = (x - x[:1]).double().std(0, correction=0)
         width = torch.where(width > 0, width, 1.0).reshape(-1, *[1] * len(shape))
-        level, unit = _fitted(level, spread, shape)
+        level, unit = _in_shape(level, spread, shape)
         self.is_set, self.center = True, x[0] + (x - x[:1]).mean(0)
         if self._given_prior:
             self._start_posterior(level.to(x), unit.to(x), (unit / width).to(x))
@@ -217,7 +218,7 @@ class LinearMean(BasisMean):
         self.slope = scaled(torch.zeros(x.shape[1], *shape).to(x), unit / width)
 
     def _start_posterior(self, level: Tensor, unit: Tensor, slope: Tensor) -> None:
-        """Weak priors, if wanted; the posterior starts at the level of the data."""
+        """Set weak priors, if wanted, and start the posterior at the level of the data."""
         shape = level.shape
         if self._weak:
             value = dist.Normal(level, _WEAK * unit)
@@ -227,8 +228,6 @@ class LinearMean(BasisMean):
         scales = torch.cat([unit.reshape(-1), slope.reshape(-1)]) * _START
         self.posterior_loc = torch.cat([level.reshape(-1), torch.zeros_like(slope).reshape(-1)])
         self.posterior_tril = torch.diag(scales)
-
-    # The joint posterior of coefficients with normal priors.
 
     @property
     def is_normal(self) -> bool:
@@ -255,10 +254,10 @@ class LinearMean(BasisMean):
     def set_posterior(self, loc: Float[Tensor, " pL"], cov: Float[Tensor, "pL pL"]) -> None:
         """Set the joint posterior of the coefficients, flattened."""
         self.posterior_loc.copy_(loc)
-        self.posterior_tril.copy_(torch.linalg.cholesky(cov))
+        self.posterior_tril.copy_(cholesky(cov, 0.0))
 
     def place_posterior(self) -> None:
-        """Give the sites their posterior means within the present Pyro context."""
+        """Set the sites to their posterior means within the current Pyro context."""
         before: dict[str, Tensor] = {}
         for name in ("value", "slope"):
             q = self.own_guide(name, before)
@@ -266,7 +265,7 @@ class LinearMean(BasisMean):
             self._pyro_context.set(self._pyro_get_fullname(name), before[name])
 
     def deviation(self) -> Float[Tensor, "p *L"]:
-        """The present coefficients less their posterior means."""
+        """Current coefficients minus their posterior means."""
         values = torch.cat([self.value[None], self.slope])
         return values - self.posterior_loc.reshape(values.shape)
 
@@ -279,7 +278,7 @@ class LinearMean(BasisMean):
             q = dist.MultivariateNormal(loc[:first], scale_tril=tril[:first, :first])
         else:
             residual = (before["value"].reshape(-1, 1) - loc[:first, None]).to(loc)
-            white = torch.linalg.solve_triangular(tril[:first, :first], residual, upper=False)[:, 0]
+            white = half_solve(tril[:first, :first], residual)[:, 0]
             q = dist.MultivariateNormal(loc[first:] + tril[first:, :first] @ white, scale_tril=tril[first:, first:])
         if name == "value" and self._single:
             return dist.Normal(loc[0], tril[0, 0])
@@ -302,12 +301,13 @@ class LinearMean(BasisMean):
 def condition_coefficients(
     mean: LinearMean, precision: Float[Tensor, "*L p p"], linear: Float[Tensor, "*L p"]
 ) -> Float[Tensor, "p *own"]:
-    r"""Set the posterior of coefficients with normal priors given the data's part of it.
+    r"""Set the posterior of coefficients with normal priors from their likelihood.
 
     Args:
         mean: the mean function.
-        precision: of the likelihood of the coefficients as a normal density, one for each latent function or for all.
-        linear: the precision times its mean.
+        precision: precision of the likelihood as a normal density of the coefficients, one for each latent function or
+            for all.
+        linear: the precision times the mean of this density.
 
     Returns:
         Posterior means, one column for each latent function that has its own.
@@ -324,11 +324,9 @@ def condition_coefficients(
             blocks[:, i, :, i] = block
         system, right = blocks.reshape(p * count, -1), linear.expand(count, p).mT.reshape(-1)
     system, right = system + prior_precision.diag(), right + prior_precision * prior_loc
-    size = system.diagonal().rsqrt()  # columns may have any units
-    tril = torch.linalg.cholesky(size[:, None] * system * size)
-    cov = size[:, None] * torch.cholesky_inverse(tril) * size
-    loc = size * torch.cholesky_solve((size * right)[:, None], tril)[:, 0]
-    mean.set_posterior(loc, cov)
+    tril = cholesky(system, 0.0)
+    loc = factor_solve(tril, right[:, None])[:, 0]
+    mean.set_posterior(loc, factor_inverse(tril))
     return loc.reshape(shape)
 
 
@@ -347,14 +345,14 @@ def trend_variance(mean: LinearMean, basis: Float[Tensor, "*L P p"]) -> Float[Te
 
 
 def _base(prior: Any) -> Any:
-    """The distribution within independent dimensions and expansions."""
+    """The distribution inside independent dimensions and expansions."""
     while hasattr(prior, "base_dist"):
         prior = prior.base_dist
     return prior
 
 
-def _fitted(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Levels and spreads for coefficients of a shape: averages where all latent functions share one."""
+def _in_shape(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Levels and spreads in the shape of the coefficients: averages where all latent functions share one."""
     if len(shape) < level.dim():
         return level.mean(), spread.square().mean().sqrt()
     return level.expand(shape), spread.expand(shape)

@@ -31,7 +31,7 @@ from pyro_nngp._files import atomic_file
 
 _FORMAT = "pyro_nngp model 1"
 _PACKAGES = ("pyro_nngp.", "pyro.distributions.", "pyro.nn.", "torch.distributions.", "torch.nn.")
-_WITHOUT = ("pyro_nngp.data.", "pyro_nngp.inference.", "pyro_nngp.native.")  # they act on files and memory
+_WITHOUT = tuple(f"pyro_nngp.{room}." for room in ("adapters", "data", "inference", "native"))  # act on files, memory
 _CALLED = (OrderedDict, functools.partial, getattr, set, frozenset, slice, range, complex, torch.Size)
 _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 
@@ -189,7 +189,7 @@ class _Writer:
     def _name(self, value: Any, path: str) -> list[str]:
         module, name = str(getattr(value, "__module__", "")), getattr(value, "__qualname__", "")
         ours = f"{module}.".startswith(_PACKAGES)
-        if not name or "<lambda>" in name or (ours and _found(module, name) is not value):
+        if not name or "<lambda>" in name or (ours and _lookup(module, name) is not value):
             self._refuse(path, name or repr(value))
         return [module, name]
 
@@ -214,7 +214,7 @@ class _Reader:
         self._built: dict[int, Any] = {}
 
     def value(self, value: Any) -> Any:
-        """The value of its JSON."""
+        """The value that its JSON describes."""
         if not isinstance(value, dict):
             return value
         (kind, content), *_ = value.items()
@@ -282,10 +282,10 @@ class _Reader:
         within = f"{module}."
         if not within.startswith(_PACKAGES) or within.startswith(_WITHOUT):
             self._refuse(name)
-        found = _found(module, qualname)
-        if found is None:
+        value = _lookup(module, qualname)
+        if value is None:
             self._refuse(name)
-        return found
+        return value
 
     def _refuse(self, name: list[str]) -> NoReturn:
         actual, cure = ".".join(name), f"Import it and pass load(path, custom=[{name[1]}])."
@@ -294,7 +294,7 @@ class _Reader:
         )
 
 
-def _found(module: str, qualname: str) -> Any:
+def _lookup(module: str, qualname: str) -> Any:
     """The class or function of that name that is defined in that module; None if there is none."""
     try:
         value: Any = importlib.import_module(module)
@@ -308,14 +308,14 @@ def _found(module: str, qualname: str) -> Any:
 
 def digest(metadata: dict[str, str], tensors: dict[str, Tensor]) -> str:
     """BLAKE2b digest of metadata and tensors."""
-    found = hashlib.blake2b(digest_size=32)
+    hasher = hashlib.blake2b(digest_size=32)
     for key in sorted(metadata):
-        found.update(f"{key}\n{metadata[key]}\n".encode())
+        hasher.update(f"{key}\n{metadata[key]}\n".encode())
     for key in sorted(tensors):
         value = tensors[key]
-        found.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
-        found.update(value.reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()
+        hasher.update(f"{key} {value.dtype} {tuple(value.shape)}\n".encode())
+        hasher.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return hasher.hexdigest()
 
 
 def _series(of: str) -> list[str]:

@@ -1,155 +1,28 @@
-"""Fixtures of every test, and the run-time check of the package's shape annotations.
+"""Each test starts with an empty parameter store and the same random state; annotations of shapes are checked."""
 
-The import hook has to be installed before the package is first imported, so this file imports nothing of it.
-"""
+import random
+from collections.abc import Iterator
 
-import gc
-import os
-import warnings
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from functools import wraps
-from threading import local
-from types import FunctionType
-from typing import Any, get_args
+from session import pytest_collection, pytest_collection_finish  # isort: skip # before torch
 
-# Tests are small and run side by side: threads would wait for each other. Read when NumPy, torch and FAISS are loaded.
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ.setdefault(variable, "1")
-
-import jaxtyping
 import numpy as np
 import pyro
 import pytest
 import torch
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is first imported, which torch does not do here
-from beartype import BeartypeConf, beartype
+__all__ = ["fresh_pyro", "pytest_collection", "pytest_collection_finish"]
 
-
-def checked_after_return(signature: Callable) -> Callable:
-    """Check arguments and result together once a call has returned; let a call that raises raise its own error.
-
-    jaxtyping passes two substitutes for each function: one for the arguments alone, whose result is `Any`, run before
-    the call, and one for arguments and result, run after it. Leaving the first unchecked keeps the package's own
-    messages for wrong input testable, while input that the annotations forbid and no message catches still fails.
-    """
-    if signature.__annotations__.get("return") is Any:
-        return signature
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Pyro's distributions derive from typing.Callable
-        return beartype(conf=BeartypeConf(is_pep484_tower=True))(signature)  # an int passes for a float, as for mypy
-
-
-def has_shapes(annotation: Any) -> bool:
-    """Whether an annotation contains an array type of jaxtyping."""
-    array = isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray)
-    return array or any(has_shapes(part) for part in get_args(annotation))
-
-
-def visible(value: Any) -> Any:
-    """What annotations can see of a value: shape and dtype of an array, the parts of a container, else the type."""
-    if isinstance(value, (torch.Tensor, np.ndarray)):
-        return type(value), tuple(value.shape), value.dtype
-    if isinstance(value, (tuple, list)):
-        return type(value), *map(visible, value)
-    if isinstance(value, dict):
-        return type(value), *((key, visible(each)) for key, each in value.items())
-    return value if isinstance(value, str) else type(value)
-
-
-def checked_once(kind: type, check: Callable) -> type:
-    """Check the fields of a dataclass where arguments of these shapes and types have not made one yet."""
-    init = kind.__init__
-    kind = check(kind)
-    if (checked := kind.__init__) is init:
-        return kind
-    passed = PASSED[kind.__module__, kind.__qualname__]
-
-    @wraps(init)
-    def limited(self: Any, *args: Any, **kwargs: Any) -> None:
-        if (call := visible((args, kwargs))) in passed:
-            init(self, *args, **kwargs)
-        else:
-            checked(self, *args, **kwargs)
-            passed.add(call)
-
-    kind.__init__ = limited
-    return kind
-
-
-def jaxtyped_where_shapes_are(*, typechecker: Any) -> Callable:
-    """Replacement for `jaxtyping.jaxtyped`: check only functions with shapes, and what is alike only once.
-
-    Others are 96 % of the calls, and mypy checks their types. Calls with the same shapes and types, those of the result
-    included, are alike.
-    """
-
-    def decorate(decorated: Any) -> Any:
-        if isinstance(decorated, type):
-            return checked_once(decorated, jaxtyped(typechecker=typechecker))
-        if not isinstance(decorated, FunctionType):
-            return jaxtyped(typechecker=typechecker)(decorated)
-        if not any(has_shapes(each) for each in decorated.__annotations__.values()):
-            return decorated
-        passed = PASSED[decorated.__code__.co_filename, str(decorated.__code__.co_firstlineno)]
-        here = local()
-        checked: list[Callable] = []  # made at the first call, since most test files need few of them
-
-        def result(*_: Any, **__: Any) -> Any:
-            return vars(here).pop("result")
-
-        @wraps(decorated)
-        def limited(*args: Any, **kwargs: Any) -> Any:
-            out = decorated(*args, **kwargs)
-            if (call := visible((args, kwargs, out))) not in passed:
-                if not checked:  # where the names of the annotations are known
-                    known = FunctionType(result.__code__, decorated.__globals__, closure=result.__closure__)
-                    checked.append(jaxtyped(typechecker=typechecker)(wraps(decorated)(known)))
-                here.result = out
-                checked[0](*args, **kwargs)
-                passed.add(call)
-            return out
-
-        return limited
-
-    return decorate
-
-
-PASSED: defaultdict[tuple[str, str], set[Any]] = defaultdict(set)  # calls of each function that passed their check
-jaxtyped, jaxtyping.jaxtyped = jaxtyping.jaxtyped, jaxtyped_where_shapes_are
-jaxtyping.install_import_hook("pyro_nngp", f"sys.modules[{__name__!r}].checked_after_return")
-
-if not torch.cuda.is_available():
-    # torch.manual_seed keeps a formatted stack for each kind of accelerator that is absent: 0.5 ms per call.
-    for absent in (torch.cuda, torch.xpu, torch.mtia):
-        absent.manual_seed_all = lambda seed: None
-
-torch.set_warn_always(True)  # else a warning fails only the first test of a process that meets it
-
-gc.disable()  # imports and collection make many objects and leave little behind
-
-
-def pytest_collection_finish() -> None:
-    """Collect garbage from here on, and only that of the tests."""
-    gc.freeze()
-    gc.enable()
-
-
-def pytest_collection() -> None:
-    """Load the compiled library first, since a warning that there is none would fail whichever test comes first."""
-    from pyro_nngp import native
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        native.library()
+# As pyro.set_rng_seed, without torch.manual_seed, which takes .3 ms for the accelerators that are absent.
+SEEDS = [random.seed, np.random.seed, torch.default_generator.manual_seed]
+if torch.cuda.is_available():
+    SEEDS.append(torch.cuda.manual_seed_all)
 
 
 @pytest.fixture(autouse=True)
 def fresh_pyro() -> Iterator[None]:
     """Give each test an empty parameter store and the same random state."""
     pyro.clear_param_store()
-    pyro.set_rng_seed(0)
+    for seed in SEEDS:
+        seed(0)
     yield
     pyro.clear_param_store()

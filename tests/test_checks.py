@@ -16,6 +16,7 @@ from pyro_nngp._checks import (
     check_seed,
     check_tensor,
     trusted_rows,
+    warn,
 )
 from pyro_nngp.kernels import RBF
 
@@ -122,3 +123,11 @@ def test_rows_are_trusted_within_blocks_that_may_end_in_any_order():
     second.__exit__(None, None, None)
     with pytest.raises(ValueError, match=r"f: expected idx in 0\.\.2, got 0\.\.5"):
         check_batch("f", "idx", rows, 3)
+
+
+def test_a_warning_points_at_the_caller_outside_of_the_package():
+    inner = {"__name__": "pyro_nngp.inner", "warn": warn}
+    exec("def one():\n    warn('here', RuntimeWarning)\n\ndef two():\n    one()", inner)
+    with pytest.warns(RuntimeWarning, match="here") as found:
+        inner["two"]()
+    assert found[0].filename == __file__

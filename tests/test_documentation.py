@@ -88,7 +88,7 @@ def pages():
 
 
 def given_data():
-    """What a page takes for granted: data, places to predict at."""
+    """Data and new places, which a page takes for granted."""
     x = torch.rand(200, 2)
     f = torch.sin(6 * x[:, 0])
     return {"x": x, "counts": torch.poisson(f.exp()), "x_new": torch.rand(20, 2)}

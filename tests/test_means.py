@@ -3,6 +3,7 @@
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar
 from pyro import poutine
 
 from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
@@ -54,7 +55,7 @@ def test_a_mean_function_that_lacks_a_hook_is_told_its_name(hook):
 
 
 def test_coefficients_of_a_linear_mean_with_a_prior_are_sites():
-    x, prior = torch.rand(20, 2, dtype=torch.float64) + 1e3, dist.Normal(torch.tensor(0.0, dtype=torch.float64), 2.0)
+    x, prior = torch.rand(20, 2, dtype=torch.float64) + 1e3, dist.Normal(scalar(0.0), 2.0)
     gp = Vecchia(x, x[:, 0], mean=LinearMean(2, prior=prior), num_neighbors=5)
     assert {"mean.value", "mean.slope"} <= set(poutine.trace(gp.model).get_trace().nodes)
     torch.testing.assert_close(gp.mean.center, x.mean(0))

@@ -1,4 +1,4 @@
-"""What the build installs."""
+"""Files that the build installs."""
 
 import re
 import runpy

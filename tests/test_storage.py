@@ -18,6 +18,7 @@ from pyro_nngp.kernels import RBF, Kernel, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.storage import ModelFileError, load, save
+from pyro_nngp.variational import MeanField
 
 X = torch.rand(70, 2, generator=torch.Generator().manual_seed(1)).double()
 NEW = torch.rand(9, 2, generator=torch.Generator().manual_seed(2)).double()
@@ -78,7 +79,7 @@ METHODS = {
     "two outputs": lambda: near(nngp.Vecchia, torch.stack([Y, -Y], 1)),
     "VNNGP with a prior": lambda: nngp.VNNGP(X, Y, lognormal(Matern52(2)), num_neighbors=8),
     "VNNGP of counts": lambda: nngp.VNNGP(X, (4 * Y.abs()).round(), likelihood=Poisson(), num_neighbors=8),
-    "mean-field": lambda: near(nngp.VNNGP, posterior="mean-field"),
+    "mean-field": lambda: near(nngp.VNNGP, guide=MeanField()),
     "LOO of classes": lambda: near(nngp.LOO, (Y > 0).double(), likelihood=Bernoulli()),
     "LOO of counts": lambda: nngp.LOO(X, (4 * Y.abs()).round(), likelihood=NegativeBinomial(), num_neighbors=8),
     "NPVI": lambda: near(nngp.NPVI),

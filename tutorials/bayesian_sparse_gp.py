@@ -77,7 +77,7 @@ def run(gp, num_chains=1, init_strategy=None):
 
 
 def scores(gp, samples):
-    predictive = gp.predict(x_test, samples)
+    predictive = gp.predict(x_test, samples=samples)
     return float(nll(y_test, predictive)), float(error_rate(y_test, (predictive.mean > 0.5).double()))
 
 
@@ -92,13 +92,14 @@ print("temperatures, 1 in an exact chain:", [round(value, 2) for value in temper
 # ## Have the chains met?
 # Inducing points can trade places without changing anything, and a value of u means nothing without its z. So R-hat of
 # single entries of u and z says little, and so does the warning of `SGMCMC` that these have not settled. What has to
-# agree is the posterior of the function: `moments` gives the mean of f at chosen points, draw by draw, and ArviZ the
-# rest. The hyperparameters are in the export of `to_arviz`.
+# agree is the posterior of the function: `moments_by_draw` gives the mean of f at chosen points, and ArviZ the rest.
+# The hyperparameters are in the export of `to_arviz`.
 
 # %%
 by_chain = chains.get_samples(group_by_chain=True)
 probes = x_test[:25]
-f = torch.stack([shallow.moments(probes, {n: v[c] for n, v in by_chain.items()})[0] for c in range(3)])
+each = [{name: value[c] for name, value in by_chain.items()} for c in range(3)]
+f = torch.stack([shallow.moments_by_draw(probes, samples=draws)[0] for draws in each])
 predictive_draws = az.convert_to_dataset({"f": f.numpy()})
 rhat, ess = az.rhat(predictive_draws)["f"].values, az.ess(predictive_draws)["f"].values
 print(f"f at {len(probes)} points: R-hat {rhat.mean():.2f} on average, at most {rhat.max():.2f}; ESS {ess.mean():.0f}")
@@ -127,7 +128,7 @@ for axis, (name, prior) in zip(axes, priors.items(), strict=True):
     z = samples["layers.0.z"].flatten(0, 1)
     axis.hist2d(*z.mT.numpy(), bins=40, range=[[-2.6, 2.6]] * 2, cmap="Blues")
     axis.scatter(*x.mT.numpy(), c=y.numpy(), s=4, cmap="coolwarm", alpha=0.6)
-    probability = gp.predict(grid, samples).mean.reshape(40, 40)
+    probability = gp.predict(grid, samples=samples).mean.reshape(40, 40)
     ticks = grid[::40, 0].numpy()
     axis.contour(ticks, ticks, probability.mT.numpy(), levels=[0.1, 0.5, 0.9], colors="black", linewidths=1)
     axis.set_title(f"{name} prior: test NLL {scores(gp, samples)[0]:.3f}")

@@ -35,6 +35,7 @@ from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Poisson
 from pyro_nngp.models import NPVI
+from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 
 parser = argparse.ArgumentParser()
@@ -109,7 +110,8 @@ def at_found_kernel(encoder=None):
     kernel, mean = copy.deepcopy((npvi.kernel, npvi.mean))
     kernel.requires_grad_(False)
     mean.requires_grad_(False)
-    return NPVI(x, y, kernel, Poisson("softplus"), num_neighbors=10, encoder=encoder, mean=mean, jitter=NUGGET)
+    guide = None if encoder is None else Amortized(encoder)
+    return NPVI(x, y, kernel, Poisson("softplus"), num_neighbors=10, guide=guide, mean=mean, jitter=NUGGET)
 
 
 by_hand = at_found_kernel()
@@ -151,7 +153,7 @@ for name, gp in models.items():
     with torch.no_grad():
         scores[name] = float(nll(y_test, gp.predict(x_test)))
         correlation = float(torch.corrcoef(torch.stack([gp(grid)[0], f_map]))[0, 1])
-    size = sum(parameter.numel() for parameter in gp.local.parameters())
+    size = sum(parameter.numel() for parameter in gp.q.parameters())
     values = f"{bound(gp):8.3f}{scores[name]:10.3f}{correlation:11.3f}"
     print(f"{name:22}{values}{size:9,}        {seconds[name]:9.1f}")
 

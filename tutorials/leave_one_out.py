@@ -27,6 +27,7 @@ from pyro_nngp.inference import Schedule, fit, pit, plot_coverage, plot_pit, plo
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.models import LOO, Vecchia
+from pyro_nngp.variational import Conjugate, LogNormal
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/leave_one_out"), help="folder for the figures")
@@ -75,7 +76,7 @@ print(f"{'':24}{'RMSE [m]':>10}{'NLL':>10}{'seconds':>10}")
 xt, yt = x[train], y[train]
 marginal, marginal_nll = train_and_score("Vecchia", Vecchia(xt, yt, kernel(), Gaussian(0.1), num_neighbors=32))
 left_out, left_out_nll = train_and_score("LOO", LOO(xt, yt, kernel(), Gaussian(0.1), num_neighbors=32))
-student = LOO(xt, yt, kernel(), StudentT(4.0, 0.1), num_neighbors=32, guide="conjugate")
+student = LOO(xt, yt, kernel(), StudentT(4.0, 0.1), num_neighbors=32, guide=Conjugate())
 heavy, heavy_nll = train_and_score("LOO, Student-t noise", student)
 
 # %% [markdown]
@@ -135,7 +136,7 @@ truth = true_probability(place[held_out], noise)
 best = float(nll(label[held_out], torch.distributions.Bernoulli(truth)))
 print(f"\n{'':24}{'errors [%]':>10}{'NLL':>10}{'seconds':>10}")
 print(f"{'true probabilities':24}{100 * float(error_rate(label[held_out], (truth > 0.5).float())):>10.1f}{best:>10.3f}")
-ways = {"log-normal, gradients": ("lognormal", 0), "log-normal": ("lognormal", None), "conjugate": ("conjugate", None)}
+ways = {"log-normal, gradients": (LogNormal(), 0), "log-normal": (LogNormal(), None), "conjugate": (Conjugate(), None)}
 for name, (guide, solve_every) in ways.items():
     start = time.perf_counter()
     gp = LOO(place[fitted], label[fitted], kernel(), Bernoulli(), num_neighbors=32, guide=guide)

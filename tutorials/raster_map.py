@@ -18,6 +18,7 @@ import pandas as pd
 import xarray as xr
 
 import pyro_nngp as nngp
+from pyro_nngp.adapters import plots
 from pyro_nngp.data import terrain
 
 parser = argparse.ArgumentParser()
@@ -65,9 +66,9 @@ print(found)
 
 # %%
 panels = plt.subplots(1, 3, figsize=(14, 3.8), layout="constrained")[1]
-nngp.plots.plot_variogram(gp, max_distance=4, ax=panels[0])
-nngp.plots.plot_neighbors(gp.graph, ax=panels[1])
-nngp.plots.plot_dependence(gp, "east", ax=panels[2])
+plots.plot_variogram(gp, max_distance=4, ax=panels[0])
+plots.plot_neighbors(gp.graph, ax=panels[1])
+plots.plot_dependence(gp, "east", ax=panels[2])
 panels[0].figure.savefig(args.out / "learned.png", dpi=90)
 
 # %% [markdown]
@@ -100,7 +101,7 @@ print(
 print(f"were the cells independent, 2 sd would be {2 * float(alone):.2f}")
 
 # %%
-axes = nngp.plots.plot_map(found, stations[["east", "north"]].to_numpy())
+axes = plots.plot_map(found, stations[["east", "north"]].to_numpy())
 for axis in axes:
     axis.set_aspect("equal")
 axes[0].figure.savefig(args.out / "map.png", dpi=110)

@@ -2,8 +2,8 @@
 # # From a DataFrame to a map, the scikit-learn way
 #
 # Sea floor and mountains of Washington: heights at some places in a DataFrame, a map with its uncertainty, intervals
-# that are checked, and a choice between kernels by cross-validation, all by the estimators of `pyro_nngp.sklearn` and
-# NumPy. Columns stay in their units.
+# that are checked, and a choice between kernels by cross-validation, all by NumPy and the estimators of
+# `pyro_nngp.adapters.sklearn`. Columns stay in their units.
 #
 #     python tutorials/scikit_learn.py [--out tutorial_output/scikit_learn] [--smoke]
 
@@ -17,9 +17,9 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import GridSearchCV, train_test_split
 
+from pyro_nngp.adapters.sklearn import NNGPRegressor
 from pyro_nngp.data import bathymetry
 from pyro_nngp.kernels import Matern12, Matern32
-from pyro_nngp.sklearn import NNGPRegressor
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/scikit_learn"), help="for the figure")

@@ -23,6 +23,7 @@ from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
+from pyro_nngp.variational import MeanField
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/theory"), help="folder for the figures")
@@ -65,8 +66,9 @@ neighbors = [k for k in (1, 2, 3, 5, 8, 12, 20, 30, 40, 50) if k < num_grid - 1]
 def divergences(kernel, k):
     """Of VNNGP; and of SWSGP, where it is what the expected log likelihood leaves of the loss."""
     start = {"loc": mean, "scale": 1.0, "jitter": 1e-4}
-    vnngp = VNNGP(grid, mean, kernel, Gaussian(1.0), num_neighbors=min(k, num_grid - 1), **start)
-    ours = kl_divergence(vnngp.local.distribution(), NNGP(kernel, vnngp.graph, jitter=1e-4))
+    few, guide = min(k, num_grid - 1), MeanField(mean, 1.0)
+    vnngp = VNNGP(grid, mean, kernel, Gaussian(1.0), num_neighbors=few, guide=guide, jitter=1e-4)
+    ours = kl_divergence(vnngp.q.distribution(), NNGP(kernel, vnngp.graph, jitter=1e-4))
     at_data = {"inducing": grid, "learn_inducing": False, "num_neighbors": k}
     swsgp = SWSGP(grid, mean, kernel, Gaussian(1.0), **at_data, **start)
     local = loss(swsgp) + swsgp.likelihood.expected_log_prob(mean, *swsgp(grid)).sum()
@@ -104,13 +106,15 @@ figure.savefig(args.out / "divergence.png", dpi=110)
 # %%
 def optimize(gp, steps):
     """Put q(u) alone at its optimum."""
-    optimizer = torch.optim.LBFGS(gp.local.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
+    optimizer = torch.optim.LBFGS(
+        getattr(gp, "q", getattr(gp, "local", None)).parameters(), max_iter=steps, line_search_fn="strong_wolfe"
+    )
     elbo = IntegratedELBO()
 
     def closure():
         optimizer.zero_grad()
         value = elbo.differentiable_loss(gp.model, gp.guide)
-        value.backward(inputs=list(gp.local.parameters()))
+        value.backward(inputs=list(getattr(gp, "q", getattr(gp, "local", None)).parameters()))
         return value
 
     optimizer.step(closure)

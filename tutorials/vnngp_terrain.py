@@ -29,6 +29,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors import nearest
+from pyro_nngp.variational import MeanField, SparseCholesky
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, default=Path("tutorial_output/vnngp_terrain"), help="folder for the figure")
@@ -71,7 +72,7 @@ def kernel():
 # `TraceMeanField_ELBO` with the likelihood integrated over the guide's marginal instead of sampled.
 
 # %%
-gp = VNNGP(x[train], y[train], kernel(), Gaussian(0.01), num_neighbors=16, loc=y[train])
+gp = VNNGP(x[train], y[train], kernel(), Gaussian(0.01), num_neighbors=16, guide=MeanField(loc=y[train]))
 svi = SVI(gp.model, gp.guide, ClippedAdam({"lr": 0.01}), IntegratedELBO())
 for _ in range(num_steps):
     svi.step(torch.randperm(gp.num_data)[:512])
@@ -124,7 +125,7 @@ variants = {
     "K = 32": {"num_neighbors": 32},
     "K = 16, maximin ordering": {"num_neighbors": 16, "ordering": "maximin"},
     "K = 16, coordinate ordering": {"num_neighbors": 16, "ordering": "coordinate"},
-    "K = 16, sparse-Cholesky guide": {"num_neighbors": 16, "guide_neighbors": 8},
+    "K = 16, sparse-Cholesky guide": {"num_neighbors": 16, "guide": SparseCholesky(8)},
 }
 line("", ["RMSE [m]", "NLL", "coverage", "RMSE, 64", "-ELBO/N", "seconds"])
 for name, error in baselines.items():

@@ -27,7 +27,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
-from pyro_nngp.botorch import NearestNeighborModel
+from pyro_nngp.adapters.botorch import NearestNeighborModel
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 

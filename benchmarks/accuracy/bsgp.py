@@ -240,7 +240,7 @@ def by_chains(train, binary, case, x_test, fold, progress):
         seconds += time.process_time() - start
         facts.append(found | of_sites(samples))
         # The mixture keeps what the parameters of this chain are.
-        chains.append(gp.predict(x_test, samples))
+        chains.append(gp.predict(x_test, samples=samples))
         if case["chains"] > 1:
             probes.append(torch.stack([component.mean[..., :1000] for component in chains[-1].components]))
     row = {name: sum(found[name] for found in facts) / len(facts) for name in facts[0]}

@@ -112,10 +112,10 @@ def main(options):
         begin = time.process_time()
         mcmc = run(gp, start, options)
         seconds = time.process_time() - begin
-        f = gp.moments(x_test, mcmc.get_samples())[0].unflatten(0, (CHAINS, -1))
+        f = gp.moments_by_draw(x_test, samples=mcmc.get_samples())[0].unflatten(0, (CHAINS, -1))
         sites = mcmc.get_samples(group_by_chain=True)
         names = ("z", "nu", "kernel.lengthscale", "kernel.variance")
-        predictive = gp.predict(x_test, mcmc.get_samples())
+        predictive = gp.predict(x_test, samples=mcmc.get_samples())
         temperatures = mcmc.diagnostics()["configurational temperature"].values()
         cells = [start, rhat(f), *(rhat(sites.get(f"layers.0.{name}")) for name in names)]
         cells += [f"{np.mean(list(temperatures)):.2f}", f"{float(nll(y_test, predictive)):.2f}"]

@@ -32,6 +32,7 @@ from pyro_nngp.inference import SGHMC, Minibatch, fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.variational import Amortized, MeanField
 from pyro_nngp.variational.encoders import SiteEncoder
 
 FAMILIES = {
@@ -46,9 +47,11 @@ FAMILIES = {
 }
 METHODS = {
     "VNNGP": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20),
-    "VNNGP, mean-field": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20, posterior="mean-field"),
+    "VNNGP, mean-field": lambda x, y, k, lik: VNNGP(x, y, k, lik, num_neighbors=20, guide=MeanField()),
     "NPVI": lambda x, y, k, lik: NPVI(x, y, k, lik, num_neighbors=20),
-    "NPVI-NN": lambda x, y, k, lik: NPVI(x, y, k, lik, num_neighbors=20, encoder=SiteEncoder(2).double(), jitter=0.01),
+    "NPVI-NN": lambda x, y, k, lik: NPVI(
+        x, y, k, lik, num_neighbors=20, guide=Amortized(SiteEncoder(2).double()), jitter=0.01
+    ),
     "SWSGP": lambda x, y, k, lik: SWSGP(x, y, k, lik, inducing=200),
     "BSGP": lambda x, y, k, lik: BSGP(x, y, k, lik, inducing=200, inducing_prior=None),
     "SVGP": lambda x, y, k, lik: SVGP(x, y, k, lik, inducing=200),
@@ -80,7 +83,7 @@ def posterior(gp):
     start = init_to_value(values={name: value.detach() for name, value in guide.median().items()})
     chain = MCMC(SGHMC(gp.model, num_steps=10, init_strategy=start), 100, warmup_steps=200, disable_progbar=True)
     chain.run(Minibatch(gp.num_data, gp.num_data))
-    return lambda x: gp(x, chain.get_samples())
+    return lambda x: gp(x, samples=chain.get_samples())
 
 
 def intervals(moments, x, f):

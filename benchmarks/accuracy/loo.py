@@ -32,10 +32,12 @@ from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, PolyaGammaBound
 from pyro_nngp.models import LOO, SVGP, MLLk, Vecchia
+from pyro_nngp.variational import Conjugate, LogNormal
 
 RINGS = (8.5, 10.5)  # abalone in three classes
 BINARY = ("titanic", "spambase", "musk2", "bank_marketing", "adult", "banana", "breast_cancer")
 CLASSES = ("abalone", "page_blocks", "optdigits", "pendigits", "shuttle", "cardiotocography10")
+FAMILIES = {"lognormal": LogNormal(), "conjugate": Conjugate()}
 METHODS = ("LOO-k", "MLL-k", "Vecchia", "SVGP", "PG-VI")
 INDUCING = ("SVGP", "PG-VI")
 SETTINGS = ("data", "method", "seed", "size", "guide", "loo_divergence", "variance", "lr", "batch_size", "steps")
@@ -71,7 +73,8 @@ def split(label, seed):
     if name in BINARY:
         likelihood = Bernoulli()
     elif name in CLASSES:
-        likelihood = Categorical(len(y.unique()), num_quadrature=64)
+        likelihood = Categorical(len(y.unique()))
+        likelihood.num_quadrature = 64
     else:
         y = Standardizer(y[parts[0]]).transform(y)
         likelihood = Gaussian(0.25)
@@ -108,7 +111,7 @@ def build(settings, x, y, likelihood):
         return SVGP(x, y, kernel, likelihood, inducing=size, jitter=1e-5, seed=seed)
     if method == "LOO-k":
         family = {
-            "guide": settings["guide"],
+            "guide": FAMILIES.get(settings["guide"]),
             "divergence": settings["loo_divergence"],
             "coupling": settings["coupling"],
         }
@@ -216,7 +219,7 @@ def main():
     parser.add_argument("--neighbors", type=int, nargs="+", default=[32, 64, 128], help="K of training")
     parser.add_argument("--predict", type=int, nargs="+", help="numbers of neighbors for predictions; default K")
     parser.add_argument("--inducing", type=int, nargs="+", default=[512], help="M; N/2 and distinct inputs at most")
-    parser.add_argument("--guide", nargs="+", default=["lognormal"], choices=["lognormal", "conjugate"])
+    parser.add_argument("--guide", nargs="+", default=["lognormal"], choices=FAMILIES)
     parser.add_argument(
         "--loo-divergence", nargs="+", default=[""], choices=["posterior", "prior", ""], help="of LOO-k"
     )

@@ -16,7 +16,7 @@ import torch
 from pyro.infer import TraceMeanField_ELBO
 
 from pyro_nngp.data import Standardizer, load
-from pyro_nngp.inducing import inducing_points
+from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import LOO

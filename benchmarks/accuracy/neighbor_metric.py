@@ -24,7 +24,8 @@ import torch
 from rows import commit  # beside this file
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels import KernelMetric, Matern12, Matern32, Periodic, bind, column_scale, neighbor_metric
+from pyro_nngp.kernels import KernelMetric, Matern12, Matern32, Periodic, bind, neighbor_metric
+from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64

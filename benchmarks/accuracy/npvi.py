@@ -35,6 +35,7 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian, LogNormal, NegativeBinomial
 from pyro_nngp.models import NPVI, SVGP, VNNGP
+from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 
 BATCH, ENCODER_BATCH = 256, 64
@@ -48,11 +49,11 @@ def methods(dim):
     table["VNNGP, mean-field, K = 20"] = VNNGP, {"num_neighbors": 20}, solved
     for k in (10, 20):
         networks = GraphConvolutionEncoder(response=log_response)
-        table[f"NPVI-NN, the paper's networks, K = {k}"] = NPVI, {"num_neighbors": k, "encoder": networks}, {}
+        table[f"NPVI-NN, the paper's networks, K = {k}"] = NPVI, {"num_neighbors": k, "guide": Amortized(networks)}, {}
         conditional = ConditionalEncoder()
         table[f"NPVI-NN, conditional, K = {k}"] = (
             NPVI,
-            {"num_neighbors": k, "encoder": conditional},
+            {"num_neighbors": k, "guide": Amortized(conditional)},
             {"refresh_every": 400},
         )
         table[f"NPVI-NN, sites, K = {k}"] = NPVI, {"num_neighbors": k, "encoder": SiteEncoder(dim)}, {}

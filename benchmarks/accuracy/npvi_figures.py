@@ -107,7 +107,7 @@ def of_recipe(data, name, encoder=None, nugget=NUGGET):
     """Scores as the paper's recipe goes on, by number of steps, and the trained method."""
     gp, (x, y) = fixed(data, name, nugget)
     if encoder is not None:
-        gp.local.encoder = encoder
+        gp.q.encoder = encoder
     rate = OF_TABLE if name == TABLE else RATE
     pyro.clear_param_store()
     svi = SVI(gp.model, gp.guide, Adagrad({"lr": rate, "initial_accumulator_value": 0.1}), IntegratedELBO())
@@ -154,11 +154,11 @@ def exchanged(name):
     with torch.enable_grad():
         found, gp = of_recipe("precipitation", NETWORKS, make(), nugget)
     best, table = solved("precipitation", nugget)
-    q, p = gp.local.distribution(), table.local.distribution()
+    q, p = gp.q.distribution(), table.q.distribution()
     other = fixed("precipitation", TABLE, nugget)[1]
     scores = {"both": found[LOOKS[-1]], "neither": best}
     for part, mean, rows in (("rows", p, q), ("means", q, p)):
-        table.local.assign(SparseCholeskyNormal(mean.loc, rows.scale, rows.weights, p.pattern))
+        table.q.assign(SparseCholeskyNormal(mean.loc, rows.scale, rows.weights, p.pattern))
         scores[part] = scored(table, *other)
     return scores
 

@@ -23,11 +23,12 @@ from rows import commit  # beside this file
 
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.models import NPVI, SVGP, VNNGP
+from pyro_nngp.variational import MeanField
 
 METHODS = {
     "VNNGP": lambda *a, **o: VNNGP(*a, num_neighbors=20, **o),
     "VNNGP, 10 neighbors": lambda *a, **o: VNNGP(*a, num_neighbors=10, **o),
-    "VNNGP, mean-field": lambda *a, **o: VNNGP(*a, num_neighbors=20, posterior="mean-field", **o),
+    "VNNGP, mean-field": lambda *a, **o: VNNGP(*a, num_neighbors=20, guide=MeanField(), **o),
     "NPVI": lambda *a, **o: NPVI(*a, num_neighbors=20, **o),
     "SVGP, M = 100": lambda *a, **o: SVGP(*a, inducing=100, learn_inducing=False, **o),
 }

@@ -19,6 +19,7 @@ from pyro_nngp.inference import SGHMC, Minibatch, PredictiveLogLikelihood, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import PolyaGammaBound
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, MLLk, Vecchia
+from pyro_nngp.variational import Amortized, MeanField
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder
 
 K = 32
@@ -88,7 +89,7 @@ class Sampled:
         draws, _ = sample(updates // 2, 32, max(1, updates // 64))
         noise = gp.likelihood.variance.item() if kind == "real" else float("nan")
         facts = {"seconds": time.process_time() - begin, "steps": updates, "converged": "", "noise": noise}
-        return lambda x_new: gp.predict(x_new.double(), draws), facts
+        return lambda x_new: gp.predict(x_new.double(), samples=draws), facts
 
 
 class Exact:
@@ -137,10 +138,10 @@ METHODS = {
     "LOO-k": Fitted(LOO, ALL, num_neighbors=K),
     "VNNGP": Fitted(VNNGP, ONE_LATENT, num_neighbors=K),
     "MLL-k": Fitted(MLLk, REAL, num_neighbors=K),
-    "VNNGP, mean-field": Fitted(VNNGP, ONE_LATENT, num_neighbors=K, posterior="mean-field"),
+    "VNNGP, mean-field": Fitted(VNNGP, ONE_LATENT, num_neighbors=K, guide=MeanField()),
     "NPVI": Fitted(NPVI, ONE_LATENT, num_neighbors=20),
-    "NPVI-NN": Fitted(NPVI, ONE_LATENT, num_neighbors=20, encoder=lambda x: GraphConvolutionEncoder()),
-    "NPVI-NN, conditional": Fitted(NPVI, ONE_LATENT, num_neighbors=20, encoder=lambda x: ConditionalEncoder()),
+    "NPVI-NN": Fitted(NPVI, ONE_LATENT, num_neighbors=20, guide=Amortized(lambda x: GraphConvolutionEncoder())),
+    "NPVI-NN, conditional": Fitted(NPVI, ONE_LATENT, num_neighbors=20, guide=Amortized(lambda x: ConditionalEncoder())),
     "SWSGP-M": Fitted(SWSGP, ONE_LATENT, num_neighbors=K, inducing=lambda x: min(1024, len(x))),
     "SWSGP-M, 8192": Fitted(SWSGP, REAL, num_neighbors=K, inducing=lambda x: min(8192, len(x))),
     "SWSGP-N": Fitted(SWSGP, ONE_LATENT, num_neighbors=K, inducing=lambda x: x, learn_inducing=False),

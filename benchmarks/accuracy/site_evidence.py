@@ -101,7 +101,7 @@ def row(x, y, x_new, y_new, variance, k):
     var = kernel(x_new, diag=True) - (cross * torch.linalg.solve(total, cross.mT).mT).sum(-1)
     gp = VNNGP(x, y, kernel, Bernoulli(), num_neighbors=k, mean=zero)
     gp.solve()
-    local, prior = gp.local, NNGP(kernel, gp.graph)
+    local, prior = gp.q, NNGP(kernel, gp.graph)
     q = local.distribution(prior)
     observed = (q.log_evidence(prior) - q.offset / len(x)).sum().item()
     bound = -IntegratedELBO().loss(gp.model, gp.guide) - q.offset.item()

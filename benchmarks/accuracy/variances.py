@@ -56,7 +56,7 @@ def timed(call):
 @torch.no_grad()
 def ways(gp, x_new):
     """Lines of the table."""
-    kernel, graph, noise = bind(gp.kernel), gp.graph, 1 / gp.local.observations()[1]
+    kernel, graph, noise = bind(gp.kernel), gp.graph, 1 / gp.q.observations()[1]
 
     def conditional(k, x):
         near = graph.query(x, k)
@@ -86,14 +86,14 @@ def ways(gp, x_new):
 def draws(gp):
     """Standard deviations at 100 of the data by draws, and by the conditional there."""
     rows = torch.arange(100)
-    kernel, noise = bind(gp.kernel), 1 / gp.local.observations()[1]
+    kernel, noise = bind(gp.kernel), 1 / gp.q.observations()[1]
     near = gp.graph.query(gp.x[rows], REFERENCE)
     parts = [
         graph_conditional(kernel, gp.x[a], gp.x, b, noise, gp.jitter)[1]
         for a, b in zip(rows.split(25), near.split(25), strict=True)
     ]
     exact = torch.cat(parts).sqrt()
-    q = gp.local.distribution(NNGP(gp.kernel, gp.graph, jitter=gp.jitter))
+    q = gp.q.distribution(NNGP(gp.kernel, gp.graph, jitter=gp.jitter))
     found, seconds = timed(lambda: torch.stack([q.sample() for _ in range(DRAWS)]))
     mean = q.loc
     every = (found - mean).square().mean(0)

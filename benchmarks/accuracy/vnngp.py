@@ -39,6 +39,7 @@ from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField
 
 NEIGHBORS = (4, 8, 16, 32, 64, 128, 256)
 SOLVED = {"solve_every": 1, "lr": 0.3, "batch_size": 4096}
@@ -52,7 +53,7 @@ def neighbors():
     data = {name: standardized(TASKS[name]) for name in ("house prices", "elevators")}
     runs = [("SVGP", 512, SVGP, {"inducing": 512}, {})]
     for k in NEIGHBORS:
-        mean_field = {"num_neighbors": k, "posterior": "mean-field"}
+        mean_field = {"num_neighbors": k, "guide": MeanField()}
         runs.append(("VNNGP", k, VNNGP, {"num_neighbors": k}, {}))
         runs.append(("VNNGP, mean-field", k, VNNGP, mean_field, {}))
         if k <= 64:
@@ -96,9 +97,9 @@ def divergences(settings):
                 if method == "SWSGP":
                     gp = SWSGP(x, loc, kernel, Gaussian(), inducing=x, learn_inducing=False, **options)
                 else:
-                    gp = VNNGP(x, loc, kernel, Gaussian(), posterior="mean-field", ordering=ordering, **options)
-                q = gp.local.distribution()
-                gp.local.assign(type(q)(loc, torch.ones_like(loc)))
+                    gp = VNNGP(x, loc, kernel, Gaussian(), guide=MeanField(), ordering=ordering, **options)
+                q = gp.q.distribution()
+                gp.q.assign(type(q)(loc, torch.ones_like(loc)))
                 prior = poutine.block(gp.model, hide=["y"])
                 return {"value": TraceMeanField_ELBO().loss(prior, gp.guide, torch.arange(len(x)))}
 
@@ -145,7 +146,7 @@ def built(recipe, x, *parts, **settings):
 CLUSTERED = {
     "exact": (Vecchia, {"num_neighbors": 49}),
     "SVGP": (SVGP, {"inducing": everywhere, "learn_inducing": False, "mean_field": True}),
-    "VNNGP": (VNNGP, {"num_neighbors": 5, "posterior": "mean-field"}),
+    "VNNGP": (VNNGP, {"num_neighbors": 5, "guide": MeanField()}),
     "VNNGP, sites": (VNNGP, {"num_neighbors": 5}),
     "SWSGP": (SWSGP, {"inducing": everywhere, "learn_inducing": False, "num_neighbors": 5}),
 }
@@ -193,9 +194,9 @@ def noise():
     kernel = {"variance": first.kernel.variance.detach(), "lengthscale": first.kernel.lengthscale.detach()}
     local = {"num_neighbors": 32}
     recipes = {
-        "VNNGP-N": (VNNGP, local | {"posterior": "mean-field"}),
+        "VNNGP-N": (VNNGP, local | {"guide": MeanField()}),
         "SWSGP-N": (SWSGP, local | {"inducing": everywhere, "learn_inducing": False}),
-        "VNNGP-512": (VNNGP, local | {"posterior": "mean-field", "inducing": 512}),
+        "VNNGP-512": (VNNGP, local | {"guide": MeanField(), "inducing": 512}),
         "SWSGP-512": (SWSGP, local | {"inducing": 512, "learn_inducing": False}),
         "SVGP-512": (SVGP, {"inducing": 512, "learn_inducing": False, "mean_field": True}),
     }
@@ -219,7 +220,7 @@ def bound(gp):
 
 COURSES = {
     "SVGP, M = 512": (SVGP, {"inducing": 512}),
-    "VNNGP, mean-field": (VNNGP, {"posterior": "mean-field"}),
+    "VNNGP, mean-field": (VNNGP, {"guide": MeanField()}),
     "VNNGP, sites": (VNNGP, {}),
     "SWSGP-N": (SWSGP, {"inducing": everywhere, "learn_inducing": False}),
 }

@@ -37,6 +37,7 @@ from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import BSGP, LOO, NPVI, SWSGP, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph, nearest_predecessors
+from pyro_nngp.variational import MeanField
 
 STEPS = [(1024, 32), (1024, 128), (1024, 256), (8192, 32), (8192, 128), (65536, 32), (8192, 256), (65536, 128)]
 STEPS += [(65536, 256)]
@@ -210,9 +211,7 @@ def step_row(section, b, k, system):
     x, y = plane(2 * b if section.smoke else max(2 * b, 100_000), section.device)
     count = 2 if section.smoke else 20
     if system == "ours":
-        gp = VNNGP(
-            x, y, Matern52(2, lengthscale=10.0).to(x), Gaussian(0.1).to(x), num_neighbors=k, posterior="mean-field"
-        )
+        gp = VNNGP(x, y, Matern52(2, lengthscale=10.0).to(x), Gaussian(0.1).to(x), num_neighbors=k, guide=MeanField())
         ticks = []
         follow = lambda *_: ticks.append(time.perf_counter())  # noqa: E731
         fit(gp, count + 5, batch_size=b, solve_every=0, lr=0.01, refresh_every=0, progress=False, callback=follow)
@@ -324,16 +323,16 @@ def papers(section):
             x, y = x.to(section.device), y.to(section.device)
             if method is BSGP:
                 (x, y), seconds = (x.double(), y.double()), 1 if section.smoke else share
-                seconds, (gp, done, *draws) = section.once(lambda: bsgp_draws(section, x[train], y[train], seconds))
+                seconds, (gp, done, draws) = section.once(lambda: bsgp_draws(section, x[train], y[train], seconds))
             else:
                 gp = method(x[train], y[train], **options)
-                draws, steps = (), (1 if section.smoke else 300) * max(1, len(train) // 1024)
+                draws, steps = None, (1 if section.smoke else 300) * max(1, len(train) // 1024)
                 seconds, result = section.once(
                     lambda: fit(gp, steps, lr=0.03, batch_size=1024, max_seconds=share, progress=False)
                 )
                 done = f"{len(result.losses)} of {steps}"
             with torch.no_grad():
-                predictive = gp.predict(x[test], *draws)
+                predictive = gp.predict(x[test], samples=draws)
             score = -predictive.log_prob(y[test]).mean().item()
             error = rmse(y[test], predictive.mean).item()
             return {"steps": done, "s": round(seconds, 1), "RMSE": round(error, 4), "NLL": round(score, 4)}

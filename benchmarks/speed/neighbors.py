@@ -12,7 +12,9 @@ from pathlib import Path
 
 import torch
 
-from pyro_nngp.neighbors import BACKENDS, ORDERINGS, SearchIndex, make_ordering, recall
+from pyro_nngp.neighbors import SearchIndex, make_ordering, recall
+from pyro_nngp.neighbors.ordering import ORDERINGS
+from pyro_nngp.neighbors.search.index import BACKENDS
 
 
 def make_points(kind, size, dim):

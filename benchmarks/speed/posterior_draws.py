@@ -8,6 +8,7 @@ import argparse
 import time
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import pyro
 import pyro.distributions as dist
@@ -17,6 +18,8 @@ from pyro.nn import PyroSample
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.models.base import method
+from pyro_nngp.models.base.draws import at_each_draw
 
 N, K, M = 2_000, 15, 30
 
@@ -53,6 +56,11 @@ def draws_of(gp, count):
     return found
 
 
+def one_by_one(where, owner, samples, compute, entries):
+    """Results at each posterior draw, without ``torch.vmap``."""
+    return at_each_draw(where, owner, samples, compute, None)
+
+
 def seconds(call):
     start = time.process_time()
     call()
@@ -75,20 +83,19 @@ def main(draws, points, repeat, out):
     for name, gp in methods(x, y):
         samples, rows = draws_of(gp, draws), torch.arange(points)
         calls = {
-            "moments": lambda gp=gp, samples=samples: (
-                gp.moments(new, samples) if isinstance(gp, BSGP) else gp(new, samples=samples)
-            ),
+            "moments": lambda gp=gp, samples=samples: gp(new, samples=samples),
             "sample": lambda gp=gp, samples=samples: gp.sample(new, draws, samples=samples, seed=0),
         }
-        if gp.loo_entries(rows, None) is not None:
+        posterior = gp.posterior(gp.bound())
+        if posterior.loo_entries(posterior.others(rows, None)) is not None:
             calls["loo"] = lambda gp=gp, samples=samples, rows=rows: gp.loo(rows, samples=samples)
-        cells, known = [], (gp.draws_together, gp.maps_draws)
+        cells = []
         for call in calls.values():
             times = {True: [], False: []}
             for _ in range(repeat):
-                for together in times:
-                    gp.draws_together, gp.maps_draws = (together and kind for kind in known)
-                    times[together].append(seconds(call))
+                for together, each in zip(times, (at_each_draw, one_by_one), strict=True):
+                    with mock.patch.object(method, "at_each_draw", each):
+                        times[together].append(seconds(call))
             cells.append(" / ".join(f"{min(found):.2f}" for found in times.values()))
         lines.append(f"| {' | '.join([name, *cells, *[''] * (3 - len(cells))])} |")
         print(lines[-1], flush=True)

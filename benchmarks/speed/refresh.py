@@ -18,9 +18,10 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import LOO, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField
 
 FIRST, STEPS = 24, 24  # `fit` records at the 21st step
-METHODS = {"VNNGP, mean-field": (VNNGP, {"posterior": "mean-field"}), "Vecchia": (Vecchia, {}), "LOO": (LOO, {})}
+METHODS = {"VNNGP, mean-field": (VNNGP, {"guide": MeanField()}), "Vecchia": (Vecchia, {}), "LOO": (LOO, {})}
 
 
 def steps(gp):

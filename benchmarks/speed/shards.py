@@ -23,9 +23,11 @@ import torch
 import torch.distributed as dist
 
 import pyro_nngp as nngp
-from pyro_nngp.distributed import ShardedData, ShardedFactor, factor, join_group
+from pyro_nngp.distributed import ShardedData, factor, join_group
+from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.variational import MeanField, SparseCholesky
 
 BLOCK = 2**20
 SIZES = ((10**5, (1, 2)), (10**6, (1, 2)), (2 * 10**6, (2,)))
@@ -119,7 +121,7 @@ def measure_solve(folder, neighbors, noise, prior, has_factor):
     join_group()
     data = ShardedData(folder / "x.npy", folder / "y.npy")
     world, likelihood = data.world, Gaussian(noise)
-    family = {"guide_neighbors": neighbors} if has_factor else {"posterior": "mean-field"}
+    family = {"guide": SparseCholesky(neighbors)} if has_factor else {"guide": MeanField()}
     options = {"likelihood": likelihood, "num_neighbors": neighbors, **family}
     gp = nngp.VNNGP(data, kernel=Matern32(2, 0.25, 0.05), **options)
     row = {"rows": data.num_rows, "processes": world.size, "halo rows": world.max(len(gp.graph.halo))}

@@ -11,7 +11,7 @@ import argparse
 import torch
 
 from pyro_nngp.distributed.cells import Cells
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.neighbors import NeighborGraph
 
 

@@ -4,7 +4,7 @@ N = 139,000 points in 2 dimensions, K = 32, B = 1024, float32, one thread. "Cond
 would do for the same batch: neighbors of the rows, their distinct rows, coordinates (and targets, or mean and scale of
 q(u), at these), weights and variances with their gradient by lengthscales, variance and noise, and for VNNGP the sparse
 gradient of q(u); no likelihood, no divergence, no optimizer, no Pyro. Steps are timed with model and guide run at each
-(PYRO_NNGP_REPLAY=0) and replayed. All three alternate in one run; times are those of the processor. Methods with draws
+(``replay=False``) and replayed. All three alternate in one run; times are those of the processor. Methods with draws
 that count, of hyperparameters or auxiliary variables, have no such conditional.
 Usage: python benchmarks/speed/step_parts.py [--points 139000] [--rounds 10] [--methods LOO Vecchia]
            [--out benchmarks/results/step_parts.md]
@@ -12,7 +12,6 @@ Usage: python benchmarks/speed/step_parts.py [--points 139000] [--rounds 10] [--
 
 import argparse
 import itertools
-import os
 import statistics
 import time
 import warnings
@@ -29,8 +28,9 @@ from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField
 
-METHODS = {"VNNGP, mean-field": (VNNGP, {"posterior": "mean-field"}), "LOO": (LOO, {}), "Vecchia": (Vecchia, {})}
+METHODS = {"VNNGP, mean-field": (VNNGP, {"guide": MeanField()}), "LOO": (LOO, {}), "Vecchia": (Vecchia, {})}
 DRAWING = {"LOO, labels": (LOO, {}), "LOO, a prior on lengthscales": (LOO, {})}
 FIRST = 24  # steps before those that are timed
 MARKS = {"VNNGP, mean-field": 12 / 7, "LOO": 9 / 4, "Vecchia": 9 / 4}
@@ -51,8 +51,7 @@ def method(name, num_points, num_neighbors):
 def steps(gp, count, replays):
     """Milliseconds of some steps of `fit`, after those before the recording."""
     ticks = []
-    os.environ["PYRO_NNGP_REPLAY"] = str(int(replays))
-    settings = {"batch_size": 1024, "solve_every": 0, "refresh_every": 0, "progress": False}
+    settings = {"batch_size": 1024, "solve_every": 0, "refresh_every": 0, "replay": replays, "progress": False}
     fit(gp, FIRST + count, callback=lambda *_: ticks.append(time.process_time()), **settings)
     return [1e3 * (b - a) for a, b in itertools.pairwise(ticks[FIRST - 1 :])]
 
@@ -60,7 +59,7 @@ def steps(gp, count, replays):
 def conditionals(gp, count):
     """Milliseconds of some conditionals with their gathers."""
     kernel, noise = gp.kernel, torch.full((), 0.1, requires_grad=True)
-    tables = [gp.local.loc, gp.local.log_scale] if isinstance(gp, VNNGP) else []
+    tables = [gp.q.loc, gp.q.log_scale] if isinstance(gp, VNNGP) else []
     leaves, times = [*kernel.parameters(), *(tables or [noise])], []
     for idx in torch.randperm(gp.num_data)[: count * 1024].split(1024):
         start = time.process_time()

@@ -18,6 +18,7 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
+from pyro_nngp.variational import MeanField
 
 
 class Setup:
@@ -28,7 +29,7 @@ class Setup:
         x = torch.rand(num_points, 2, generator=generator) * num_points**0.5 / 10
         y = torch.sin(x[:, 0]) + 0.1 * torch.randn(num_points, generator=generator)
         start = time.perf_counter()
-        self.gp = VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=num_neighbors, loc=y)
+        self.gp = VNNGP(x, y, Matern52(2), Gaussian(0.1), num_neighbors=num_neighbors, guide=MeanField(loc=y))
         self.graph_seconds, self.times = time.perf_counter() - start, []
         self.x_new = x[:10_000] + 1e-3
 

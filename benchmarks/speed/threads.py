@@ -23,6 +23,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational import MeanField
 
 
 def data(num_points, dims):
@@ -71,7 +72,7 @@ WORK = {
     "graph, N = 100,000, D = 8, K = 32": lambda: lambda: NeighborGraph(data(100_000, 8)[0], 32, progress=False),
     "conditional and gradient, B = 1,024, K = 32": lambda: conditional(32),
     "conditional and gradient, B = 1,024, K = 128": lambda: conditional(128),
-    "20 steps of VNNGP, mean-field, K = 32": lambda: steps(VNNGP, posterior="mean-field"),
+    "20 steps of VNNGP, mean-field, K = 32": lambda: steps(VNNGP, guide=MeanField()),
     "20 steps of LOO, K = 32": lambda: steps(LOO),
     "solve for q(u), Gaussian, N = 20,000": lambda: solve(Gaussian(0.1), 20_000),
     "solve for q(u), labels, N = 5,000": lambda: solve(Bernoulli(), 5_000),

@@ -18,8 +18,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from pyro_nngp.variational import MeanField
+
 METHODS = {
-    "VNNGP": {"posterior": "mean-field"},  # the only guide of older versions
+    "VNNGP": {"guide": MeanField()},  # the only guide of older versions
     "Vecchia": {},
     "LOO": {},
     "NPVI": {},

@@ -35,7 +35,7 @@ _SAMPLE_DIMS = ("chain", "draw")
 
 
 class Arrays:
-    """The arrays of each group, {group: {name: (dims, array)}}, allocated at the first draw.
+    """Arrays of each group, {group: {name: (dims, array)}}, allocated at the first draw.
 
     Args:
         where: name of the caller, for messages.
@@ -132,7 +132,7 @@ class Arrays:
 
     @property
     def has_latents(self) -> bool:
-        """Whether the runs have any latent or deterministic site, kept or not."""
+        """Whether the runs have a latent or deterministic site, kept or not."""
         return bool(self._variables)
 
     def add_fields(self, name: str, f: Tensor, dims: tuple[str, ...]) -> None:
@@ -164,7 +164,7 @@ class Arrays:
     def add_constants(
         self, trace: Trace, by_row: Mapping[str, Any], x_new: Tensor | None, given: Mapping[str, Any]
     ) -> None:
-        """Add the parameters of a run, inputs and more of each row, inputs of predictions and further arrays."""
+        """Add parameters of a run, inputs and other values by row, inputs of predictions, and further arrays."""
         for name, site in trace.nodes.items():
             if site["type"] == "param" and hasattr(site["value"], "unconstrained"):  # otherwise it is a view of one
                 self._put("params", name, site["value"], self._name_dims(name, site["value"]))
@@ -194,7 +194,7 @@ class Arrays:
             self._labels(dim, size)
 
     def datasets(self, num_draws: int) -> dict[str, Any]:
-        """Every group that holds anything, with its first draws, as a Dataset."""
+        """All groups that are not empty, with their first draws, as Datasets."""
         attrs, xr = creation_attrs(), library(self._where, "xarray")
         made = {}
         for group, variables in ((group, held) for group, held in self.groups.items() if held):
@@ -230,7 +230,7 @@ class Arrays:
         place: Place | tuple[()] = (),
         rows: Tensor | None = None,
     ) -> None:
-        """Write a value to its place; a value of some rows, to those rows of its plates."""
+        """Write a value to the array of its group, at a chain and draw, and at some rows of its plates."""
         value, group_of = _array(value), self.groups[group]
         plates = {dim: len(taken) for dim, (taken, _) in self._plates.items()}
         lengths = [plates.get(dim, n) for dim, n in zip(dims, value.shape, strict=True)]
@@ -247,7 +247,7 @@ class Arrays:
     def _put_unconstrained(
         self, name: str, site: Any, value: Tensor, dims: tuple[str, ...], place: Place, rows: Tensor | None
     ) -> None:
-        """Write a value to unconstrained space, unless it is there already, or discrete."""
+        """Write a value, mapped to unconstrained space; real and discrete values are left out."""
         support = site["fn"].support
         if support.is_discrete:
             return
@@ -261,7 +261,7 @@ class Arrays:
         self._put("unconstrained_posterior", name, moved, dims, place, rows)
 
     def _put_whole(self, name: str, value: np.ndarray, dims: tuple[str, ...]) -> None:
-        """Keep those rows of a constant that the plates used."""
+        """Write a constant at the rows that the plates used."""
         for axis, dim in enumerate(dims):
             if dim in self._plates and value.shape[axis] == self._plates[dim][1]:
                 value = value.take(self._plates[dim][0], axis)
@@ -294,7 +294,7 @@ def check_mappings(where: str, **arguments: Any) -> None:
 
 
 def creation_attrs() -> dict[str, str]:
-    """The attributes that ArviZ's schema wants of each group."""
+    """Attributes that ArviZ's schema requires of each group."""
     return {
         "created_at": datetime.now(UTC).isoformat(),
         "creation_library": "pyro_nngp",

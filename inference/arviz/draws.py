@@ -14,6 +14,7 @@ from pyro_nngp.inference._traces import latent_values
 from pyro_nngp.inference.autoguide.transport import Transported
 from pyro_nngp.inference.mcmc.potential import Minibatch
 from pyro_nngp.inference.mcmc.recorder import RECORD
+from pyro_nngp.inference.protocols import ScoresDraws, has_program, owner_of
 
 Statistics = dict[str, tuple[tuple[str, ...], np.ndarray]]  # names of dimensions, and an array
 Draw = tuple[dict[str, Tensor], poutine.Trace | None]  # values of the latent sites, and the trace of a guide
@@ -25,7 +26,7 @@ class MCMCDraws:
     Args:
         where: name of the caller, for messages.
         mcmc: the run.
-        num_samples: number of evenly spaced draws of each chain; None is all.
+        num_samples: number of draws of each chain, evenly spaced; None is all.
 
     Raises:
         ValueError: if there are no draws, fewer than requested, or no model.
@@ -53,35 +54,35 @@ class MCMCDraws:
         return tuple(_all_rows(a) for a in self._mcmc._args), every
 
     def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
-        """Values at one of the selected draws."""
+        """Values of the latent sites at one of the selected draws."""
         values = {name: value[chain, self._kept[draw]] for name, value in self._samples.items()}
         if self._transported is not None:
             values = self._transported.original_values(values, *args, **kwargs)
         return values, None
 
     def are_of(self, method: Any) -> bool:
-        """Whether they are from the guide of a method."""
+        """Whether the draws are from the guide of a method."""
         return False
 
     def statistics(self) -> Statistics:
         """Kernel diagnostics as {name: (dims, array)}: divergences and records per draw, numbers per chain."""
         chains: Any = self._mcmc._diagnostics
-        found: Statistics = {}
+        statistics: Statistics = {}
         for name in chains[0]:
             values = [chain[name] for chain in chains]
             if name == "divergences":
                 diverging = np.zeros((self.num_chains, self._total), dtype=bool)
                 for row, places in zip(diverging, values, strict=True):
                     row[places] = True
-                found["diverging"] = (("chain", "draw"), diverging[:, self._kept])
+                statistics["diverging"] = (("chain", "draw"), diverging[:, self._kept])
             elif all(isinstance(value, (int, float)) for value in values):
-                found[name.replace(" ", "_")] = (("chain",), np.asarray(values))
+                statistics[name.replace(" ", "_")] = (("chain",), np.asarray(values))
         for name, recorded in self._recorded("draws").items():
-            found[name] = (("chain", "draw"), recorded[:, self._kept])
-        return found
+            statistics[name] = (("chain", "draw"), recorded[:, self._kept])
+        return statistics
 
     def warmup(self) -> tuple[dict[str, Tensor], Statistics]:
-        """Draws of the warm-up, (chains, draws, ...), and their statistics, if a ``Recorder`` kept them."""
+        """Draws of the warm-up, (chains, draws, ...), and their statistics; empty unless a ``Recorder`` kept them."""
         kept = self._recorded("warmup draws")
         transforms = getattr(self._mcmc, "transforms", None) or {}
         values = {name: torch.as_tensor(value) for name, value in kept.items()}
@@ -93,7 +94,7 @@ class MCMCDraws:
         return values, statistics
 
     def _originals(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Values of the sites of the original program at draws, (chains, draws, ...)."""
+        """Values of the original program's sites at draws of a transported one, (chains, draws, ...)."""
         assert self._transported is not None
         (args, kwargs), shape = self.arguments(), next(iter(values.values())).shape[:2]
         every = [{name: value[at] for name, value in values.items()} for at in np.ndindex(shape)]
@@ -101,7 +102,7 @@ class MCMCDraws:
         return {name: torch.stack([row[name] for row in rows]).unflatten(0, shape) for name in rows[0]}
 
     def _recorded(self, part: str) -> dict[str, np.ndarray]:
-        """What a ``Recorder`` kept of all chains, (chains, draws, ...)."""
+        """Statistics or draws that a ``Recorder`` kept of all chains, (chains, draws, ...)."""
         chains: Any = self._mcmc._diagnostics
         records = [chain.get(RECORD, {}).get(part, {}) for chain in chains]
         return {name: np.stack([record[name] for record in records]) for name in records[0]}
@@ -121,15 +122,15 @@ class GuideDraws:
         return latent_values(trace), trace
 
     def are_of(self, method: Any) -> bool:
-        """Whether they are from the guide of a method."""
-        return getattr(self._guide, "__self__", None) is method
+        """Whether the draws are from the guide of a method."""
+        return owner_of(self._guide) is method
 
     def statistics(self) -> Statistics:
         """An empty dictionary: independent draws have no diagnostics."""
         return {}
 
     def warmup(self) -> tuple[dict[str, Tensor], Statistics]:
-        """Nothing: independent draws need none."""
+        """Empty dictionaries: independent draws need no warm-up."""
         return {}, {}
 
 
@@ -141,7 +142,7 @@ def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | Gu
     """
     if isinstance(source, MCMC):
         return MCMCDraws(where, source, num_samples)
-    if hasattr(source, "model") and hasattr(source, "guide"):
+    if has_program(source):
         source = (source.model, source.guide)
     if not (isinstance(source, tuple) and len(source) == 2 and all(callable(part) for part in source)):
         expectation = "to be an MCMC object, a pair (model, guide), or an object with both"
@@ -151,8 +152,13 @@ def draws_of(where: str, source: Any, num_samples: int | None) -> MCMCDraws | Gu
 
 def method_of(model: Any) -> Any:
     """The method that a model belongs to; None for other programs."""
-    owner = getattr(model, "__self__", None)
-    return owner if hasattr(owner, "loo_by_draw") else None
+    owner = owner_of(model)
+    return owner if isinstance(owner, ScoresDraws) else None
+
+
+def has_loo(method: Any) -> bool:
+    """Whether an object is a method with leave-one-out densities."""
+    return method is not None and getattr(method, "has_loo", method.likelihood is not None)
 
 
 def _all_rows(argument: Any) -> Any:

@@ -22,7 +22,7 @@ def _form(value: Tensor) -> str:
 def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
     """ArviZ's ``ELPDData`` from leave-one-out log densities that do not depend on posterior draws.
 
-    Where hyperparameters have posterior draws, ``az.loo(to_arviz(...))`` gives the same with their uncertainty.
+    Where hyperparameters have posterior draws, ``az.loo(to_arviz(...))`` averages over them.
 
     Args:
         log_densities: log density of each datum, such as ``gp.loo()`` returns.
@@ -44,34 +44,20 @@ def elpd(log_densities: Float[Tensor, "*T N"]) -> Any:
     dims = ("latents", "data")[2 - values.ndim :]
     pointwise = xr.DataArray(values, {dim: np.arange(n) for dim, n in zip(dims, values.shape, strict=True)}, dims)
     total, error = float(values.sum()), float((values.size * values.var()) ** 0.5)
-    pareto_k = xr.zeros_like(pointwise)
+    pareto_k, names = xr.zeros_like(pointwise), ("elpd", "p", "elpd_i")
     if is_old():
-        found = {
-            "elpd_loo": total,
-            "se": error,
-            "p_loo": np.nan,
-            "n_samples": 1,
-            "n_data_points": values.size,
-            "warning": False,
-            "loo_i": pointwise.rename("loo_i"),
-            "pareto_k": pareto_k,
-            "scale": "log",
-            "good_k": 0.7,
-        }
-        return library("elpd", "arviz.stats.stats_utils").ELPDData(data=list(found.values()), index=list(found))
-    utils = library("elpd", "arviz_stats.utils")
-    found = {
-        "elpd": total,
+        names, pointwise = ("elpd_loo", "p_loo", "loo_i"), pointwise.rename("loo_i")
+    fields: dict[str, Any] = {
+        names[0]: total,
         "se": error,
-        "p": np.nan,
+        names[1]: np.nan,
         "n_samples": 1,
         "n_data_points": values.size,
-        "scale": "log",
-        "warning": False,
-        "good_k": 0.7,
-        "elpd_i": pointwise,
-        "pareto_k": pareto_k,
     }
+    fields |= {"warning": False, names[2]: pointwise, "pareto_k": pareto_k, "scale": "log", "good_k": 0.7}
+    if is_old():
+        return library("elpd", "arviz.stats.stats_utils").ELPDData(data=list(fields.values()), index=list(fields))
+    utils = library("elpd", "arviz_stats.utils")
     if hasattr(utils, "ELPDDataLOO"):  # from 1.3 on
-        return utils.ELPDDataLOO(**found)
-    return utils.ELPDData(kind="loo", **found)
+        return utils.ELPDDataLOO(**fields)
+    return utils.ELPDData(kind="loo", **fields)

@@ -25,7 +25,7 @@ from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, has_loo, method_of
 from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "to_arviz"
@@ -153,7 +153,7 @@ def to_arviz(
         method.warn_of_intervals()
         method.check_whole("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
     densities = predict = None
-    if method is not None and method.has_loo and log_likelihood:
+    if has_loo(method) and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
         densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
     if predictions is not None:
@@ -202,7 +202,7 @@ def to_arviz(
                 break
         for draw in range(0 if pressed else num_prior_samples):
             trace = run_at(_WHERE, draws.model, args, kwargs, None, resample=True)
-            arrays.add_prior(draw, trace, getattr(method, "generative", True))
+            arrays.add_prior(draw, trace, method is None or method.generative)
     arrays.attrs["log_likelihood"]["kind"] = _GIVEN_LATENTS if densities is None else method.loo_kind
     arrays.attrs["log_likelihood_conditional"]["kind"] = _GIVEN_LATENTS
     arrays.groups["sample_stats"].update(draws.statistics())
@@ -212,7 +212,7 @@ def to_arviz(
 
 
 def _fields(method: Any, idx: Tensor | None, num_samples: int) -> tuple[str, Tensor, tuple[str, ...]]:
-    """Name, joint draws and dimensions of f at the data, of a method without latent sites."""
+    """Name, joint draws and dimensions of f at the data, for a method without latent sites."""
     x = method.x if idx is None else method.x[idx]
     offset = method.offset if method.offset is None or idx is None else method.offset[idx]
     f, name = method.sample(x, num_samples, offset=offset), method.site("f")

@@ -1,4 +1,4 @@
-"""ArviZ and xarray, which are optional: imported where they are needed, or missed by the name of their extra."""
+"""Optional libraries ArviZ and xarray: imported where they are needed, with an error that names their extra."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -8,7 +8,7 @@ from pyro_nngp._checks import import_extra
 
 
 def library(where: str, name: str) -> Any:
-    """A module of the extra ``arviz``; importing one takes long, and ArviZ 0.x warns of 1.x.
+    """A module of the extra ``arviz``, imported late: the import is slow, and ArviZ 0.x warns of 1.x.
 
     Raises:
         ImportError: if it is not installed.
@@ -17,7 +17,7 @@ def library(where: str, name: str) -> Any:
 
 
 def is_old() -> bool:
-    """Whether ArviZ is of version 0.x, whose container is InferenceData."""
+    """Whether ArviZ has version 0.x, whose container is InferenceData."""
     try:
         return version("arviz").startswith("0.")
     except PackageNotFoundError:
@@ -25,7 +25,7 @@ def is_old() -> bool:
 
 
 def container(where: str, groups: Mapping[str, Any]) -> Any:
-    """The container of the installed ArviZ for {group: Dataset}; without ArviZ that of 1.x, which is xarray's."""
+    """The container of the installed ArviZ for {group: Dataset}; without ArviZ xarray's DataTree, as with 1.x."""
     if is_old():
         return library(where, "arviz").InferenceData(**groups)
     return library(where, "xarray").DataTree.from_dict(groups)

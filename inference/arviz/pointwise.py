@@ -1,8 +1,8 @@
 """Log densities of single observations at draws held by ArviZ, computed for requested rows only.
 
-A ``log_likelihood`` group holds draws x rows numbers, 8 GB for 1,000 draws and 10^6 rows in double precision. What
-``az.loo_subsample`` needs of it are some rows at all draws, and all rows at the mean of the draws (Magnusson, Riis
-Andersen, Jonasson and Vehtari 2019).
+A ``log_likelihood`` group holds draws x rows numbers, 8 GB for 1,000 draws and 10^6 rows in double precision.
+``az.loo_subsample`` needs some rows at all draws, and all rows at the mean of the draws (Magnusson, Riis Andersen,
+Jonasson and Vehtari 2019).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import log_prob, run_at
 from pyro_nngp.inference.arviz.arrays import check_mappings
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, has_loo, method_of
 from pyro_nngp.inference.arviz.libraries import library
 
 _WHERE = "PointwiseLogLikelihood"
@@ -26,9 +26,9 @@ _DRAWS = ("chain", "draw")
 class PointwiseLogLikelihood:
     """The ``log_lik_fn(observed, data)`` of ArviZ 1.x for a method, an MCMC run, or a pair (model, guide).
 
-    The densities are those of :func:`to_arviz`: of a method leave-one-out, latent values integrated out; of any other
-    program given all latent sites. They are computed at the draws in the ``posterior`` group of `data`, so this has to
-    hold the hyperparameters of a method, or every latent site of another program::
+    The densities are those of :func:`to_arviz`: leave-one-out with latent values integrated out for a method, and given
+    all latent sites for any other program. They are computed at the draws in the ``posterior`` group of `data`, so this
+    has to hold the hyperparameters of a method, or every latent site of another program::
 
         log_lik = PointwiseLogLikelihood(gp)
         idata = to_arviz(gp, var_names=["~u"], log_likelihood=False, posterior_predictive=False)
@@ -37,7 +37,7 @@ class PointwiseLogLikelihood:
 
     Args:
         source: as of :func:`to_arviz`.
-        *args: arguments of model and guide. None given to an MCMC run takes its own. Where there are none and the model
+        *args: arguments of model and guide; an MCMC run without any takes its own. If there are none and the model
             takes an argument, it is run on the rows alone, as ``model(rows)``.
         model_kwargs: keyword arguments of model and guide.
         coords: the labels of rows that :func:`to_arviz` was given.
@@ -63,7 +63,7 @@ class PointwiseLogLikelihood:
         if isinstance(draws, MCMCDraws) and not args and not kwargs:
             args, kwargs = draws.arguments()
         method = method_of(draws.model)
-        self._method: Any = method if method is not None and method.has_loo else None
+        self._method: Any = method if has_loo(method) else None
         self._from_guide = draws.are_of(method)
         self._model, self._args, self._kwargs, self._coords = draws.model, args, kwargs, dict(coords or {})
         with torch.no_grad():
@@ -85,15 +85,15 @@ class PointwiseLogLikelihood:
         sampled = all(dim in posterior.dims for dim in _DRAWS)
         lead = tuple(posterior.sizes[dim] for dim in _DRAWS) if sampled else ()
         values = {name: self._tensor(name, posterior[name], sampled) for name in posterior.data_vars}
-        rows, found = [self._rows(observed, dim) for dim in observed.dims], None
+        rows, densities = [self._rows(observed, dim) for dim in observed.dims], None
         at = self._of_method(rows) if self._method is not None else self._of_program(str(observed.name), rows)
         for place in np.ndindex(*lead):
             density = at({name: value[place] for name, value in values.items()}).cpu().numpy()
-            found = np.empty((*lead, *density.shape), density.dtype) if found is None else found
-            found[place] = density
+            densities = np.empty((*lead, *density.shape), density.dtype) if densities is None else densities
+            densities[place] = density
         dims = (*(_DRAWS if sampled else ()), *observed.dims)
         coords = {dim: part.coords[dim] for part in (posterior, observed) for dim in dims if dim in part.coords}
-        return library(_WHERE, "xarray").DataArray(found, coords, dims, name=observed.name)
+        return library(_WHERE, "xarray").DataArray(densities, coords, dims, name=observed.name)
 
     def group(self, data: Any) -> Any:
         """A ``log_likelihood`` group whose entries are computed when they are read, and not kept.
@@ -106,12 +106,12 @@ class PointwiseLogLikelihood:
         """
         xr = library(_WHERE, "xarray")
         posterior = getattr(data.posterior, "dataset", data.posterior)
-        found = {}
+        variables = {}
         for name, observed in data.observed_data.data_vars.items():
             dims = (*_DRAWS, *observed.dims)
             lazy = xr.core.indexing.LazilyIndexedArray(_rows_on_demand(self, observed, posterior))
-            found[name] = xr.DataArray(xr.Variable(dims, lazy), {**_of(posterior, dims), **_of(observed, dims)})
-        return xr.Dataset(found, attrs={"sample_dims": list(_DRAWS)})
+            variables[name] = xr.DataArray(xr.Variable(dims, lazy), {**_of(posterior, dims), **_of(observed, dims)})
+        return xr.Dataset(variables, attrs={"sample_dims": list(_DRAWS)})
 
     def _tensor(self, name: str, value: Any, sampled: bool) -> Tensor:
         like = self._like.get(name, torch.empty(()))
@@ -120,7 +120,7 @@ class PointwiseLogLikelihood:
         return torch.as_tensor(array.copy(), dtype=dtype, device=like.device)
 
     def _rows(self, observed: Any, dim: str) -> Tensor:
-        """Places of the labels of a dimension among all of its labels; whole numbers are places."""
+        """Row numbers of the labels of a dimension; labels that are whole numbers are row numbers."""
         labels = observed.coords[dim].values if dim in observed.coords else np.arange(observed.sizes[dim])
         if dim in self._coords:
             place = {label: i for i, label in enumerate(np.asarray(self._coords[dim]).tolist())}
@@ -164,7 +164,7 @@ def _of(part: Any, dims: Sequence[str]) -> dict[str, Any]:
 
 
 def _rows_on_demand(log_lik: PointwiseLogLikelihood, observed: Any, posterior: Any) -> Any:
-    """An array of xarray's for one observed site, (chain, draw, ...), of which only the entries that are read exist."""
+    """An xarray array for one observed site, (chain, draw, ...), that computes entries as they are read."""
     from xarray.backends import BackendArray
     from xarray.core import indexing
 
@@ -179,7 +179,7 @@ def _rows_on_demand(log_lik: PointwiseLogLikelihood, observed: Any, posterior: A
             kept = tuple([part] if isinstance(part, int | np.integer) else part for part in key)
             draws = posterior.isel(dict(zip(_DRAWS, kept, strict=False)))
             rows = observed.isel(dict(zip(observed.dims, kept[2:], strict=True)))
-            found = log_lik(rows, SimpleNamespace(posterior=draws)).values.astype(float)
-            return found[tuple(0 if isinstance(part, int | np.integer) else slice(None) for part in key)]
+            values = log_lik(rows, SimpleNamespace(posterior=draws)).values.astype(float)
+            return values[tuple(0 if isinstance(part, int | np.integer) else slice(None) for part in key)]
 
     return Rows()

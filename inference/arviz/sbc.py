@@ -23,7 +23,7 @@ def sbc_to_arviz(
     """A ``prior_sbc`` group of ranks in (0, 1), one draw for each simulation.
 
     Args:
-        ranks: of each site, such as :func:`sbc_ranks` returns.
+        ranks: ranks of each site, such as :func:`sbc_ranks` returns.
         dims: names of the dimensions of a site after the first.
         coords: labels of dimensions.
 

@@ -9,10 +9,11 @@ with the hyperparameters u in unconstrained space, and q(z | theta) the posterio
 replaced by its best quadratic function (:mod:`pyro_nngp.inference.autoguide.conditional`): exact for Gaussian data, for
 others the closest Gaussian. As in integrated nested Laplace approximations (Rue, Martino and Chopin 2009), each value
 of the hyperparameters has its own posterior of z, in which coefficients, groups and processes are jointly Gaussian.
-That a coefficient is nearly collinear with a process is in the program's own precision, and need not be learned.
+A near collinearity of a coefficient and a process is part of the program's precision matrix, and need not be learned.
 
-Let z be made from standard normal w. Where q(z | theta) is optimal, the gradient of the ELBO with respect to theta is
-:math:`E_q\, \partial_\theta \log p(y \mid z(w, \theta), \theta)` with w held fixed. So draws of w carry no gradients.
+Let z be a function of standard normal w and theta. Where q(z | theta) is optimal, the gradient of the ELBO with respect
+to theta is :math:`E_q\, \partial_\theta \log p(y \mid z(w, \theta), \theta)` with w held fixed, so that draws of w
+carry no gradients.
 
 Cost of a call: two runs of the program, and a sparse Cholesky factorization of the precision
 (:mod:`pyro_nngp.linalg.factored_precision`). All data take part. The first call finds the mode of the hyperparameters:
@@ -163,7 +164,7 @@ class AutoNNGP(AutoGuide):
             self._start_hyperparameters()
 
     def _phi_at(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor]) -> Tensor:
-        """Parameters of the data, in one vector."""
+        """Parameters phi of the data at values and leaves, in one vector."""
         _, observed, _ = self._linearize(values, leaves)
         return torch.cat([each.phi.detach().flatten() for each in observed])
 
@@ -182,16 +183,16 @@ class AutoNNGP(AutoGuide):
         return [(getattr(self, f"phi_{i}"), getattr(self, f"spread_{i}")) for i in range(count)]
 
     def conditional_at(self, latent: Float[Tensor, " h"]) -> ConditionalPosterior:
-        """q(z | theta), at hyperparameters in unconstrained space."""
+        """The posterior q(z | theta) at hyperparameters in unconstrained space."""
         return self._conditional({name: value for name, _, value in self.unpack(latent)})
 
     def _conditional(self, values: Mapping[str, Tensor]) -> ConditionalPosterior:
-        """q(z | theta)."""
+        """The posterior q(z | theta) at values of the hyperparameters."""
         return ConditionalPosterior(*self._linearize(values, self._center), self._blocks, self._moments())
 
     @torch.no_grad()
     def _newton(self, values: Mapping[str, Tensor]) -> None:
-        """Put the moments of phi at the mode of z given the first hyperparameters."""
+        """Move the moments of phi to the mode of z given the first hyperparameters."""
         leaves = None
         for _ in range(_NEWTON_STEPS):
             q, now, length = self._conditional(values), [phi.clone() for phi, _ in self._moments()], 1.0
@@ -210,7 +211,7 @@ class AutoNNGP(AutoGuide):
 
     @torch.no_grad()
     def _fixed_point(self, values: Mapping[str, Tensor]) -> None:
-        """New particles, and the mean of phi that agrees with them."""
+        """Draw new particles, and iterate to the mean of phi that agrees with them."""
         q = self._conditional(values)
         for i, (mean, draws) in enumerate(zip(q.phi(q.mean), q.phi(q.draw(_PARTICLES)), strict=True)):
             setattr(self, f"spread_{i}", draws - mean)
@@ -219,18 +220,18 @@ class AutoNNGP(AutoGuide):
             self._move(q.phi(q.mean), 0.5)
 
     def _move(self, phi: list[Tensor], part: float) -> None:
-        for (own, _), new in zip(self._moments(), phi, strict=True):
-            own.lerp_(new, part)
+        for (mean, _), new in zip(self._moments(), phi, strict=True):
+            mean.lerp_(new, part)
 
     def _start_hyperparameters(self) -> None:
-        """Put q(theta) at the mode of the hyperparameters, with the curvature there."""
+        """Start q(theta) at the mode of the hyperparameters, with the curvature there."""
         for _ in range(_ROUNDS):
             before = self.loc.detach().double().cpu().numpy().copy()
-            found, cov = laplace.mode(self._log_evidence, before)
+            mode, cov = laplace.mode(self._log_evidence, before)
             with torch.no_grad():
-                self.loc.copy_(torch.from_numpy(found))
+                self.loc.copy_(torch.from_numpy(mode))
             self._fixed_point({name: value.detach() for name, _, value in self.unpack(self.loc.detach())})
-            if np.abs(found - before).max() < _NEAR:
+            if np.abs(mode - before).max() < _NEAR:
                 break
         tril = torch.from_numpy(np.linalg.cholesky(cov)).to(self.loc)
         self.scale, self.scale_tril = tril.diagonal(), tril / tril.diagonal()[:, None]
@@ -244,10 +245,10 @@ class AutoNNGP(AutoGuide):
             for support, (_, part, value) in zip(self._supports, parts, strict=True)
         )
         try:
-            found = self._conditional({name: value for name, _, value in parts}).log_evidence() + volume
+            density = self._conditional({name: value for name, _, value in parts}).log_evidence() + volume
         except (NotPositiveDefiniteError, ValueError):  # far from the data
             return _IMPOSSIBLE
-        return found if np.isfinite(found) else _IMPOSSIBLE
+        return density if np.isfinite(density) else _IMPOSSIBLE
 
     def unpack(self, latent: Float[Tensor, " h"]) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Names, unconstrained values and values of the hyperparameters."""
@@ -294,7 +295,7 @@ class AutoNNGP(AutoGuide):
         return result
 
     def _draw_hyperparameters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Values, and log densities of the maps to them."""
+        """Draw the hyperparameters; returns values, and log densities of the maps to them."""
         values: dict[str, Tensor] = {}
         densities: dict[str, Tensor] = {}
         if not self.hyperparameters:
@@ -348,7 +349,7 @@ class AutoNNGP(AutoGuide):
         """
         if self.prototype_trace is None:
             self._setup_prototype(*args, **kwargs)
-        found: dict[str, Tensor] = {}
+        result: dict[str, Tensor] = {}
         draws: dict[str, list[Tensor]] = {name: [] for name in self.gaussian}
         levels = torch.tensor(quantiles, dtype=torch.float64)
         count = _HYPER_DRAWS if self.hyperparameters else 1
@@ -357,7 +358,7 @@ class AutoNNGP(AutoGuide):
             tril = self.scale[:, None] * self.scale_tril
             ends = dist.Normal(self.loc, tril.norm(dim=-1)).icdf(levels.to(self.loc)[:, None])
             rows = [{name: value for name, _, value in self.unpack(end)} for end in ends]
-            found = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
+            result = {name: torch.stack([row[name] for row in rows]) for name in self.hyperparameters}
             latent = dist.MultivariateNormal(self.loc, scale_tril=tril).sample((count,))
         for i in range(count):
             values = {} if latent is None else {name: value for name, _, value in self.unpack(latent[i])}
@@ -368,8 +369,8 @@ class AutoNNGP(AutoGuide):
                     draws[name].append(value if q.is_flat else value[None])
         for name, each in draws.items():
             table = torch.cat(each)
-            found[name] = table.quantile(levels.to(table), dim=0)
-        return found
+            result[name] = table.quantile(levels.to(table), dim=0)
+        return result
 
 
 class _White(TorchDistribution):
@@ -394,7 +395,7 @@ class _White(TorchDistribution):
 
 
 class _Value(dist.Delta):
-    """A value whose log density :class:`~pyro.infer.TraceMeanField_ELBO` counts, which Pyro's divergence leaves out."""
+    """A Delta whose divergence includes its log density, which Pyro's divergence of a Delta leaves out."""
 
 
 @register_kl(_Value, dist.Distribution)
@@ -407,7 +408,7 @@ def _base(site: Any) -> Any:
 
 
 def _check_sites(sites: Mapping[str, Any]) -> None:
-    """Raise unless a program has the form that the guide can take."""
+    """Raise unless a program has a process and no discrete latent sites."""
     if not any(isinstance(_base(site), NNGP) for site in sites.values()):
         cure = 'Write pyro.sample("f", NNGP(kernel, graph)), without a batch.'
         fail("AutoNNGP", "the program", "to have an NNGP site over all points", sorted(sites), cure)

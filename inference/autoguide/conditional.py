@@ -29,20 +29,20 @@ from pyro_nngp.linalg.factored_precision import FactoredPrecision
 
 
 class ConditionalPosterior:
-    """q(z | theta).
+    """The posterior q(z | theta).
 
     Args:
-        trace: of the program at the hyperparameters, and at leaves of zero or, if it is not linear, at its center.
+        trace: trace of the program at the hyperparameters, with leaves of zero or, if it is not linear, of the center.
         observed: the observed sites that depend on the leaves.
-        jacobian: J there.
+        jacobian: J at these leaves.
         blocks: the structure of J.
-        moments: for each observed site the mean of phi (n, k), and particles of its distribution less that mean
-            (S, n, k), at which the log likelihood is replaced by a quadratic function; none are Laplace's method.
+        moments: for each observed site the mean of phi (n, k), and deviations of particles from it (S, n, k), at
+            which the log likelihood is replaced by a quadratic function; without particles it is Laplace's method.
 
     Attributes:
-        mean: of the leaves, (d,).
-        precision: of the leaves.
-        sparse_names, dense_names: of the sites, in the order of the leaves.
+        mean: mean of the leaves, (d,).
+        precision: precision matrix of the leaves.
+        sparse_names, dense_names: names of the sites, in the order of the leaves.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ConditionalPosterior:
         sparse, self._dense = blocks.of(jacobian)
         self._sparse = csr_array(hstack(list(sparse.values())))
         self._prior = csr_array(block_diag([_prior_root(trace, name, jacobian) for name in sparse]))
-        quadratics = [each.quadratic(_particles(each, *own)) for each, own in zip(observed, moments, strict=True)]
+        quadratics = [each.quadratic(_particles(each, *moment)) for each, moment in zip(observed, moments, strict=True)]
         root = csr_array(block_diag([_block_matrix(each.root()) for each in quadratics]))
         rows, p = self._prior.shape[0], self._dense.shape[1]
         self.precision = FactoredPrecision(
@@ -81,7 +81,7 @@ class ConditionalPosterior:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the prior of each site is the same whatever the values of the others."""
+        """Whether the prior of no site depends on the values of other sites."""
         bases = [gaussian_base(self.trace.nodes[name]["fn"]) for name in self._names]
         return not any(
             base.mean.requires_grad or base.variance.requires_grad for base in bases if not isinstance(base, NNGP)
@@ -93,19 +93,19 @@ class ConditionalPosterior:
         return self._shapes[len(self.sparse_names) :]
 
     def sparse_place(self, name: str) -> slice:
-        """Where the values of a sparse leaf are among all."""
+        """Position of the values of a sparse leaf in the vector of leaves."""
         i = self.sparse_names.index(name)
         start = sum(shape.numel() for shape in self._shapes[:i])
         return slice(start, start + self._shapes[i].numel())
 
     def phi(self, leaves: Float[Tensor, "*S d"]) -> list[Float[Tensor, "*S n k"]]:
-        """The parameters of each observed site at leaves, as far as they are linear."""
+        """Parameters of each observed site at leaves, by the linear approximation."""
         return self._split(self._phi_at_zero + self._product(leaves))
 
     def by_name(self, leaves: Float[Tensor, "*S d"]) -> dict[str, Tensor]:
         """Leaves by name, in their shapes."""
         parts = leaves.split([shape.numel() for shape in self._shapes], -1)
-        shaped = [part.reshape(leaves.shape[:-1] + own) for part, own in zip(parts, self._shapes, strict=True)]
+        shaped = [part.reshape(leaves.shape[:-1] + shape) for part, shape in zip(parts, self._shapes, strict=True)]
         return dict(zip(self._names, shaped, strict=True))
 
     def draw(self, count: int) -> Float[Tensor, "S d"]:
@@ -114,24 +114,24 @@ class ConditionalPosterior:
 
     def log_joint(self, leaves: Float[Tensor, " d"], phi: list[Tensor]) -> float:
         """Log density of the data at phi and of the leaves, up to a constant."""
-        data = sum(float(e.log_prob(own.to(e.phi)).sum()) for e, own in zip(self.observed, phi, strict=True))
+        data = sum(float(e.log_prob(part.to(e.phi)).sum()) for e, part in zip(self.observed, phi, strict=True))
         m = self._sparse.shape[1]
         prior = np.square(self._prior @ leaves[:m].numpy()).sum() + np.square(leaves[m:].numpy()).sum()
         return data - float(prior) / 2
 
     def log_white_prob(self, leaves: Float[Tensor, "*S d"]) -> Float[Tensor, "*S"]:
-        """Log density of the independent standard normal values that the sites are made from."""
+        """Log density of the independent standard normal values from which the sites are computed."""
         return self.precision.log_prob(leaves - self.mean) + self._log_det_processes
 
     def log_evidence(self) -> float:
-        """Log density of the data and the hyperparameters: the joint one over that of q, at the mean of q."""
-        found = self.log_joint(self.mean, self.phi(self.mean)) - len(self) * math.log(2 * math.pi) / 2
-        own = {each.name for each in self.observed} | set(self._names)
+        """Log density of data and hyperparameters: the joint log density minus the one of q, at the mean of q."""
+        density = self.log_joint(self.mean, self.phi(self.mean)) - len(self) * math.log(2 * math.pi) / 2
+        names = {each.name for each in self.observed} | set(self._names)
         for name, site in self.trace.nodes.items():
-            if site["type"] == "sample" and name not in own:
+            if site["type"] == "sample" and name not in names:
                 log_prob = site["fn"].log_prob(site["value"])
-                found += float(torch.as_tensor(scale_and_mask(log_prob, site["scale"], site["mask"])).sum())
-        return found - float(self.log_white_prob(self.mean))
+                density += float(torch.as_tensor(scale_and_mask(log_prob, site["scale"], site["mask"])).sum())
+        return density - float(self.log_white_prob(self.mean))
 
     @cached_property
     def _log_det_processes(self) -> float:
@@ -140,8 +140,8 @@ class ConditionalPosterior:
 
     def _product(self, leaves: Float[Tensor, "*S d"]) -> Float[Tensor, "*S r"]:
         m, flat = self._sparse.shape[1], leaves.reshape(-1, leaves.shape[-1]).numpy()
-        found = (self._sparse @ flat[:, :m].T).T + flat[:, m:] @ self._dense.T
-        return torch.from_numpy(found).reshape(*leaves.shape[:-1], -1)
+        product = (self._sparse @ flat[:, :m].T).T + flat[:, m:] @ self._dense.T
+        return torch.from_numpy(product).reshape(*leaves.shape[:-1], -1)
 
     def _transposed_product(self, rows: Float[Tensor, " r"]) -> Float[Tensor, " d"]:
         return torch.from_numpy(np.concatenate([self._sparse.T @ rows.numpy(), self._dense.T @ rows.numpy()]))
@@ -152,7 +152,7 @@ class ConditionalPosterior:
 
 
 def _particles(site: ObservedSite, mean: Tensor, spread: Tensor) -> Float[Tensor, "S n k"]:
-    """Particles in pairs on both sides of the mean; only the mean if there are none."""
+    """Particles in pairs around the mean; the mean alone if there are none."""
     return (torch.cat([mean + spread, mean - spread]) if len(spread) else mean[None]).to(site.phi)
 
 

@@ -1,7 +1,7 @@
-"""A normal approximation to a density of few numbers that has no gradient: its mode and curvature by differences.
+"""Laplace approximation to a density of few numbers without gradients: its mode and curvature by differences.
 
-Newton steps with a quadratic function through (h^2 + 3 h + 2) / 2 points: near the mode of a posterior, where a
-quadratic function fits, some four of them find it, and the last one has its curvature.
+Newton steps with a quadratic function through (h^2 + 3 h + 2) / 2 points: near the mode of a posterior, where it fits,
+about four steps are enough, and the last one gives the curvature.
 
 Cost: (h^2 + 3 h + 2) / 2 evaluations per step, and one or a few more along it. Symbols: h numbers.
 """
@@ -14,9 +14,9 @@ from jaxtyping import Float
 _STEPS = 0.02, 0.1  # of differences, least and most; between them the standard deviation
 _MOST_STEPS, _HALVINGS, _RETRIES = 12, 8, 4
 _FURTHEST = 1.0  # step in any number
-_GAIN = 0.02  # nats to the top of the quadratic function, from which on its top is the mode
+_GAIN = 0.02  # nats: the maximum of the quadratic function counts as the mode if it gains less
 _WIDEST = 1.0  # standard deviation where the density is almost flat
-_CLIFF = 1e6  # nats, down which a quadratic function is of no use
+_CLIFF = 1e6  # nats: a fall beyond which the quadratic function uses closer points
 
 
 def mode(

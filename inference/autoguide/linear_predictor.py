@@ -1,11 +1,11 @@
-r"""The Gaussian latent sites of a Pyro program, and how its data depend on them.
+r"""Linear predictor: the Gaussian latent sites of a Pyro program, and the dependence of its data on them.
 
-Given the hyperparameters, a generalized linear mixed model is linear in what is Gaussian a priori: values u of
-nearest-neighbor Gaussian processes, and whites of coefficients and group effects, :math:`c = \mu + \sigma w`. Together
-they are the leaves. The parameters of the data are then :math:`\phi = \phi_0 + J\, \mathrm{leaves}`. J is read from
-the program by automatic differentiation, so it does not matter how the program is written. A row of J has one entry for
-each nearest-neighbor site and for each set of group effects, and a dense part for coefficients. Which entry it is is
-found once, from products with the row numbers.
+Given the hyperparameters, a generalized linear mixed model is linear in its Gaussian values: values u of
+nearest-neighbor Gaussian processes, and white values w of coefficients and group effects, :math:`c = \mu + \sigma w`.
+Together they are the leaves. The parameters of the data are then :math:`\phi = \phi_0 + J\, \mathrm{leaves}`. J is read
+from the program by automatic differentiation, so it does not matter how the program is written. A row of J has one
+entry for each nearest-neighbor site and for each set of group effects, and a dense part for coefficients. The position
+of this entry is found once, from products with the row numbers.
 
 A program whose data are not linear in the leaves is linearized at the center of the guide.
 
@@ -35,7 +35,7 @@ _LINEAR = 1e-3  # largest second difference of parameters that count as linear, 
 
 
 def gaussian_base(fn: Any) -> Any:
-    """The distribution within independent dimensions, if it is an NNGP over all points or a normal one; else None."""
+    """The base of a distribution, if it is an NNGP over all points, normal or multivariate normal; else None."""
     while isinstance(fn, Independent):
         fn = fn.base_dist
     if isinstance(fn, NNGP):
@@ -69,18 +69,18 @@ def log_det_root(fn: Any) -> Tensor:
     """Log determinant of the map from independent standard normal values to the value of a site, per event."""
     base = gaussian_base(fn)
     if isinstance(base, NNGP):
-        found = 0.5 * base.conditionals[1].log().sum(-1)
-        found = found.expand(torch.broadcast_shapes(found.shape, base.batch_shape))
+        log_det = 0.5 * base.conditionals[1].log().sum(-1)
+        log_det = log_det.expand(torch.broadcast_shapes(log_det.shape, base.batch_shape))
     elif isinstance(base, Normal):
-        found = base.scale.log().expand(base.batch_shape)
+        log_det = base.scale.log().expand(base.batch_shape)
     else:
-        found = base.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(base.batch_shape)
-    own = fn.event_dim - base.event_dim
-    return found.sum(tuple(range(-own, 0))) if own else found
+        log_det = base.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1).expand(base.batch_shape)
+    extra = fn.event_dim - base.event_dim
+    return log_det.sum(tuple(range(-extra, 0))) if extra else log_det
 
 
 class AtLeaves(Messenger):
-    """Sets hyperparameters to values, and Gaussian sites to their values at leaves."""
+    """Set hyperparameters to values, and Gaussian sites to their values at leaves."""
 
     def __init__(self, values: Mapping[str, Tensor], leaves: Mapping[str, Tensor], place: Callable = value_at) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def run_at_leaves(
     leaves: Mapping[str, Tensor],
     place: Callable = value_at,
 ) -> Trace:
-    """Trace of a program, hidden from the handlers around it."""
+    """Trace of a program at values and leaves; handlers around it do not see it."""
     with poutine.block():
         return poutine.trace(AtLeaves(values, leaves, place)(model)).get_trace(*args, **kwargs)
 
@@ -130,17 +130,17 @@ class Jacobian:
         image = self._transposed[list(self.leaves).index(name)]
         if image is None or not image.requires_grad:
             return torch.zeros_like(self._right, requires_grad=False)
-        (found,) = torch.autograd.grad(image, self._right, direction.to(image), retain_graph=True, allow_unused=True)
-        return torch.zeros_like(self._right, requires_grad=False) if found is None else found.detach()
+        (product,) = torch.autograd.grad(image, self._right, direction.to(image), retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self._right, requires_grad=False) if product is None else product.detach()
 
 
 class Blocks:
-    """The structure of J: which entry of each leaf each row reads, or that all of them are dense columns.
+    """The structure of J: the entries of each leaf that rows read, and the leaves with dense columns.
 
     Args:
         where: name of the caller, for messages.
         jacobian: J at some hyperparameters.
-        processes: {name: N} of the leaves that are values of processes, (*L, N).
+        processes: {name: N} for leaves that are values of processes, (*L, N).
 
     Attributes:
         entries: {name: (L, r)} for sparse leaves, the entry that each row reads of each of the L vectors of a leaf.
@@ -155,9 +155,9 @@ class Blocks:
         self.dense: list[str] = []
         for name, leaf in jacobian.leaves.items():
             small = leaf.numel() <= _FEW and name not in processes
-            found = None if small else _entries(jacobian, name, processes.get(name, leaf.numel()))
-            if found is not None:
-                self.entries[name] = found
+            entries = None if small else _entries(jacobian, name, processes.get(name, leaf.numel()))
+            if entries is not None:
+                self.entries[name] = entries
             elif name in processes or leaf.numel() > _MOST:
                 cure = "Let each observation read one of its values, or take another guide after NNGPReparam."
                 fail(where, f"site {name!r}", "read at one point by each observation", "several points", cure)
@@ -186,11 +186,11 @@ class Blocks:
 def linear_sites(
     sites: Mapping[str, Any], phi_at: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Tensor]
 ) -> list[str]:
-    """Names of the processes, and of the normal sites in which, jointly with them, the data are linear.
+    """Names of the processes, and of the normal sites in which the data are linear, jointly with the processes.
 
     Args:
         sites: the latent sites of a trace.
-        phi_at: parameters of the data, (r,), at values of sites and at leaves of others.
+        phi_at: parameters of the data, (r,), at values of some sites and leaves of the other ones.
     """
     waiting = [
         name for name, site in sites.items() if isinstance(gaussian_base(site["fn"]), Normal | MultivariateNormal)
@@ -219,23 +219,23 @@ def linear_sites(
     if not is_linear(chosen):
         steps |= {name: torch.zeros_like(steps[name]) for name in chosen}
     while True:
-        found = next((name for name in waiting if is_linear([*chosen, name], name)), None)
-        if found is None:
+        added = next((name for name in waiting if is_linear([*chosen, name], name)), None)
+        if added is None:
             break
-        chosen.append(found)
-        waiting.remove(found)
+        chosen.append(added)
+        waiting.remove(added)
     return [name for name in sites if name in chosen]
 
 
 def _ones(leaf: Tensor, number: int) -> list[Tensor]:
-    """One direction for each vector of a leaf: 1 in all its entries."""
+    """Directions that are 1 in all entries of one vector of a leaf, for each vector."""
     each = torch.eye(number, dtype=leaf.dtype, device=leaf.device)
     return list(each[..., None].expand(number, number, leaf.numel() // number).reshape(number, *leaf.shape))
 
 
 def _entries(jacobian: Jacobian, name: str, size: int) -> Tensor | None:
-    """The entry that each row reads of each vector of a leaf, (L, r); None if some row reads several."""
-    leaf, found = jacobian.leaves[name], []
+    """Entries that the rows read of each vector of a leaf, (L, r); None if a row reads several of one vector."""
+    leaf, entries = jacobian.leaves[name], []
     numbers = torch.arange(size, dtype=leaf.dtype, device=leaf.device)
     numbers = numbers.expand(leaf.numel() // size, size).reshape(leaf.shape)
     for ones in _ones(leaf, leaf.numel() // size):
@@ -247,5 +247,5 @@ def _entries(jacobian: Jacobian, name: str, size: int) -> Tensor | None:
         image, want = jacobian(name, ones * torch.sin(1.0 + numbers)), scale * torch.sin(1.0 + entry.to(scale))
         if not bool(((image - want).abs() <= 1e-3 * largest).all()):
             return None
-        found.append(entry.cpu())
-    return torch.stack(found)
+        entries.append(entry.cpu())
+    return torch.stack(entries)

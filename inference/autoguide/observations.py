@@ -7,7 +7,7 @@ are given, the log likelihood is replaced by the quadratic function with the gra
 
 .. math:: g_i = E_q\, \nabla \log p(y_i \mid \phi_i), \qquad H_i = -E_q\, \nabla^2 \log p(y_i \mid \phi_i),
 
-those of the optimal Gaussian q (Opper and Archambeau 2009). With one particle, at the mode, it is Laplace's method.
+which the optimal Gaussian q satisfies (Opper and Archambeau 2009). One particle, at the mode, is Laplace's method.
 
 Cost: O(S n k^2). Symbols: n observations with k parameters each, S particles.
 """
@@ -23,6 +23,7 @@ from torch.distributions import Independent, biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import base_distribution, is_data, log_prob, sample_sites
+from pyro_nngp.linalg import cholesky
 
 _TWINS = {"probs": "logits", "gate": "gate_logits", "covariance_matrix": "scale_tril", "precision_matrix": "scale_tril"}
 _LEAST = 1e-6  # curvature of an observation, relative to the average
@@ -35,14 +36,14 @@ class Quadratic(NamedTuple):
     curvature: Tensor
 
     def root(self) -> Float[Tensor, "n k k"]:
-        """R with H = R' R."""
+        """A root R of H = R' R."""
         if self.curvature.shape[-1] == 1:
             return self.curvature.sqrt()
-        return torch.linalg.cholesky(self.curvature).mT
+        return cholesky(self.curvature, 0.0).mT
 
 
 class OpaqueSiteError(ValueError):
-    """A site informs the leaves in a way that no quadratic function of its parameters stands for."""
+    """A site depends on the leaves in a way that no quadratic function of its parameters can represent."""
 
 
 class ObservedSite:
@@ -55,7 +56,7 @@ class ObservedSite:
 
     Attributes:
         is_free: whether any parameter depends on the leaves.
-        phi: the parameters that do, in unconstrained space, (n, k); with gradients.
+        phi: the parameters that depend on the leaves, in unconstrained space, (n, k); with gradients.
 
     Raises:
         OpaqueSiteError: if the distribution cannot be rebuilt from its parameters.
@@ -94,13 +95,13 @@ class ObservedSite:
     def log_prob(self, phi: Float[Tensor, "*S n k"]) -> Float[Tensor, "*S n"]:
         """Log densities of the observations, with their scales and masks."""
         batch, start, values = phi.shape[:-2], 0, {}
-        for name, (constraint, own) in self._free.items():
-            part = phi[..., start : start + own.numel()]
-            values[name] = biject_to(constraint)(part.reshape(*batch, *self._shape, *own))
-            start += own.numel()
-        found = self._kind(**values, **self._fixed, validate_args=False).log_prob(self._value)
-        found = torch.where(self._weight > 0, found, 0.0) * self._weight.to(found)
-        return found.reshape(*batch, -1)
+        for name, (constraint, shape) in self._free.items():
+            part = phi[..., start : start + shape.numel()]
+            values[name] = biject_to(constraint)(part.reshape(*batch, *self._shape, *shape))
+            start += shape.numel()
+        log_probs = self._kind(**values, **self._fixed, validate_args=False).log_prob(self._value)
+        log_probs = torch.where(self._weight > 0, log_probs, 0.0) * self._weight.to(log_probs)
+        return log_probs.reshape(*batch, -1)
 
     def quadratic(self, particles: Float[Tensor, "S n k"]) -> Quadratic:
         """Gradients and curvatures, averaged over particles."""
@@ -118,7 +119,7 @@ class ObservedSite:
         return Quadratic(gradient.detach().mean(0), _positive(-hessian.mean(0)))
 
     def _check(self, site: Any, fn: Any) -> None:
-        """Raise unless the distribution was rebuilt as it is."""
+        """Raise unless the rebuilt distribution has the densities of the original one."""
         phi = self.phi.detach()
         try:
             again = self.log_prob(phi)
@@ -135,25 +136,25 @@ def observed_sites(where: str, trace: Trace, leaves: list[Tensor]) -> list[Obser
 
     Raises:
         ValueError: if there are none, or a plate is subsampled.
-        OpaqueSiteError: if a factor depends on the leaves, or data do in another way than by their parameters.
+        OpaqueSiteError: if a factor depends on the leaves, or data depend on them other than by their parameters.
     """
-    found, data = [], []
+    observed, data = [], []
     for name, site in sample_sites(trace).items():
         _check_plates(where, site)
         if is_data(site):
             data.append(name)
-            observed = ObservedSite(where, site, leaves)
-            if observed.is_free:
-                found.append(observed)
+            candidate = ObservedSite(where, site, leaves)
+            if candidate.is_free:
+                observed.append(candidate)
                 continue
         if site["is_observed"]:
             check_density(where, site, leaves)
-    if not found:
+    if not observed:
         actual = f"only {data}, which do not" if data else "none"
         cure = "Call the guide with the data, as SVI does, before Predictive."
         cure = "Let their parameters depend on one, not by way of another latent site." if data else cure
         fail(where, "the program", "to have an observed site that depends on its NNGP sites", actual, cure)
-    return found
+    return observed
 
 
 def check_density(where: str, site: Any, leaves: list[Tensor]) -> None:
@@ -163,7 +164,7 @@ def check_density(where: str, site: Any, leaves: list[Tensor]) -> None:
 
 
 def _refuse(where: str, site: Any, cause: Exception | None = None) -> NoReturn:
-    """Raise for a site that is no function of its parameters, or whose density depends on the leaves in another way."""
+    """Raise for a distribution that its parameters do not determine, or a density that may not depend on leaves."""
     name, kind = repr(site["name"]), type(base_distribution(site["fn"]))
     nuts = "or draw from the posterior with QuickNUTS(model)."
     arg, expectation = f"observed site {name}", "to have a distribution that is determined by its arg_constraints"

@@ -1,4 +1,4 @@
-r"""A program whose latent values are functions of nearly independent standard normal ones, by a guide.
+r"""Transport of a program by a guide: its latent values as functions of nearly independent standard normal ones.
 
 Hamiltonian Monte Carlo takes few steps where the posterior is close to a standard normal distribution. The guide
 :class:`~pyro_nngp.inference.autoguide.auto_nngp.AutoNNGP` knows how it differs from one, and the map follows from it.
@@ -49,15 +49,15 @@ from pyro_nngp.inference._traces import sample_sites
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.autoguide.conditional import ConditionalPosterior
 from pyro_nngp.inference.autoguide.linear_predictor import gaussian_base, value_at
-from pyro_nngp.linalg import solve_triangular
+from pyro_nngp.linalg import cholesky, solve_triangular
 
 SITE = "_white"
 
 
 class Transported:
-    """A program with one latent site, of standard normal values, in place of all others, which are functions of it.
+    """A program with one latent site of standard normal values, of which all original latent sites are functions.
 
-    The values of the others are in the traces of the program, and in what ``Predictive(program, draws)`` returns. Sites
+    The values of these are in the traces of the program, and in what ``Predictive(program, draws)`` returns. Sites
     that the guide does not have, such as data that are left out or at new places, are drawn by the program.
 
     Args:
@@ -80,8 +80,8 @@ class Transported:
         self._map: _Map | None = None
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
-        """Take the map from the guide as it is now; arguments are those of its first call."""
-        self._take_map(*args, **kwargs)
+        """Compute the map from the present guide, with the arguments of its first call."""
+        self._update_map(*args, **kwargs)
         with pyro.poutine.block(), torch.no_grad():
             trace = pyro.poutine.trace(self).get_trace(*args, **kwargs)
         (guide,) = self._guide
@@ -91,7 +91,7 @@ class Transported:
             cure = "Run the program as at the guide's first call."
             fail(self._where, "latent sites", f"to be {sorted(known - {SITE})}", f"{more} too", cure)
 
-    def _take_map(self, *args: Any, **kwargs: Any) -> None:
+    def _update_map(self, *args: Any, **kwargs: Any) -> None:
         (guide,) = self._guide
         with pyro.poutine.block(), torch.no_grad():
             guide.median(*args, **kwargs)
@@ -106,13 +106,13 @@ class Transported:
         return {name: trace.nodes[name]["value"] for name in (*guide.hyperparameters, *guide.gaussian)}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program."""
+        """Run the program at the map of the white site."""
         outside = [frame.name for frame in get_plates() if frame.vectorized]
         if outside:
             cure = "Take parallel=False and vectorize_particles=False."
             fail(self._where, "a program with a guide", "outside vectorized plates", outside, cure)
         if self._map is None:
-            self._take_map(*args, **kwargs)
+            self._update_map(*args, **kwargs)
         assert self._map is not None
         normal = dist.Normal(self._map.zero, torch.ones_like(self._map.zero)).to_event(1).mask(False)
         white = pyro.sample(SITE, normal, infer={"is_auxiliary": True})
@@ -124,7 +124,7 @@ Place = Callable[[Any], tuple[Tensor, Tensor]]  # from the distribution of a sit
 
 
 class _Map:
-    """From standard normal values to a value for each site.
+    """Map from standard normal values to a value of each site.
 
     Attributes:
         zero: the values at the center of the guide.
@@ -160,13 +160,13 @@ class _Map:
             for name, part, value in self._guide[0].unpack(latent):
                 places[name] = _Hyperparameter(part, value)
         mean, log_scale, unit = self._moments
-        for step, (own_mean, own_scale, _) in zip(epsilon, self._changes, strict=True):
-            mean, log_scale = mean + step * own_mean, log_scale + step * own_scale
+        for step, (mean_change, scale_change, _) in zip(epsilon, self._changes, strict=True):
+            mean, log_scale = mean + step * mean_change, log_scale + step * scale_change
         coefficients = mean + unit @ (log_scale.exp() * last)
         lengths = [shape.numel() for shape in self._dense.values()]
         parts = zip(self._dense.items(), coefficients.split(lengths), log_scale.split(lengths), strict=True)
-        for (name, shape), part, own in parts:
-            places[name] = _Coefficient(part.reshape(shape), own.reshape(shape))
+        for (name, shape), part, scale in parts:
+            places[name] = _Coefficient(part.reshape(shape), scale.reshape(shape))
         for (name, effects), z in zip(self._effects.items(), blocks, strict=True):
             places[name] = effects.at(z, coefficients)
         return places
@@ -174,7 +174,7 @@ class _Map:
 
 def _moments(q: ConditionalPosterior) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, log scales and unit triangle of the dense leaves."""
-    tril = torch.linalg.cholesky(torch.from_numpy(q.precision.dense_covariance()))
+    tril = cholesky(torch.from_numpy(q.precision.dense_covariance()), 0.0)
     scale = tril.diagonal()
     return q.mean[len(q) - len(scale) :], scale.log(), tril / scale
 
@@ -200,10 +200,10 @@ class _Coefficient:
 
 
 class _Effects:
-    """A site with many Gaussian values: what the data add to the prior conditional of each, (n,), K neighbors.
+    """Contribution of the data to the prior conditionals of a site with many Gaussian values, (n,), K neighbors.
 
-    Values are those of a process, deviations from the mean for normal sites, and white ones for multivariate normal
-    sites; of several processes at one site, those of all in a row.
+    The values are values of a process, deviations from the mean of a normal site, or white values of a multivariate
+    normal site; several processes at one site follow each other.
     """
 
     def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
@@ -235,28 +235,28 @@ class _Effects:
         return len(self._push)
 
     def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"]) -> Place:
-        """The values, as a function of their prior."""
+        """The place of the values: a function of their prior."""
 
         def place(fn: Any) -> tuple[Tensor, Tensor]:
             base = gaussian_base(fn)
             w, var, neighbors = _prior(base, len(self))
             s = 1 / (1 / var + self._information)
             weights = s[:, None] * (w / var[:, None] + self._pull)
-            found = s * (self._push + coefficients @ self._slope) + s.sqrt() * z
+            centered = s * (self._push + coefficients @ self._slope) + s.sqrt() * z
             if weights.shape[1]:
-                found = solve_triangular(weights, neighbors, found, _levels(base, neighbors))
-            found, volume = (part.reshape(base.batch_shape + base.event_shape) for part in (found, s.log() / 2))
+                centered = solve_triangular(weights, neighbors, centered, _levels(base, neighbors))
+            centered, volume = (part.reshape(base.batch_shape + base.event_shape) for part in (centered, s.log() / 2))
             if isinstance(base, NNGP | Normal):
-                value = found if isinstance(base, NNGP) else base.loc + found
+                value = centered if isinstance(base, NNGP) else base.loc + centered
                 return value, fn.log_prob(value) + _sum_events(volume, fn.event_dim)
-            density = volume - (found.square() + math.log(2 * math.pi)) / 2
-            return value_at(fn, found), _sum_events(density, fn.event_dim)
+            density = volume - (centered.square() + math.log(2 * math.pi)) / 2
+            return value_at(fn, centered), _sum_events(density, fn.event_dim)
 
         return place
 
 
 def _prior(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n"], Int[Tensor, "n K"]]:
-    """Conditionals of the values of a site given their neighbors."""
+    """Prior conditionals of the values of a site: weights, variances and neighbors."""
     if not isinstance(base, NNGP):
         var = base.scale.square() if isinstance(base, Normal) else base.loc.new_ones(())
         shape = base.batch_shape + base.event_shape
@@ -281,7 +281,7 @@ def _sum_events(value: Tensor, number: int) -> Tensor:
 
 
 class _At(Messenger):
-    """Puts latent sites at given values, with the log density of the program times the volume of the map."""
+    """Set latent sites to given values, with the log density of the program plus the log volume of the map."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         super().__init__()

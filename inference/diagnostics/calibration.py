@@ -208,14 +208,14 @@ def symmetry(values: Float[Tensor, "..."]) -> float:
 
 
 def coverage_curve(values: Float[Tensor, "..."], levels: Float[Tensor, " L"]) -> Float[Tensor, " L"]:
-    """Share of observations in the central prediction intervals of some levels.
+    """Fraction of observations in the central prediction intervals of some levels.
 
     Args:
         values: transforms of :func:`pit`.
         levels: probabilities of the intervals, in [0, 1].
 
     Returns:
-        The share for each level; equal to it, up to sampling error, if the predictions are calibrated.
+        The fraction for each level; equal to it, up to sampling error, if the predictions are calibrated.
     """
     _check_transforms("coverage_curve", values)
     check_tensor("coverage_curve", "levels", levels)

@@ -30,9 +30,8 @@ from pyro_nngp._checks import (
     fail,
 )
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import bind_double, check_covariance
-from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.kernels.base import bind_double, check_covariance
+from pyro_nngp.linalg import DEFAULT_JITTER, add_diagonal, cholesky, factor_inverse, factor_log_det, factor_solve
 from pyro_nngp.neighbors import NeighborGraph
 
 _MAX_POINTS = 2000
@@ -104,8 +103,8 @@ def compare_to_exact(
     if program.trace.stochastic_nodes:
         cure = "Build the kernel anew with the values of interest, such as posterior medians."
         fail(where, "kernel", "to have values", f"priors on {program.trace.stochastic_nodes}", cure)
-    prior = prior + DEFAULT_JITTER * torch.diag(prior.diagonal())
-    log_det = 2 * cholesky(prior, 0.0).diagonal().log().sum()
+    prior = add_diagonal(prior, DEFAULT_JITTER * prior.diagonal())
+    log_det = factor_log_det(cholesky(prior, 0.0))
     exact = _leave_one_out(prior, y, noise_var)
     kls, losses = [], []
     for k in ks:
@@ -119,6 +118,6 @@ def compare_to_exact(
 def _leave_one_out(cov: Tensor, y: Tensor, noise_var: float | Tensor) -> Tensor:
     """Mean log density of each y given all others."""
     tril = cholesky(cov + noise_var * torch.eye(len(y), dtype=y.dtype, device=y.device), 0.0)
-    precision = torch.cholesky_inverse(tril).diagonal()
-    residual = torch.cholesky_solve(y[:, None], tril)[:, 0] / precision
+    precision = factor_inverse(tril).diagonal()
+    residual = factor_solve(tril, y[:, None])[:, 0] / precision
     return torch.distributions.Normal(torch.zeros_like(y), precision.rsqrt()).log_prob(residual).mean()

@@ -17,7 +17,7 @@ _BAND = (0.005, 0.995)
 
 
 def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -> Any:
-    """Histogram of transforms or ranks, with the band that contains a bar of uniform values with probability 0.99.
+    """Histogram of transforms or ranks, with the band that holds a bar of uniform values with probability 0.99.
 
     Args:
         values: from :func:`~pyro_nngp.inference.diagnostics.calibration.pit` or ``sbc_ranks``.
@@ -44,7 +44,7 @@ def plot_pit(values: Float[Tensor, "..."], num_bins: int = 20, ax: Any = None) -
 
 
 def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
-    """Share of observations in central prediction intervals against their level, with a pointwise 99 % band.
+    """Plot the fraction of observations in central prediction intervals by level, with a pointwise 99 % band.
 
     Args:
         values: from :func:`~pyro_nngp.inference.diagnostics.calibration.pit`.
@@ -68,11 +68,11 @@ def plot_coverage(values: Float[Tensor, "..."], ax: Any = None) -> Any:
     return ax
 
 
-def plot_reliability(found: Reliability, ax: Any = None) -> Any:
-    """Frequencies of labels against their predicted probabilities, with two standard errors.
+def plot_reliability(reliability: Reliability, ax: Any = None) -> Any:
+    """Plot frequencies of labels by their predicted probabilities, with two standard errors.
 
     Args:
-        found: from :func:`~pyro_nngp.inference.diagnostics.calibration.reliability`.
+        reliability: from :func:`~pyro_nngp.inference.diagnostics.calibration.reliability`.
         ax: axis to draw on; None makes one.
 
     Returns:
@@ -82,7 +82,7 @@ def plot_reliability(found: Reliability, ax: Any = None) -> Any:
         ImportError: without matplotlib.
     """
     ax = axis("plot_reliability", ax)
-    predicted, observed, number = (value.detach().cpu().numpy() for value in found)
+    predicted, observed, number = (value.detach().cpu().numpy() for value in reliability)
     ax.plot([0, 1], [0, 1], color="0.5", linewidth=1)
     errors = 2 * np.sqrt(predicted * (1 - predicted) / number)
     ax.errorbar(predicted, observed, errors, fmt="o", capsize=2)

@@ -2,7 +2,7 @@ r"""Estimates of a stochastic-gradient sampler during burn-in, and its temperatu
 
 Coordinate by coordinate, from the gradient :math:`\nabla` of each update:
 
-- its scale (Springenberg, Klein, Falkner and Hutter 2016, section 4.1): tau, g and V start at 1 and follow
+- its scale (Springenberg, Klein, Falkner and Hutter 2016, section 4.1): tau, g and V start at 1 and change
   with the rate :math:`r = 1/(\tau + 1)`,
 
   .. math:: g \leftarrow g + r (\nabla - g), \quad V \leftarrow V + r (\nabla^2 - V), \quad
@@ -17,7 +17,7 @@ The mean position c over the second half of burn-in is the center of the configu
 
 Differs from the paper: the paper forgets until the end of burn-in. But if gradients are nearly exact, successive ones
 are similar, tau falls to 1, and the frozen V would be the square of one gradient. The paper also uses V for
-:math:`\sigma^2`. But V includes the variation of the exact gradient along the chain, which is not noise: with full
+:math:`\sigma^2`, but V includes the variation of the exact gradient along the chain, which is not noise: with full
 batches :math:`\sigma^2` is 0 and V is not, and the chain would be too cold.
 
 Cost: O(d). Symbols: M mass, T temperature, d unconstrained dimensions, C chains; a state is a dict of tensors.
@@ -29,7 +29,7 @@ from torch import Tensor
 State = dict[str, Tensor]
 
 
-def follow_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -> State:
+def update_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -> State:
     """Update the scale of the gradients; `settled` in the second half of burn-in, without forgetting."""
     rate, forget = 1 / (state["window"] + 1), 0.0 if settled else state["mean"] ** 2 / state["square"]
     square = state["square"] + rate * (gradient**2 - state["square"])
@@ -41,14 +41,14 @@ def follow_scale(state: State, gradient: Float[Tensor, "*C d"], settled: bool) -
     }
 
 
-def follow_noise(state: State, gradient: Float[Tensor, "*C d"], again: Float[Tensor, "*C d"]) -> State:
+def update_noise(state: State, gradient: Float[Tensor, "*C d"], again: Float[Tensor, "*C d"]) -> State:
     """Update the variance over minibatches from two independent gradients at one position."""
     pairs = state["pairs"] + 1
     change = (0.5 * (gradient - again) ** 2 - state["gradient_variance"]) / pairs
     return {"pairs": pairs, "gradient_variance": state["gradient_variance"] + change}
 
 
-def follow_center(state: State, count: int) -> State:
+def update_center(state: State, count: int) -> State:
     """Update the mean position with the `count`-th position."""
     return {"center": state["center"] + (state["position"] - state["center"]) / count}
 

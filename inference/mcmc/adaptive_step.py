@@ -1,10 +1,9 @@
-"""One update of a stochastic-gradient sampler: the gradient, adaptation during burn-in, the step and its checks.
+"""Updates of a stochastic-gradient sampler: the gradient, adaptation during burn-in, the step and its checks.
 
 The state is a dictionary of tensors, chains in front; symbols: :mod:`pyro_nngp.inference.mcmc.stochastic_gradient`.
 """
 
 import math
-import warnings
 from abc import abstractmethod
 
 import torch
@@ -12,27 +11,27 @@ from jaxtyping import Float
 from pyro.infer.mcmc.mcmc_kernel import MCMCKernel
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
 from pyro_nngp.inference.mcmc.adaptation import (
     State,
     configurational_temperature,
-    follow_center,
-    follow_noise,
-    follow_scale,
     kinetic_temperature,
+    update_center,
+    update_noise,
+    update_scale,
 )
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer
 from pyro_nngp.inference.mcmc.potential import ModelPotential
 from pyro_nngp.inference.mcmc.schedules import Schedule
 from pyro_nngp.inference.mcmc.step_search import (
     first_scales,
-    follow_scales,
     noise_ratio,
     search,
+    update_scales,
     updates_per_draw,
     watch,
 )
-from pyro_nngp.inference.svi.run import DivergenceError
+from pyro_nngp.inference.svi.train_state import DivergenceError
 
 _PAIRS, _PAIR_EVERY = 100, 10  # fewest gradient pairs in burn-in, and most updates per pair
 
@@ -70,10 +69,10 @@ class AdaptiveStep(MCMCKernel):
 
     @abstractmethod
     def find_step_size(self, stiffness: Float[Tensor, "*C 1"], noise: Float[Tensor, "*C 1"]) -> Float[Tensor, "*C 1"]:
-        """Largest accurate step size for the stiffness lambda and the gradient noise R of the scaled problem."""
+        """Largest accurate step size, given the stiffness lambda and the gradient noise R of the scaled problem."""
 
     def gradient_part(self, state: State, step_size: float | Tensor) -> Float[Tensor, "*C d"]:
-        """Variance that minibatches add to a step through epsilon M^-1 grad U, per coordinate."""
+        """Variance that the minibatch adds to a step by epsilon M^-1 grad U, per coordinate."""
         return (step_size * state["inverse_mass"]) ** 2 * state["gradient_variance"]
 
     def inject(self, state: State, step_size: float | Tensor, temperature: float) -> Float[Tensor, "*C d"]:
@@ -104,7 +103,7 @@ class AdaptiveStep(MCMCKernel):
         end = self._warmup_end
         burn_in = updates < end
         params = tuple(self._optimized.leaves.values()) if burn_in else ()
-        state = self.potential.follow(state, updates, end)
+        state = self.potential.at_update(state, updates, end)
         if burn_in and self.step_size is None:
             state = self._prepare(state, updates)
         potential, gradient, by_params = self.potential.gradient(state["position"], params)
@@ -112,7 +111,7 @@ class AdaptiveStep(MCMCKernel):
         state, temperature = {**state, "potential": potential}, self.temperature(updates)
         if burn_in:
             if 2 * updates >= end:
-                state |= follow_center(state, updates + 1 - (end + 1) // 2)
+                state |= update_center(state, updates + 1 - (end + 1) // 2)
             learn = self._learn_scale if self.step_size is not None else self._learn_step
             state = learn(state, gradient, updates)
             self._optimized.step(by_params)
@@ -129,10 +128,10 @@ class AdaptiveStep(MCMCKernel):
         """Learn the preconditioner and the gradient noise for a given step size."""
         end, settled = self._warmup_end, 2 * updates >= self._warmup_end
         if self.adapt:
-            state = state | follow_scale(state, gradient, settled)
+            state = state | update_scale(state, gradient, settled)
         pair_every = min(max(end // (2 * _PAIRS), 1), _PAIR_EVERY)
         if self.gradient_noise is None and settled and (end - updates) % pair_every == 0:
-            state = state | follow_noise(state, gradient, self.potential.gradient(state["position"])[1])
+            state = state | update_noise(state, gradient, self.potential.gradient(state["position"])[1])
         return state
 
     def _prepare(self, state: State, updates: int) -> State:
@@ -146,12 +145,12 @@ class AdaptiveStep(MCMCKernel):
     def _learn_step(self, state: State, gradient: Tensor, updates: int) -> State:
         """Learn scales, gradient noise, step size and thinning."""
         end, temperature = self._warmup_end, self.temperature(updates) or 1.0
-        state = state | follow_scales(self.potential, state, gradient, temperature, updates, end)
+        state = state | update_scales(self.potential, state, gradient, temperature, updates, end)
         if self.gradient_noise is not None:
             state["gradient_variance"] = torch.full_like(gradient, self.gradient_noise)
         coarse = self._coarse or self
-        found = coarse.find_step_size(state["stiffness"], noise_ratio(state, temperature))
-        state["step_size"] = found if self._coarse is None else found / 2
+        largest = coarse.find_step_size(state["stiffness"], noise_ratio(state, temperature))
+        state["step_size"] = largest if self._coarse is None else largest / 2
         if self.num_steps is None:
             state |= watch(state, updates, end)
             if updates + 1 == end:
@@ -184,12 +183,11 @@ class AdaptiveStep(MCMCKernel):
         hot = share > 1
         if hot.any() and temperature > 0:
             sites = self.potential.sites_of(hot.reshape(-1, hot.shape[-1]).any(0))
-            warnings.warn(
+            warn(
                 f"{self._where}: the minibatches bring more noise than a step needs to {int(hot.sum())} of "
                 f"{share.numel()} coordinates, of the sites {sites}, which will be too hot. Use larger minibatches, "
                 "smaller steps or more friction; or leave step_size out, and it is found during burn-in.",
                 RuntimeWarning,
-                stacklevel=2,
             )
 
     def _noise_share(self, state: State, step_size: float | Tensor, temperature: float) -> Tensor:

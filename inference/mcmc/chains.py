@@ -6,7 +6,7 @@ killed run resumes from its checkpoint bit for bit.
 
 Differs from Pyro's ``MCMC(num_chains=C)``: no worker processes; chains share the parameters that are optimized.
 
-Cost: that of the sampler for C chains; a checkpoint writes all draws so far.
+Cost: the updates of C chains; a checkpoint writes all draws so far.
 """
 
 import os
@@ -113,8 +113,8 @@ class SGMCMC(MCMC):
             cure = "Leave it out: one process cannot continue for all."
             fail("SGMCMC", "checkpoint", f"to be None on {World().size} processes", str(self.checkpoint), cure)
         with pyro.validation_enabled(False), exclusive_checkpoint("SGMCMC", self.checkpoint):
-            done, draws = self._begin(args, kwargs)
-            self._samples = None  # drop those of an earlier run
+            done, draws = self._resume(args, kwargs)
+            self._samples = None  # drop the draws of an earlier run
             try:
                 self._loop(done, draws)
                 if draws:
@@ -134,12 +134,12 @@ class SGMCMC(MCMC):
         return super().get_samples(num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
-        """Diagnostics as in ``MCMC``, with those of the kernel for each chain; raises as :meth:`get_samples`."""
+        """Diagnostics of ``MCMC`` and of the kernel for each chain; raises the errors of :meth:`get_samples`."""
         self._check_draws("diagnostics")
         return super().diagnostics()
 
     def summary(self, prob: float = 0.9) -> None:
-        """Print the table of ``MCMC``; raises as :meth:`get_samples`."""
+        """Print the table of ``MCMC``; raises the errors of :meth:`get_samples`."""
         self._check_draws("summary")
         super().summary(prob)
 
@@ -148,8 +148,8 @@ class SGMCMC(MCMC):
             cure = "Call run(...), which continues a run that has a checkpoint, and let it go beyond burn-in."
             fail(f"SGMCMC.{method}", "the run", "to have draws", "none", cure, RuntimeError)
 
-    def _begin(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
-        """Set the kernel up; returns the number of calls done so far and their draws."""
+    def _resume(self, args: tuple, kwargs: dict[str, Any]) -> tuple[int, list[Tensor]]:
+        """Set up the kernel; returns the number of updates and draws made so far, and the draws."""
         if self.checkpoint:
             parts = {"model": self.kernel.model, "args": args, "kwargs": kwargs}
             settings = {"num_chains": self.num_chains, "warmup_steps": self.warmup_steps, "vectorize": self.vectorize}
@@ -193,12 +193,12 @@ class SGMCMC(MCMC):
         save_checkpoint(path, state)
 
     def _collect(self, draws: list[Tensor]) -> None:
-        """Pass draws and diagnostics to the base class, chain by chain."""
+        """Give draws and diagnostics of each chain to the base class."""
         values = self.kernel.potential.unpack(torch.stack(draws[: self.num_samples], 1))
         self._samples = {name: self.kernel.transforms[name].inv(z) for name, z in values.items()}
-        found = self.kernel.diagnostics()
+        diagnostics = self.kernel.diagnostics()
         self._diagnostics = [
-            {name: value[c] if isinstance(value, list) else value for name, value in found.items()}
+            {name: value[c] if isinstance(value, list) else value for name, value in diagnostics.items()}
             for c in range(self.num_chains)
         ]
 

@@ -1,9 +1,9 @@
-r"""Moves of one coordinate of :math:`\theta` given all else, for three choices of the variables held fixed.
+r"""Slice sampling of single coordinates of :math:`\theta`, with one of three sets of variables held fixed.
 
 For a latent nearest-neighbor vector f with logistic observations and other sites :math:`\theta`: f itself, its
 whitened values, or the logits. The conditionals at fixed f alone mix slowly (interweaving, Yu and Meng 2011).
 
-Slices are drawn by stepping out and shrinking (Neal 2003, figures 3 and 5).
+A slice is found by stepping out and shrinking (Neal 2003, figures 3 and 5).
 """
 
 import math
@@ -76,7 +76,7 @@ class ConditionalMoves:
         self.data = LogisticData(where, run, self.site, self.start[self.site])
 
     def trace(self, params: Params) -> Trace:
-        """A run of the model at some values."""
+        """Trace of the model at some values."""
         values = {name: self.potential.transforms[name].inv(z) for name, z in params.items()}
         return run_at(self._where, self._model, self._args, self._kwargs, values)
 
@@ -85,15 +85,15 @@ class ConditionalMoves:
         return base_distribution(self.trace(params).nodes[self.site]["fn"])
 
     def kinds(self, params: Params, name: str) -> list[str]:
-        """The variables held fixed while a site moves, in turn: determined by changing the site."""
+        """The variables to hold fixed while a site moves, in turn: those whose fixing changes the move of this site."""
         here, there = self.trace(params), self.trace({**params, name: params[name] + 0.5})
-        found = ["values"]
+        held = ["values"]
         before, after = (base_distribution(trace.nodes[self.site]["fn"]).conditionals for trace in (here, there))
         if not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-            found.append("white")
+            held.append("white")
         if not torch.equal(self.data.mean_offset(here), self.data.mean_offset(there)):
-            found.append("logits")
-        return found
+            held.append("logits")
+        return held
 
     def hold(self, kind: str, params: Params) -> Move:
         """Fix the values of f, its white values, or the logits at those of `params`."""
@@ -148,10 +148,10 @@ def slice_coordinate(move: Move, params: Params, name: str, i: int, width: float
         return {**params, name: flat.reshape(params[name].shape)}
 
     start = float(params[name].flatten()[i])
-    place, share, drop = torch.rand(3, dtype=torch.float64).tolist()
+    place, split, drop = torch.rand(3, dtype=torch.float64).tolist()
     level = log_density(params) + math.log1p(-drop)
     low, high = start - place * width, start + (1 - place) * width
-    steps_down = int(share * _STEPS_OUT)
+    steps_down = int(split * _STEPS_OUT)
     steps_up = _STEPS_OUT - 1 - steps_down
     while steps_down > 0 and log_density(moved(low)) > level:
         low, steps_down = low - width, steps_down - 1

@@ -1,4 +1,4 @@
-r"""Minibatch gradients with less noise: control variates at an anchor near the mode.
+r"""Control variates at an anchor near the mode: minibatch gradients with less noise.
 
 .. math:: \nabla \hat U(\psi) = \nabla \tilde U(\psi) - \nabla \tilde U(\psi^*) + \nabla U(\psi^*)
 
@@ -64,8 +64,8 @@ class AnchoredPotential(ModelPotential):
         potential, gradient, by_params = super().gradient(position, params)
         return potential, gradient - there + whole, by_params
 
-    def follow(self, state: State, update: int, end: int) -> State:
-        """Use the anchor of the state, or move it to the present position at update number `update` of burn-in."""
+    def at_update(self, state: State, update: int, end: int) -> State:
+        """Use the anchor of the state; at eighths of the first half of burn-in move it to the present position."""
         every = max(end // _ANCHORS, 1)
         if update % every == 0 and 2 * update <= end:
             position = state["position"]
@@ -74,7 +74,7 @@ class AnchoredPotential(ModelPotential):
         return state
 
     def whole_gradient(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C d"]:
-        """The gradient of the potential of all rows, minibatch by minibatch."""
+        """Gradient of the potential on all rows, minibatch by minibatch."""
         batch, total = self._minibatches[0], torch.zeros_like(position)
         for rows in torch.arange(batch.size, device=batch.device).split(batch.batch_size):
             at = position.detach().requires_grad_()

@@ -1,4 +1,4 @@
-r"""Logistic observations of a latent vector f: the entry of f in each logit, and their Gaussian form given omega.
+r"""Logistic observations of a latent vector f: the entries of f in the logits, and their Gaussian form given omega.
 
 .. math:: p(y \mid \psi)^s \propto e^{s \kappa \psi}\, E_{\omega \sim PG(s b, 0)}\, e^{-\omega \psi^2 / 2}, \qquad
    \kappa = y - b / 2, \quad \psi_i = f_{r(i)} + o_i,
@@ -104,7 +104,7 @@ class LogisticData:
         return linear, precision
 
     def mean_offset(self, trace: Trace) -> Float[Tensor, " N"]:
-        """The mean offset of the logits of each row of f; the mean of all logits for rows without one."""
+        """Mean offset of the logits of each row of f; for rows without a logit the mean of all offsets."""
         f = trace.nodes[self._latent]["value"]
         rows = torch.cat([rows.flatten() for rows in self.rows.values()])
         offsets = torch.cat([self._offsets(trace, name, rows).flatten() for name, rows in self.rows.items()])
@@ -114,7 +114,7 @@ class LogisticData:
 
 
 def _times(site: Any, like: Tensor) -> Tensor:
-    """The weight of each observation: the scale of its site, 0 where it is masked."""
+    """Weight of each observation: the scale of its site, 0 where it is masked."""
     event_dim = site["fn"].event_dim
     factors = [(site["scale"], event_dim), (site["mask"], event_dim)]
     likelihood = site["fn"]
@@ -131,7 +131,7 @@ def _times(site: Any, like: Tensor) -> Tensor:
 
 
 def _pull(value: Tensor, f: Tensor, back: Tensor) -> Tensor | None:
-    """The derivative of sum(back * value) by f; None if it is zero."""
+    """Derivative of sum(back * value) by f; None if it is zero."""
     if not value.requires_grad:
         return None
     back = back.to(value)

@@ -1,32 +1,30 @@
-"""A model's parameters that are not sampled: their optimization during burn-in, and a warning where they stay put."""
+"""Parameters of a model that are not sampled: optimization during burn-in, and a warning if nothing trains them."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
+from pyro_nngp.inference.protocols import Started, owner_of
 
 
-def warn_of_starts(where: str, model: Callable, more: str, stacklevel: int) -> None:
-    """Warn if hyperparameters of a method, which nothing will change, have the values that they started with.
+def warn_of_starts(where: str, model: Callable, more: str) -> None:
+    """Warn if hyperparameters of a method that a run leaves alone still have the values that they started with.
 
     Args:
         where: name of the caller.
-        model: of a method, or any program, of which nothing is known.
+        model: any program; only the model of a method can be warned of.
         more: another cure.
-        stacklevel: of the warning, for the caller.
     """
-    kept = getattr(getattr(model, "__self__", None), "untrained_hyperparameters", [])
+    method = owner_of(model)
+    kept = method.untrained_hyperparameters if isinstance(method, Started) else []
     if kept:
-        warnings.warn(
+        warn(
             f"{where}: {kept} have no priors and stay at rough starts from the data, which intervals and draws depend "
-            f"on. Fit the model before, or give them priors{more}.",
-            UserWarning,
-            stacklevel=stacklevel + 1,
+            f"on. Fit the model before, or give them priors{more}."
         )
 
 
@@ -35,7 +33,7 @@ class ParameterOptimizer:
 
     Args:
         where: name of the caller, for messages.
-        leaves: unconstrained leaf tensor of each parameter; those that require no gradient stay as they are.
+        leaves: unconstrained leaf tensor of each parameter; parameters that require no gradient stay as they are.
         optim: a constructor ``tensors -> torch.optim.Optimizer``, arguments of Adam, or None, which keeps all
             parameters fixed.
 

@@ -31,13 +31,13 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable, fail
 from pyro_nngp.inference._traces import base_distribution
 from pyro_nngp.inference.mcmc.conditional_moves import ConditionalMoves, Params, slice_coordinate
-from pyro_nngp.linalg import draw_posterior
+from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 
 _WHERE = "PolyaGammaGibbs"
 
 
 class PolyaGammaGibbs(MCMCKernel):
-    """Kernel for ``pyro.infer.MCMC``: f, and everything else in the model given f.
+    """Kernel for ``pyro.infer.MCMC`` that draws f exactly, and all other sites by slice sampling.
 
     The model has one latent :class:`~pyro_nngp.distributions.NNGP` site over all points of its graph; observed
     ``Bernoulli``, ``Binomial`` or ``NegativeBinomial`` sites whose logits are entries of it plus terms that do not
@@ -108,7 +108,7 @@ class PolyaGammaGibbs(MCMCKernel):
         return OrderedDict((name, f"{value:.0f}") for name, value in self.diagnostics().items())
 
     def diagnostics(self) -> dict[str, Any]:
-        """Return the runs of the model per sweep that slice sampling took, burn-in included."""
+        """Runs of the model per sweep of slice sampling, burn-in included."""
         return {"model runs": self.moves.evaluations / max(self._sweeps, 1)}
 
     def cleanup(self) -> None:

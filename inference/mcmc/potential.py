@@ -33,10 +33,11 @@ from pyro_nngp._random import seeded
 from pyro_nngp.distributed import World
 from pyro_nngp.inference._traces import check_supports
 from pyro_nngp.inference.mcmc.adaptation import State
+from pyro_nngp.inference.protocols import Checked, owner_of, shard_of
 
 
 class Minibatch:
-    """A placeholder, in the arguments of a run, for an index that is drawn at every update.
+    """Placeholder for an index of rows, in the arguments of a run, that is drawn at every update.
 
     ``MCMC(SGHMC(model), ...).run(Minibatch(len(y), 256))`` calls ``model(idx)`` with 256 of the row numbers, uniform
     without replacement; inside, ``pyro.plate("data", len(y), subsample=idx)`` gives the scale N/B. One object passed in
@@ -72,7 +73,7 @@ class Minibatch:
             idx = torch.cat([idx, again]).unique()
         return idx
 
-    def take(self, k: int) -> Int[Tensor, " B"]:
+    def in_order(self, k: int) -> Int[Tensor, " B"]:
         """The k-th of the minibatches that cover the rows in order; after the last, the first again."""
         starts = -(-self.size // self.batch_size)
         first = min(k % starts * self.batch_size, self.size - self.batch_size)
@@ -80,9 +81,9 @@ class Minibatch:
 
 
 def _check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
-    """Raise for minibatches of another number of rows than a method has, whose model they are for."""
-    method: Any = getattr(model, "__self__", None)
-    if not hasattr(method, "hyper_guide"):
+    """Raise unless minibatches for the model of a method have its number of rows."""
+    method = owner_of(model)
+    if not isinstance(method, Checked):
         return
     for batch in batches:
         if batch.size != method.num_data:
@@ -100,7 +101,7 @@ class ModelPotential:
         where: name of the caller, for messages.
         model: a Pyro model with continuous latent sites of fixed names and shapes, none inside a subsampled plate.
         args, kwargs: the model's arguments; those that are :class:`Minibatch` become an index at every evaluation.
-        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
+        init_strategy: strategy that draws starting values, one of ``pyro.infer.autoguide.initialization``.
         vectorize: evaluate several chains by one :func:`torch.func.vmap` rather than one after the other.
 
     Attributes:
@@ -184,11 +185,11 @@ class ModelPotential:
         fail(self._where, "init_strategy", f"to find a finite potential in {tries} draws", actual, cure)
 
     def state(self, position: Float[Tensor, "*C d"]) -> State:
-        """What a chain's state has for the potential, at its start: nothing for plain gradients."""
+        """Entries of the first state of a chain that the potential needs; none for plain gradients."""
         return {}
 
-    def follow(self, state: State, update: int, end: int) -> State:
-        """The state for update number `update`; burn-in has `end` of them."""
+    def at_update(self, state: State, update: int, end: int) -> State:
+        """Prepare for update number `update`, of which burn-in has `end`; returns the state."""
         return state
 
     def gradient(
@@ -203,9 +204,9 @@ class ModelPotential:
         potential = self._evaluate(position)
         share = 1 / max(potential.numel(), 1)
         gradient, *by_params = torch.autograd.grad(potential.sum(), [position, *params], allow_unused=bool(params))
-        found = [None if g is None else g * share for g in by_params]
-        potential, gradient, *rest = self._summed([potential.detach(), gradient, *(g for g in found if g is not None)])
-        return potential, gradient, [None if g is None else rest.pop(0) for g in found]
+        scaled = [None if g is None else g * share for g in by_params]
+        potential, gradient, *rest = self._summed([potential.detach(), gradient, *(g for g in scaled if g is not None)])
+        return potential, gradient, [None if g is None else rest.pop(0) for g in scaled]
 
     def response(
         self, position: Float[Tensor, "*C d"], displacement: Float[Tensor, "*C d"]
@@ -242,7 +243,7 @@ class ModelPotential:
         return {name: trace.nodes[name]["value"].detach().clone() for name in self.params}
 
     def not_finite(self, position: Float[Tensor, " d"]) -> str:
-        """Text that names the sites whose log density is not finite at a position, on a new minibatch."""
+        """Names of the sites with a log density that is not finite at a position, on a new minibatch, as text."""
         trace = self._condition(position, self._draw_batches())
         trace.compute_log_prob()
         bad = {n: float(s["log_prob_sum"]) for n, s in trace.nodes.items() if s["type"] == "sample"}
@@ -299,7 +300,7 @@ class ModelPotential:
         """Minibatches that cover the rows in order, at most :data:`_MOST_CHECKS` of them, evenly spaced."""
         rounds = max((-(-m.size // m.batch_size) for m in self._minibatches), default=0)
         for k in range(0, rounds, max(-(-rounds // _MOST_CHECKS), 1)):
-            yield tuple(m.take(k) for m in self._minibatches)
+            yield tuple(m.in_order(k) for m in self._minibatches)
 
     def _draw_batches(self) -> tuple[Tensor, ...]:
         if self._world is None:
@@ -309,7 +310,7 @@ class ModelPotential:
 
 
 class _ModuleParameters(Messenger):
-    """Keeps parameters of torch modules out of Pyro's store, which cannot take new ones under vmap."""
+    """Keep parameters of torch modules out of Pyro's store, which cannot take new ones under vmap."""
 
     def _pyro_param(self, msg: Any) -> None:
         name, *init = msg["args"]
@@ -318,12 +319,11 @@ class _ModuleParameters(Messenger):
 
 
 def _join(where: str, model: Any) -> tuple[World | None, float]:
-    """The processes that have rows of a model's method, and the share of this one; None where it has all rows.
+    """The processes that hold the rows of a model's method, and the fraction of rows on this one.
 
-    All continue with the random state of the first process.
+    The processes are None where this one has all rows. Otherwise all continue with the random state of the first.
     """
-    owner: Any = getattr(model, "__self__", None)
-    shard = getattr(owner, "shard", None)
+    shard = shard_of(owner_of(model))
     if shard is None or shard.world.size == 1:
         if shard is None and World().size > 1:
             cure = "Build the method on ShardedData and pass its model, or run on one process without a process group."
@@ -331,11 +331,11 @@ def _join(where: str, model: Any) -> tuple[World | None, float]:
         return None, 1.0
     state = torch.get_rng_state()
     torch.set_rng_state(shard.world.sum(state if shard.world.rank == 0 else torch.zeros_like(state)))
-    return shard.world, owner.share
+    return shard.world, shard.num_own / shard.num_rows
 
 
 def _check_shared(where: str, trace: poutine.Trace) -> None:
-    """Raise for latent sites of single rows, which are on one of several processes."""
+    """Raise if latent sites belong to single rows, which only one of several processes has."""
     for name, site in trace.iter_stochastic_nodes():
         if not isinstance(site["fn"], _Subsample) and any(frame.vectorized for frame in site["cond_indep_stack"]):
             cure = "Take a method whose latent values are integrated out, such as Vecchia."

@@ -1,4 +1,4 @@
-"""NUTS of Pyro with whitened NNGP sites, on a potential whose torch operations are recorded once.
+"""Pyro's NUTS with whitened NNGP sites, on a potential whose torch operations are recorded once.
 
 Hamiltonian Monte Carlo runs the model at every leapfrog step. With a few hundred points most of that time goes into
 Pyro's handlers, distributions and autograd's graph, which are the same at each step: :class:`RecordedPotential` keeps
@@ -9,7 +9,6 @@ Reference: Hoffman and Gelman (2014), "The No-U-Turn sampler: adaptively setting
 Carlo"; Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo", as implemented by Pyro.
 """
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions import Independent
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
 from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.distributions import NNGP, NNGPReparam
 from pyro_nngp.inference._traces import check_program
@@ -65,7 +64,7 @@ class QuickNUTS(NUTS):
     Args:
         model: a Pyro program. It need not have NNGP sites, without a guide.
         guide: None, or an ``AutoNNGP`` for the program.
-        options: those of ``pyro.infer.NUTS`` but for ``potential_fn`` and ``jit_compile``. ``init_strategy`` is
+        options: options of ``pyro.infer.NUTS``, except ``potential_fn`` and ``jit_compile``. ``init_strategy`` is
             ``init_to_median`` here, the median of 15 draws of the prior: from Pyro's uniform start, a warm-up of 100
             steps may end at steps a hundredth as long.
 
@@ -88,7 +87,7 @@ class QuickNUTS(NUTS):
         if excess:
             cure = "The potential is that of the model, and it is compiled in any case."
             fail("QuickNUTS", "options", "without a potential and its compilation", excess, cure, TypeError)
-        warn_of_starts("QuickNUTS", model, "", 2)
+        warn_of_starts("QuickNUTS", model, "")
         self._transported = None if guide is None else Transported("QuickNUTS", model, guide)
         program = poutine.reparam(model, config=_whitening) if guide is None else self._transported
         options = {"init_strategy": init_to_median if guide is None else init_to_sample} | options
@@ -116,7 +115,7 @@ class RecordedPotential:
         potential: maps {site: unconstrained values} to a number, as the ``potential_fn`` of
             ``pyro.infer.mcmc.util.initialize_model``.
         example: values to record it at.
-        check_every: number of evaluations from one check that the potential is still the recorded one to the next.
+        check_every: number of evaluations between two comparisons of the recording with the program.
 
     Attributes:
         original: `potential`.
@@ -142,7 +141,7 @@ class RecordedPotential:
                 self._check(near, self.evaluate(near))
         except (ValueError, RuntimeError) as error:
             self.tape = None
-            warnings.warn(f"{error} The program is run at every step, as by NUTS.", stacklevel=2)
+            warn(f"{error} The program is run at every step, as by NUTS.")
 
     def __call__(self, values: Mapping[str, Tensor]) -> Tensor:
         """The potential at {site: unconstrained values}; differentiable once."""
@@ -157,13 +156,13 @@ class RecordedPotential:
         if self.tape is None:
             return self._run(*values)
         try:
-            found = self.tape(*values)
+            result = self.tape(*values)
         except AnotherBranch:
             return self._run(*values)
         self._count += 1
         if self._count % self._check_every == 0:
-            self._check(values, found)
-        return found
+            self._check(values, result)
+        return result
 
     def _run(self, *values: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -171,8 +170,8 @@ class RecordedPotential:
             potential = self.original(dict(zip(self._names, leaves, strict=True)))
             return (potential.detach(), *torch.autograd.grad(potential, leaves))
 
-    def _check(self, values: list[Tensor], found: tuple[Tensor, ...]) -> None:
-        for now, recorded in zip(self._run(*values), found, strict=True):
+    def _check(self, values: list[Tensor], result: tuple[Tensor, ...]) -> None:
+        for now, recorded in zip(self._run(*values), result, strict=True):
             size = torch.finfo(now.dtype).eps ** 0.5 * now.abs().max().clamp(min=1)
             if now.isfinite().all() and not ((now - recorded).abs() <= size).all():
                 actual = "another potential in a second run at the same values"
@@ -183,9 +182,9 @@ class RecordedPotential:
 class _Potential(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, potential: RecordedPotential, *values: Tensor) -> Tensor:
-        found, *gradients = potential.evaluate(list(values))
+        value, *gradients = potential.evaluate(list(values))
         ctx.save_for_backward(*gradients)
-        return found
+        return value
 
     @staticmethod
     @once_differentiable

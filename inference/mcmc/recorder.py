@@ -1,4 +1,4 @@
-"""What HMC and NUTS do at each draw, recorded by a hook of ``pyro.infer.MCMC``, which keeps numbers per chain only."""
+"""Statistics of HMC and NUTS at each draw, by a hook of ``pyro.infer.MCMC``, which itself keeps numbers per chain."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class Recorder:
         mcmc.run(x, y)
         to_arviz(mcmc).sample_stats
 
-    They are named as in ArviZ:
+    The statistics have the names of ArviZ:
 
     - ``lp``: log joint density in unconstrained space;
     - ``energy``: the Hamiltonian where the trajectory starts, which the integrator conserves but for its error;
@@ -32,7 +32,7 @@ class Recorder:
         warmup: keep the draws of the warm-up and their statistics as well, as ``warmup_posterior`` and
             ``warmup_sample_stats``.
 
-    The first draw of a run without warm-up has no energy and no number of steps, as a hook is first called after it.
+    The first draw of a run without warm-up has no energy and no number of steps: a hook is first called after it.
     """
 
     def __init__(self, warmup: bool = False) -> None:
@@ -55,7 +55,7 @@ class Recorder:
 
 
 class _Record:
-    """The draws of one kernel, whose momenta and leaves it looks at while they are drawn."""
+    """Statistics of the draws of one kernel, which it wraps to see momenta and leaves of trajectories."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
@@ -72,20 +72,20 @@ class _Record:
         count = kernel._t if is_warmup else kernel._t - kernel._warmup_steps
         before = 0.0 if count == 1 else self._mean * (count - 1)
         self._mean = kernel._mean_accept_prob
-        found = {
+        statistics = {
             "lp": -_number(kernel._potential_energy_last),
             "energy": self._energy,
             "acceptance_rate": min(max(self._mean * count - before, 0.0), 1.0),
             "step_size": float(kernel.step_size),
         }
         if isinstance(kernel, NUTS):
-            found["n_steps"] = self._leaves
-            found["tree_depth"] = np.floor(np.log2(self._leaves)) + 1 if self._leaves else 0.0
-            found["reached_max_tree_depth"] = float(found["tree_depth"] >= kernel._max_tree_depth)
+            statistics["n_steps"] = self._leaves
+            statistics["tree_depth"] = np.floor(np.log2(self._leaves)) + 1 if self._leaves else 0.0
+            statistics["reached_max_tree_depth"] = float(statistics["tree_depth"] >= kernel._max_tree_depth)
         else:
-            found["n_steps"] = float(kernel.num_steps)
+            statistics["n_steps"] = float(kernel.num_steps)
         self._energy, self._leaves = np.nan, 0
-        for name, value in found.items():
+        for name, value in statistics.items():
             self._stages[is_warmup].setdefault(name, []).append(value)
         if is_warmup:
             for name, value in samples.items():

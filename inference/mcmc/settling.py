@@ -1,16 +1,17 @@
-"""Signs that chains have not settled: R-hat, drift between the halves of the draws, kinetic temperature.
+"""Checks that chains have settled: R-hat, drift between the halves of the draws, kinetic temperature.
 
 Cost: O(draws x dimensions x log draws), once at the end of a run.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float
 from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
+
+from pyro_nngp._checks import warn
 
 MIN_DRAWS = 50  # per chain: fewer cannot show whether a chain has settled
 _RHAT = 1.1
@@ -22,9 +23,9 @@ _TEMPERATURE = 0.2  # distance of the kinetic temperature from the temperature, 
 def unsettled(draws: Float[Tensor, "C S d"]) -> Bool[Tensor, " d"]:
     """Mark coordinates whose chains disagree or drift.
 
-    R-hat is that of half chains. With few draws, even independent ones exceed 1.1 by chance: the excess has to be
-    larger than that. The halves of all chains together drift if their means differ by five standard errors, and by a
-    fifth of a standard deviation.
+    Chains disagree if R-hat of half chains exceeds 1.1, and by more than as many independent draws can by chance. The
+    halves of all chains together drift if their means differ by five standard errors, and by a fifth of a standard
+    deviation.
     """
     chains, size, _ = draws.shape
     draws = draws.double()
@@ -53,7 +54,7 @@ def warn_unsettled(
     kinetic: float | None,
     allowance: float,
 ) -> None:
-    """Warn of chains that have not settled, with the sites and the cure; needs at least 50 draws per chain.
+    """Warn of chains that have not settled; does nothing for fewer than 50 draws per chain.
 
     Args:
         where: name of the caller.
@@ -66,18 +67,16 @@ def warn_unsettled(
         return
     marked = unsettled(draws)
     if marked.any():
-        warnings.warn(
+        warn(
             f"{where}: expected chains to settle, got chains that disagree or drift (R-hat above {_RHAT}, or halves of "
             f"the draws that differ) at the sites {sites_of(marked)}. Increase warmup_steps and num_steps; or start "
             "closer with init_strategy=, or take larger minibatches.",
             RuntimeWarning,
-            stacklevel=3,
         )
     if kinetic is not None and abs(kinetic - 1) > _TEMPERATURE + _ERRORS * allowance:
-        warnings.warn(
+        warn(
             f"{where}: expected a kinetic temperature near that of the run, got {kinetic:.2f} of it over the sites "
             f"{sites_of(torch.ones_like(marked))}. Leave step_size out so that it is found, use smaller steps or "
             "larger minibatches, or increase warmup_steps.",
             RuntimeWarning,
-            stacklevel=3,
         )

@@ -1,7 +1,7 @@
-r"""Scales, step size and thinning found during burn-in: from curvature, gradient noise and autocorrelation.
+r"""Search for scales, step size and thinning during burn-in: by curvature, gradient noise and autocorrelation.
 
-A displacement s changes the gradient of a minibatch by :math:`H s`, with H the curvature over s. Two gradients on the
-*same* minibatch give it almost without gradient noise. From such probes:
+A displacement s changes the gradient of a minibatch by :math:`H s`, with H the mean curvature along s. Two gradients on
+the *same* minibatch give this difference almost without gradient noise. Such probes estimate:
 
 - the mass M, :math:`M_i = \operatorname{mean} |(H s)_i| / |s_i|` over random signs of s, where :math:`|s_i|` is the
   present guess :math:`\sqrt{T / M_i}` of the standard deviation, or the length of the next step if that is longer. M is
@@ -44,23 +44,23 @@ _WATCHED, _RECORDS = 32, 1_000  # coordinates and updates, at most, that give th
 
 
 def first_scales(potential: ModelPotential, state: State, temperature: float) -> State:
-    """Find the order of magnitude of the scales before the first step, from 1 in each coordinate."""
+    """Orders of magnitude of the scales before the first step; the search starts from 1 in each coordinate."""
     position = state["position"]
     ones = torch.ones_like(position)
     direction = normalize(torch.randn_like(position), dim=-1)
-    found = {"inverse_mass": ones, "stiffness": ones[..., :1], "direction": direction}
+    scales = {"inverse_mass": ones, "stiffness": ones[..., :1], "direction": direction}
     gradient = torch.zeros_like(position)
     for k in range(_FIRST):
-        found |= _probe_mass(potential, {**state, **found}, gradient, temperature, min(max(k - 2, 1), _MEMORY))
+        scales |= _probe_mass(potential, {**state, **scales}, gradient, temperature, min(max(k - 2, 1), _MEMORY))
     for _ in range(_FIRST):
-        found |= _probe_stiffness(potential, {**state, **found}, gradient, temperature, 1)
-    return {**found, "gradient_variance": state["gradient_variance"]}
+        scales |= _probe_stiffness(potential, {**state, **scales}, gradient, temperature, 1)
+    return {**scales, "gradient_variance": state["gradient_variance"]}
 
 
-def follow_scales(
+def update_scales(
     potential: ModelPotential, state: State, gradient: Float[Tensor, "*C d"], temperature: float, update: int, end: int
 ) -> State:
-    """Update mass, stiffness and gradient noise at an update, one of `end`, whose gradient is given."""
+    """Update mass, stiffness and gradient noise at number `update` of `end` updates of burn-in."""
     every = max(end // _MOST, 2)
     if update % every:
         return {}
@@ -77,7 +77,7 @@ def _probe_mass(potential: ModelPotential, state: State, gradient: Tensor, tempe
     again, response = potential.response(state["position"], displacement)
     value = response.abs() / displacement.abs()
     value = torch.where(value.isfinite(), value.clamp_min(mass / 100), 100 * mass)  # too far: probe nearer
-    noise = _follow_noise(state, gradient, again, count)
+    noise = _update_noise(state, gradient, again, count)
     return {"inverse_mass": (mass + (value - mass) / count).reciprocal(), **noise}
 
 
@@ -93,17 +93,17 @@ def _probe_stiffness(
     return {
         "stiffness": torch.where(good, stiffness, state["stiffness"]),
         "direction": torch.where(good, image / value, state["direction"]),
-        **_follow_noise(state, gradient, again, count),
+        **_update_noise(state, gradient, again, count),
     }
 
 
-def _follow_noise(state: State, gradient: Tensor, again: Tensor, count: int) -> State:
+def _update_noise(state: State, gradient: Tensor, again: Tensor, count: int) -> State:
     change = 0.5 * (gradient - again) ** 2 - state["gradient_variance"]
     return {"gradient_variance": state["gradient_variance"] + change / count}
 
 
 def noise_ratio(state: State, temperature: float) -> Float[Tensor, "*C 1"]:
-    """R, in the noisiest coordinate."""
+    """The noise R of the gradient, in the noisiest coordinate."""
     return (state["gradient_variance"] * state["inverse_mass"]).amax(-1, keepdim=True) / temperature
 
 
@@ -112,10 +112,9 @@ def search(
 ) -> Float[Tensor, "*C d"]:
     """Move by a Langevin step of the search.
 
-    It is as long as stability allows. In the second half of the search it falls as 1/t, until :data:`MAX_NOISE` of the
-    noise comes from minibatches.
-    A step that leads past the minimum along its direction is shortened: where the density is nearly log-linear, as far
-    out in a tail, the curvature says nothing about the distance of the mode.
+    The step is as long as stability allows. In the second half of the search it falls as 1/t, until :data:`MAX_NOISE`
+    of the noise comes from minibatches. A step past the minimum along its direction is shortened: where the density is
+    nearly log-linear, far out in a tail, the curvature does not tell the distance of the mode.
     """
     longest = _STRIDE / state["stiffness"]
     quiet = torch.minimum(longest, 2 * MAX_NOISE / noise_ratio(state, temperature or 1.0))
@@ -126,7 +125,7 @@ def search(
 
 
 def _not_past_minimum(potential: ModelPotential, position: Tensor, gradient: Tensor, step: Tensor) -> Tensor:
-    """Shorten a step until the slope along it does not change sign, on minibatches of its own."""
+    """Shorten a step until the slope along it, on new minibatches, does not change sign."""
     slope = (step * gradient.square()).sum(-1, keepdim=True)
     for _ in range(_MAX_CUTS):
         move = -step * gradient
@@ -140,7 +139,7 @@ def _not_past_minimum(potential: ModelPotential, position: Tensor, gradient: Ten
 
 
 def watch(state: State, update: int, end: int) -> State:
-    """Record some coordinates, evenly spaced, in the last three eighths of burn-in."""
+    """Record evenly spaced coordinates in the last three eighths of burn-in."""
     stride = _stride(end)
     if update < end - 3 * end // 8 or update % stride:
         return {}

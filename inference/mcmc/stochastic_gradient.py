@@ -36,7 +36,7 @@ _KINETIC_MEMORY = 100  # updates after which kinetic energies are practically in
 
 
 class StochasticGradientKernel(AdaptiveStep):
-    """Base of the samplers: everything but the step itself, which is :meth:`update`.
+    """Base of the samplers, which define the step, :meth:`update`, and what depends on it.
 
     A kernel works in Pyro's ``MCMC``, one chain at a time, and in :class:`~pyro_nngp.inference.mcmc.chains.SGMCMC`,
     chains side by side. A call of :meth:`sample` makes one update during burn-in and `num_steps` updates after it, so
@@ -155,9 +155,9 @@ class StochasticGradientKernel(AdaptiveStep):
             self._loaded = None
 
     def _warn_of_starts(self) -> None:
-        """Warn of parameters of a method that nothing will change."""
+        """Warn of hyperparameters of a method that are neither sampled nor trained."""
         if self._optim is None:
-            warn_of_starts(self._where, self.model, '; optim={"lr": 0.01} learns them during burn-in', 4)
+            warn_of_starts(self._where, self.model, '; optim={"lr": 0.01} learns them during burn-in')
 
     @property
     def initial_params(self) -> dict[str, Tensor]:
@@ -169,7 +169,7 @@ class StochasticGradientKernel(AdaptiveStep):
         self._initial_params = params
 
     def sample(self, params: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Move on from unconstrained values: one update during burn-in, `num_steps` after it.
+        """The next state of the chain at unconstrained values: one update during burn-in, `num_steps` after it.
 
         Raises:
             DivergenceError: if the potential or its gradient is not finite, with the update and the sites.
@@ -215,15 +215,15 @@ class StochasticGradientKernel(AdaptiveStep):
         last = max(self._updates - 1, 0)
         step_size = self._step_size(self._state, last)
         share = self._noise_share(self._state, step_size, self.temperature(last))
-        found = {"configurational temperature": self._state["configurational"]}
+        by_chain = {"configurational temperature": self._state["configurational"]}
         if "velocity" in self._state:
-            found["kinetic temperature"] = self._state["kinetic"]
-        found["gradient noise"] = self._state["gradient_variance"].mean(-1)
-        found["gradient noise share"] = share.amax(-1)
+            by_chain["kinetic temperature"] = self._state["kinetic"]
+        by_chain["gradient noise"] = self._state["gradient_variance"].mean(-1)
+        by_chain["gradient noise share"] = share.amax(-1)
         params = {"params": self.potential.param_values()} if self._optimized.leaves else {}
         each = step_size[..., 0].tolist() if isinstance(step_size, Tensor) else step_size
         steps = {"step size": each, "updates per draw": int(self._state["num_steps"])}
-        return {**steps, **{name: value.tolist() for name, value in found.items()}, **params}
+        return {**steps, **{name: value.tolist() for name, value in by_chain.items()}, **params}
 
     def cleanup(self) -> None:
         """Drop the starting values, and warn of a chain that has not settled.

@@ -12,11 +12,11 @@ _GROWTH = 4
 
 
 class Minibatches:
-    """Rows of the data, without replacement within an epoch; a last batch that would be smaller is left out.
+    """Batches of rows, drawn without replacement within an epoch; an incomplete last batch is left out.
 
     Args:
         num_data: number of rows.
-        size: rows per batch; None, or as many as there are, gives None for "all rows".
+        size: rows per batch; with None, or N or more, each batch is None, which stands for all rows.
         seed: seed of the order.
 
     Attributes:
@@ -33,7 +33,7 @@ class Minibatches:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def next(self, device: torch.device) -> Tensor | None:
-        """The next batch of rows; the order of an epoch is on the device, for which a copy in each step would wait."""
+        """The next batch of rows. The order of an epoch is kept on the device: a copy per step would wait for it."""
         if self.size is None:
             return None
         if self._position + self.size > self.num_data:
@@ -45,7 +45,7 @@ class Minibatches:
         return batch
 
     def state(self) -> dict[str, Any]:
-        """The random states now and at the start of the epoch, and how far the epoch is."""
+        """The random states now and at the start of the epoch, and the position in the epoch."""
         return {"now": self.generator.get_state(), "epoch": self._epoch, "position": self._position}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -57,11 +57,11 @@ class Minibatches:
 
 
 class Subsample:
-    """The same rows at every step until :meth:`grow`: nested random subsets, each four times the previous one.
+    """Nested random subsets of the rows, each four times the previous one; one subset serves until :meth:`grow`.
 
     Args:
         num_data: number of rows.
-        size: rows of the largest subset; None, or as many as there are, is all rows.
+        size: rows of the largest subset; None, or N or more, is all rows.
         seed: seed of the order.
         start: rows of the first subset; None starts with the largest.
 
@@ -110,7 +110,7 @@ class Subsample:
 
 
 def _generator(seed: int) -> torch.Generator:
-    """A generator whose numbers differ from those of a random ordering with the same seed."""
+    """A generator that differs from the one of a random ordering with this seed."""
     generator = torch.Generator().manual_seed(seed)
     torch.randint(2, (1,), generator=generator)
     return generator

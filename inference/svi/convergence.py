@@ -15,7 +15,7 @@ _STANDARD_ERRORS = 3.0
 
 
 class Plateau:
-    """Counts rounds without improvement: each lowers the learning rates, and one too many is convergence.
+    """Counts rounds without improvement: each lowers the learning rates, and the one after the last cut is convergence.
 
     Args:
         tolerance: smallest improvement that counts, in nats per data point.
@@ -28,7 +28,7 @@ class Plateau:
 
     @property
     def converged(self) -> bool:
-        """Whether there was one round too many."""
+        """Whether a round after the last cut did not improve the objective."""
         return self.misses > self.cuts
 
     def observe(self, objective: float) -> bool:
@@ -49,7 +49,7 @@ class Plateau:
 
 
 def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | None:
-    """The fall of the mean loss from one eighth of the steps to the next; 0 if it may be noise.
+    """Fall of the mean loss from one eighth of the steps to the next; 0 if it may be noise.
 
     It is measured where the rates are first lowered, since afterwards a loss is flat whether it has converged or not,
     and at the end.
@@ -73,7 +73,7 @@ def still_falling(losses: Sequence[float], milestone: float = 1.0) -> float | No
     return max(falls)
 
 
-def in_words(fall: float | None, when: str) -> str:
-    """What a loss that has not settled did: its fall, or that none is known where it rose or had no time."""
+def describe_fall(fall: float | None, when: str) -> str:
+    """The fall of a loss that has not converged, in words; it is unknown if the loss rose, or for few steps."""
     known = fall is not None and 0 < fall < math.inf
     return f"fell by {fall:.2g} nats per data point in {when}" if known else "may still fall"

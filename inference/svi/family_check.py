@@ -1,8 +1,8 @@
-"""A check of what training came to: whether its bound is near the log evidence at the hyperparameters found, and below.
+"""Check of a trained bound: it lies near the log evidence at the trained hyperparameters, and below it.
 
 Hyperparameters that are trained on a bound go where q(u) can follow, and stay where solutions for q(u) alternate with
-steps too seldom. For Gaussian noise the log evidence that the bound is of is known, up to K neighbors: their difference
-is the divergence KL(q || p(u | y)), in nats per data point.
+steps too seldom. For Gaussian noise the log evidence is known, up to K neighbors: it exceeds the bound by the
+divergence KL(q || p(u | y)), in nats per data point.
 
 House prices (59,478 points), mean-field, K = 8: .22 where a plain run stalls, 0 where the bound is largest, 1.03 at the
 optimum of the evidence. Plain runs that end at their optimum have .04 - .08 (elevators, california_housing,
@@ -11,16 +11,17 @@ precipitation).
 SWSGP's loss is no bound on the log evidence: with 1,024 inducing points it is .3 to 1.5 nats above on three of four
 sets, and at the log evidence on house prices (benchmarks/results/swsgp.md).
 
-Cost: those of a step on 2,048 points; SWSGP compares them to all points for their neighbors.
+Cost: a step on 2,048 points; SWSGP compares them to all points for their neighbors.
 """
 
-import warnings
 from typing import Any
 
 import torch
 
+from pyro_nngp._checks import warn
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.elbo import IntegratedELBO
+from pyro_nngp.inference.protocols import ReportsEvidence, Solvable, offers
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
 
@@ -29,8 +30,8 @@ _POINTS, _GAP = 2048, 0.15  # nats per data point
 
 @torch.no_grad()
 def family_gap(method: Any, seed: int = 0) -> float | None:
-    """Log evidence less its bound, per data point of some rows; None where the evidence is not known."""
-    if not hasattr(method, "log_evidence"):
+    """Log evidence minus its bound, per data point of some rows; None where the evidence is not known."""
+    if not offers(method, ReportsEvidence):
         return None
     rows = some_rows(method.x, _POINTS, seed)
     evidence = method.log_evidence(rows)
@@ -41,19 +42,21 @@ def family_gap(method: Any, seed: int = 0) -> float | None:
     return float(evidence) + float(loss) / method.num_data
 
 
-def check_family(method: Any, result: FitResult, stacklevel: int) -> None:
+def check_family(method: Any, result: FitResult) -> None:
     """Warn if training led to hyperparameters at which q(u) is far from the posterior, or its loss is no bound."""
-    bounds = getattr(method, "bounds_evidence", True)
-    gap = family_gap(method) if result.converged or not bounds else None
+    if not offers(method, ReportsEvidence) or not (result.converged or not method.bounds_evidence):
+        return
+    gap, bounds = family_gap(method), method.bounds_evidence
     if gap is None or not (gap if bounds else -gap) > _GAP:
         return
     if bounds:
-        cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * method.can_solve
+        can_solve = isinstance(method, Solvable) and method.can_solve
+        cure = "fit(gp, solve_every=1, lr=0.3, batch_size=4096) finds q(u) after each step, and " * can_solve
         text = (
             f"expected a q(u) near the posterior, got a bound {gap:.2g} nats per data point below the log evidence at "
             "the same hyperparameters: intervals of f are too narrow, and hyperparameters that were trained have "
             f"stopped where q(u) cannot follow, often at too much noise. {cure}"
-            'VNNGP with posterior="sites" has no such gap.'
+            "VNNGP with guide=PseudoObservations() has no such gap."
         )
     else:
         name = type(method).__name__
@@ -64,4 +67,4 @@ def check_family(method: Any, result: FitResult, stacklevel: int) -> None:
             f"a trained Vecchia, held fixed, mend predictions of y alone: {name}(x, y, start=vecchia), whose kernel "
             "and likelihood do not require gradients."
         )
-    warnings.warn(f"fit: {text}", ConvergenceWarning, stacklevel=stacklevel + 1)
+    warn(f"fit: {text}", ConvergenceWarning)

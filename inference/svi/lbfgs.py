@@ -80,11 +80,9 @@ class LBFGS:
         self._loss, self._gradient = new_loss, new_gradient
         return new_loss
 
-    def forget(self, curvature: bool = False) -> None:
-        """Evaluate the loss again at the next step, since it has changed; `curvature` also drops the history."""
+    def forget(self) -> None:
+        """Evaluate the loss again at the next step, for a new objective."""
         self._loss = None
-        if curvature:
-            self._pairs.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Losses, gradient and history."""
@@ -129,7 +127,7 @@ class LBFGS:
 
 
 def _shorter(size: float, slope: float, rise: float) -> float:
-    """The factor by which to shorten a step: the minimum of the interpolating parabola, within 0.1 and 0.5."""
+    """Factor that shortens a step: the minimum of the interpolating parabola, within 0.1 and 0.5."""
     if not math.isfinite(rise):
         return 0.5
     return min(0.5, max(0.1, -slope * size / (2 * (rise - slope * size))))

@@ -16,6 +16,9 @@ converged, in one of two ways:
 Neighbors follow the kernel: if it has moved by more than 5 % since they were found, they are found again (checked every
 50 steps, or after each round of "lbfgs").
 
+After twenty steps on minibatches a recording of their tensor operations replaces model and guide, with the same numbers
+(:mod:`pyro_nngp.inference.svi.replay`); ``replay=False`` runs them in every step.
+
 Cost: that of one evaluation of model and guide with its gradient per step; one permutation of the data per epoch.
 """
 
@@ -40,10 +43,20 @@ from pyro_nngp._checks import (
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
+from pyro_nngp.inference.protocols import (
+    Checked,
+    Program,
+    Refreshable,
+    Solvable,
+    Trainable,
+    has_program,
+    offers,
+    total_rows,
+)
 from pyro_nngp.inference.svi.options import COUNT, Checkpoint, Schedule, Validation
 from pyro_nngp.inference.svi.parameters import modules_of
 from pyro_nngp.inference.svi.result import FitResult
-from pyro_nngp.inference.svi.training import Training
+from pyro_nngp.inference.svi.trainer import Trainer
 
 
 def fit(
@@ -65,6 +78,7 @@ def fit(
     callback: Callable[[int, float], None] | None = None,
     device: torch.device | str | None = None,
     seed: int = 0,
+    replay: bool = True,
     progress: bool = True,
 ) -> FitResult:
     """Train a method, or a pair (model, guide), by minibatch SVI; ``fit(gp)`` trains until it has converged.
@@ -103,6 +117,13 @@ def fit(
         callback: called as ``callback(step, loss)`` after each step.
         device: where to train; None leaves the method where it is.
         seed: seed of minibatches and draws; the global random state is left alone.
+        replay: whether Adam's steps may replace model and guide by a recording of their tensor operations, gradient
+            included, after twenty steps in which data, neighbors and solved parameters have not changed: the same
+            losses and gradients, bit for bit, in half the time or less. Python code of model and guide does not run
+            in a replayed step: False runs it in every step, for a debugger, for prints, or for programs that depend on
+            more than their tensors. A pair of functions, batches of all rows, GPUs, several processes, and evaluations
+            of more than 0.1 s are never replayed, nor programs that read numbers out of tensors. The result says
+            which step was the first (:attr:`~pyro_nngp.inference.FitResult.replayed_from`).
         progress: whether to show a progress bar.
 
     Raises:
@@ -120,7 +141,7 @@ def fit(
     Returns:
         The losses, the choices made, and what happened.
     """
-    _check_method(method)
+    method, num_data = _trainable(method, num_data)
     _check_numbers(num_steps, batch_size, refresh_every, solve_every, lr, tolerance, max_seconds)
     if optimizer is not None:
         check_choice("fit", "optimizer", optimizer, ("adam", "lbfgs"))
@@ -136,17 +157,14 @@ def fit(
     validation = _given("validation", validation, Validation)
     if checkpoint is not None and not isinstance(checkpoint, Checkpoint):
         checkpoint = Checkpoint(checkpoint)
-    if refresh_every and not hasattr(method, "refresh_neighbors"):
+    if refresh_every and not isinstance(method, Refreshable):
         cure = "Leave refresh_every out."
         fail("fit", "method", "to have refresh_neighbors() with refresh_every", type(method).__name__, cure)
-    can_solve = getattr(method, "can_solve", False) and not isinstance(elbo, PredictiveLogLikelihood)
+    can_solve = isinstance(method, Solvable) and method.can_solve and not isinstance(elbo, PredictiveLogLikelihood)
     if solve_every and not can_solve:
         fail("fit", "method", "to be able to solve() with solve_every", type(method).__name__, "Leave solve_every out.")
-    own = getattr(method, "num_rows", getattr(method, "num_data", None))
-    num_data = cast(int, own if num_data is None else num_data)
-    check_int("fit", "num_data", num_data, 1, "Pass num_data= with a (model, guide) pair.")
     solving = can_solve if solve_every is None else solve_every > 0
-    training = Training(
+    trainer = Trainer(
         method,
         num_steps=num_steps,
         batch_size=batch_size,
@@ -163,27 +181,36 @@ def fit(
         checkpoint=checkpoint,
         device=device,
         seed=seed,
+        replay=replay,
     )
-    run = training.run
-    path = checkpoint.path if checkpoint is not None and run.ranks.is_first else None
+    state = trainer.state
+    path = checkpoint.path if checkpoint is not None and state.ranks.is_first else None
     alone = exclusive_checkpoint("fit", path)
-    with alone, run.random, run.sparse_gradients(), deferred_interrupt() as pressed:
-        training.start()
-        training.train(callback, max_seconds, pressed, progress)
-        training.finish()
-    return training.result(bool(pressed))
+    with alone, state.random, state.sparse_gradients(), deferred_interrupt() as pressed:
+        trainer.resume()
+        trainer.train(callback, max_seconds, pressed, progress)
+        trainer.keep_best()
+    return trainer.result(bool(pressed))
 
 
-def _check_method(method: Any) -> None:
-    if not (isinstance(method, tuple) or (hasattr(method, "model") and hasattr(method, "guide"))):
+def _trainable(method: Any, num_data: int | None) -> tuple[Trainable, int]:
+    """The method, or a pair of functions as a :class:`Program`, and the number of rows."""
+    if not (isinstance(method, tuple) or has_program(method)):
         cure = "Pass a method, or a tuple of model and guide such as (gp.model, AutoNormal(gp.model)) with num_data=."
         fail("fit", "method", "with model and guide", type(method).__name__, cure, TypeError)
     if isinstance(method, tuple) and not (len(method) == 2 and all(map(callable, method))):
         actual = f"({', '.join(type(part).__name__ for part in method)})"
         fail("fit", "method", "to be a pair of functions (model, guide)", actual, "Pass both.", TypeError)
-    if getattr(method, "likelihood", True) is None:
+    if offers(method, Checked) and method.likelihood is None:
         cure = "Build the method with y and a likelihood; a prior inside a larger program is trained with that program."
         fail("fit", "method", "to have a likelihood", f"a {type(method).__name__} without one", cure)
+    is_complete = hasattr(method, "num_data")
+    count = total_rows(method) if is_complete and num_data is None else num_data
+    check_int("fit", "num_data", count, 1, "Pass num_data= with a (model, guide) pair.")
+    if not is_complete:
+        model, guide = method if isinstance(method, tuple) else (method.model, method.guide)
+        method = Program(model, guide, cast(int, count))
+    return method, cast(int, count)
 
 
 def _check_numbers(

@@ -1,4 +1,4 @@
-r"""A check that K neighbors are enough: predictions from K and 8 K neighbors, halfway between 200 pairs of points.
+r"""Check of the number of neighbors: predictions from K and 8 K neighbors, halfway between 200 pairs of points.
 
 If the kernel is right, the two means differ by :math:`v_K - v_{8K}` in mean square, less than the predictive variance
 :math:`v_K` of f. A root mean square beyond 1.5 standard deviations means that the kernel does not fit the data, or
@@ -6,22 +6,25 @@ that neighbor covariances are too ill-conditioned for their nugget or dtype; pre
 
 A lengthscale that starts far below the distances between points stays there: no point is correlated with another,
 predictions away from the points are the mean function, and the gradient of the lengthscale is zero. Correlations at the
-same 200 points show it. It is so too where y shows no structure at these distances.
+the same 200 points show it. They are near zero too where y has no structure at these distances.
 
 Cost: 200 predictions from 8 K neighbors, about 0.05 s for K = 32.
 """
 
 import inspect
-import warnings
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
+from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters import pyro_entry
+from pyro_nngp.inference.protocols import Bounded, Checked, Induced, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.result import ConvergenceWarning
-from pyro_nngp.kernels import bind
-from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg.nuggets import quiet_nuggets
 
 _POINTS, _FACTOR, _LIMIT, _LEAST_CORRELATION = 200, 8, 1.5, 0.01
 
@@ -38,12 +41,10 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
         The difference; None for other methods, for fewer than 2 K + 1 points, and if predictions from 8 K neighbors
         fail.
     """
-    graph: Any = getattr(method, "graph", None)
-    if (
-        getattr(method, "shard", None) is not None
-        or not hasattr(graph, "others")
-        or "num_neighbors" not in inspect.signature(type(method).forward).parameters
-    ):
+    graph = graph_of(method)
+    if graph is None or shard_of(method) is not None:
+        return None
+    if "num_neighbors" not in inspect.signature(type(method).forward).parameters:
         return None
     few, most = graph.num_neighbors, graph.num_points - 1
     if most < 2 * few:
@@ -71,57 +72,66 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     Returns:
         The correlation; None for other methods.
     """
-    kernel: Any = getattr(method, "kernel", None)
-    graph: Any = getattr(method, "graph", None)
-    z: Any = getattr(method, "z", None)
-    if (
-        getattr(method, "shard", None) is not None
-        or kernel is None
-        or not (hasattr(graph, "others") or isinstance(z, torch.Tensor))
-    ):
+    if shard_of(method) is not None:
         return None
-    method.hyper_guide.median()
-    if hasattr(graph, "others"):
+    graph = graph_of(method)
+    if graph is not None:
         rows = some_rows(graph.x, _POINTS, seed)
-        x, z = graph.x[rows, None], graph.x[graph.others(1, rows)]
+        x, others = graph.x[rows], graph.x[graph.others(1, rows)]
+    elif offers(method, Induced):
+        x, others = method.x[some_rows(method.x, _POINTS, seed)], method.z
     else:
-        x = method.x[some_rows(method.x, _POINTS, seed), None]
-    found = []
-    for each in kernel if isinstance(kernel, nn.ModuleList) else [kernel]:
-        cov = bind(each)
-        largest = (cov(x, z)[:, 0] / (cov.diag(x) * cov.diag(z)).sqrt()).abs().amax(-1)
-        found.append(float(largest.median()))
-    return max(found)
+        return None
+    return max(median_correlation(cov, x, others) for cov in _covariances(method))
 
 
-def check_neighbors(method: Any, stacklevel: int) -> None:
-    """Warn if the points of a trained method are not correlated, or the number of neighbors changes its predictions."""
-    correlation = nearest_correlation(method) if hasattr(method, "hyper_guide") else None
+def median_correlation(covariance: Covariance, x: Float[Tensor, "B D"], others: Float[Tensor, "*B M D"]) -> float:
+    """Median over points of the largest prior correlation of f there with f at some other points.
+
+    Args:
+        covariance: covariance function.
+        x: the points.
+        others: the other points, of each point or the same ones for all.
+    """
+    x = x[:, None]
+    scale = (covariance.diag(x) * covariance.diag(others)).sqrt()
+    return float((covariance(x, others)[:, 0] / scale).abs().amax(-1).median())
+
+
+def _covariances(method: Any) -> list[Covariance]:
+    """The covariance function of each kernel of a method at the present hyperparameters; priors at their medians."""
+    if offers(method, Bounded):
+        return list(method.bound().covariances)
+    method.hyper_guide.median()
+    return [bind(kernel) for kernel in (method.kernel if isinstance(method.kernel, nn.ModuleList) else [method.kernel])]
+
+
+def check_neighbors(method: Any) -> None:
+    """Warn if points of a trained method are not correlated, or more neighbors change its predictions."""
+    correlation = nearest_correlation(method) if offers(method, Checked) else None
     if correlation is not None and correlation < _LEAST_CORRELATION:
         cure = "Leave the lengthscale unset: it then starts from the data."
-        if any(name.endswith("lengthscale") for name in getattr(method, "started_hyperparameters", ())):
+        if any(name.endswith("lengthscale") for name in method.started_hyperparameters):
             cure = "y shows no structure at the distances between points: rows are too few, or hold only noise."
-        warnings.warn(
+        warn(
             "fit: expected points to be correlated with the nearest ones, got a median correlation of "
             f"{correlation:.2g}: the kernel is noise, predictions away from the data points are the mean function, and "
             f"the gradient of the lengthscale is near zero. {cure}",
             ConvergenceWarning,
-            stacklevel=stacklevel + 1,
         )
         return
     size = neighbor_disagreement(method)
     if size is None or not size > _LIMIT:
         return
     k = method.graph.num_neighbors
-    warnings.warn(
+    warn(
         f"fit: expected predictions from {k} and from up to {_FACTOR * k} neighbors to agree within {_LIMIT} standard "
         f"deviations of f, got a root mean square difference of {size:.2g}. compare_to_exact shows what is lost, on a "
         "subset; cures are a larger num_neighbors, another kernel, float64 or a larger jitter.",
         ConvergenceWarning,
-        stacklevel=stacklevel + 1,
     )
 
 
 def some_rows(x: torch.Tensor, most: int, seed: int) -> torch.Tensor:
-    """At most that many rows, drawn at random."""
+    """At most `most` rows, drawn at random."""
     return torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))[:most].to(x.device)

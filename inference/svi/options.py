@@ -16,7 +16,7 @@ class Schedule:
 
     Args:
         milestones: fractions of the number of steps, which has to be given, at which rates are multiplied by `decay`.
-        decay: that factor, in (0, 1].
+        decay: factor of the rates at each milestone, in (0, 1].
         local_lr: learning rate of parameters with one row per data point, if they are not solved for; None is the rate
             of all others.
         clip_norm: bound on the norm of the gradient of the loss per data point; None is no bound.
@@ -40,8 +40,8 @@ class Schedule:
                 check_positive("Schedule", arg, getattr(self, arg), cure)
 
     @property
-    def is_own(self) -> bool:
-        """Whether it has milestones, at which rates change otherwise than by default."""
+    def changes_milestones(self) -> bool:
+        """Whether its milestones or its decay, if it has milestones, differ from the defaults."""
         default = Schedule.milestones, Schedule.decay
         return len(self.milestones) > 0 and (tuple(self.milestones), self.decay) != default
 

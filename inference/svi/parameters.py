@@ -1,7 +1,6 @@
 """The parameters of model and guide that a run trains, and the optimizers that train them."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from pyro import poutine
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import RandomStream
+from pyro_nngp.inference.protocols import Trainable
 from pyro_nngp.inference.svi.row_adam import RowAdam
 from pyro_nngp.variational import LocalTables
 
@@ -16,10 +16,9 @@ _LOG_RATE = 0.1  # learning rate of positive parameters, which are trained as lo
 _RATE = 0.01  # learning rate of others
 
 
-def modules_of(method: Any) -> list[nn.Module]:
-    """The modules that own model and guide: the method itself, or those of a pair."""
-    parts = method if isinstance(method, tuple) else (method.model, method.guide)
-    owners = [getattr(part, "__self__", part) for part in parts]
+def modules_of(method: Trainable) -> list[nn.Module]:
+    """The modules whose methods model and guide are, or which are model or guide themselves."""
+    owners = [getattr(part, "__self__", part) for part in (method.model, method.guide)]
     return list({id(owner): owner for owner in owners if isinstance(owner, nn.Module)}.values())
 
 
@@ -31,7 +30,7 @@ def local_modules(modules: list[nn.Module]) -> list[LocalTables]:
 def find_parameters(
     modules: list[nn.Module], evaluate: Callable[[torch.device | None], object], seed: int
 ) -> tuple[dict[str, Tensor], set[int]]:
-    """All parameters that model and guide use, by Pyro name, and the identities of those that are logarithms.
+    """Parameters that model and guide use, by Pyro name, and identities of the ones that are trained as logarithms.
 
     Args:
         modules: the modules that own model and guide.
@@ -64,8 +63,8 @@ def make_optimizers(
 
     Args:
         free: the parameters.
-        local: identities of those that have sparse gradients.
-        logarithms: identities of those that are logarithms.
+        local: identities of parameters with sparse gradients.
+        logarithms: identities of parameters that are logarithms.
         lr: learning rate; None takes 0.1 for logarithms and 0.01 for others.
         local_lr: learning rate of local parameters; None is `lr`.
     """
@@ -84,7 +83,7 @@ def make_optimizers(
 
 
 def set_rates(schedule: torch.optim.lr_scheduler.MultiStepLR) -> None:
-    """Set the optimizer's rates to those of the schedule at its present step."""
+    """Set the rates of the optimizer as the schedule prescribes at its present step."""
     passed = sum(count for step, count in schedule.milestones.items() if step <= schedule.last_epoch)
     for group, rate in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
         group["lr"] = rate * schedule.gamma**passed

@@ -1,12 +1,12 @@
-"""Training on several processes: the own part of each batch, and sums of losses and gradients over the processes.
+"""Training on several processes: the local rows of each batch, and sums of losses and gradients over the processes.
 
 Every process has the same hyperparameters and optimizers. A step adds up losses and gradients, in one reduction, so
-that all processes take the same step and the same decisions. A process draws the rows of a minibatch among its own n:
-with B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact over
-an epoch. The subsamples of L-BFGS are those of one process, each with the own rows only.
+that all processes take the same step and the same decisions. A process draws the rows of a minibatch among its n local
+ones: with B n / N of them and the scale N / B the sum over the processes is an unbiased estimate of the loss, and exact
+over an epoch. L-BFGS has the subsamples of a run on one process, of which each process takes its local rows.
 
 Cost: one reduction of as many numbers as there are hyperparameters, per evaluation. Symbols: N rows of all processes,
-n own rows, B rows of a batch.
+n local rows, of this process, B rows of a batch.
 """
 
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed import World
+from pyro_nngp.inference.protocols import KeepsRows, Trainable, shard_of
 from pyro_nngp.inference.svi.batches import Minibatches, Subsample
 
 _PRIME = 1_000_003  # between the seeds of processes
@@ -35,8 +36,8 @@ class Ranks:
         ValueError: in a process group, for a method that has all rows on each process.
     """
 
-    def __init__(self, method: Any) -> None:
-        self.shard = getattr(method, "shard", None)
+    def __init__(self, method: Trainable) -> None:
+        self.shard = shard_of(method)
         self.world = World() if self.shard is None else self.shard.world
         if self.shard is None and self.world.size > 1:
             cure = "Build the method on ShardedData, or train on one process without a process group."
@@ -44,7 +45,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process speaks for all: progress bars, warnings."""
+        """Whether this is the process that shows progress bars and warnings."""
         return self.world.rank == 0
 
     def seed(self, seed: int) -> int:
@@ -52,21 +53,22 @@ class Ranks:
         return seed + _PRIME * self.world.rank
 
     def batches(self, optimizer: str, size: int | None, seed: int, num_data: int, start: int | None) -> Any:
-        """The rows of each step, as of :mod:`pyro_nngp.inference.svi.batches`."""
+        """The rows of each step (:mod:`pyro_nngp.inference.svi.batches`)."""
         if optimizer == "lbfgs":
             whole = Subsample(num_data, size, seed, start)
-            return whole if self.shard is None else OwnSubsample(whole, self.shard)
+            return whole if self.shard is None else LocalSubsample(whole, self.shard)
         if self.shard is None:
             return Minibatches(num_data, size, seed)
-        return OwnMinibatches(self.shard, size, self.seed(seed))
+        return LocalMinibatches(self.shard, size, self.seed(seed))
 
     def sum_gradients(self, loss: Tensor, params: list[Tensor], sparse: set[int]) -> Tensor:
         """Replace the gradients of shared parameters by their sums; returns the loss of all processes.
 
         Args:
-            loss: the share of this process; NaN if it has none, which all processes then see.
+            loss: the part of this process; NaN if it has none, which all processes then see.
             params: the shared parameters, in the same order on each process.
-            sparse: identities of those whose gradients are sparse in the rows; a row counts if any process uses it.
+            sparse: identities of parameters with gradients that are sparse in the rows; a row counts if any process
+                uses it.
         """
         if self.shard is None:
             return loss
@@ -80,13 +82,13 @@ class Ranks:
                     grad = grad.to_dense()
                 parts.append(used.double())
             parts.append(grad.reshape(-1).double())
-        total = self.world.sum(torch.cat(parts)).split([len(part) for part in parts])
-        rest = iter(total[1:])
+        sums = self.world.sum(torch.cat(parts)).split([len(part) for part in parts])
+        rest = iter(sums[1:])
         for param in params:
             rows = next(rest).nonzero()[:, 0] if id(param) in sparse else None
             grad = next(rest).view_as(param).to(param.dtype)
             param.grad = grad if rows is None else _sparse(grad, rows)
-        return total[0][0]
+        return sums[0][0]
 
     def check_shared(self, method: Any, free: list[Tensor], tables: list[Any]) -> None:
         """Raise if parameters with a row per datum are to be trained by gradients on several processes.
@@ -94,7 +96,7 @@ class Ranks:
         Raises:
             ValueError: names the cure.
         """
-        if self.shard is None or not method.has_row_tables:
+        if not isinstance(method, KeepsRows) or self.shard is None or not method.has_row_tables:
             return
         local = {id(param) for table in tables for param in table.parameters(recurse=False)}
         if any(id(param) in local for param in free):
@@ -102,7 +104,7 @@ class Ranks:
             fail("fit", "parameters", "of the hyperparameters alone with ShardedData", "some of each datum", cure)
 
     def any(self, flag: bool) -> bool:
-        """Whether any process says so."""
+        """Whether the flag is set on any process."""
         return flag if self.shard is None else bool(self.world.max(int(flag)))
 
     def sum(self, value: float) -> float:
@@ -113,37 +115,37 @@ class Ranks:
         """The value of the first process."""
         return self.sum(value if self.is_first else 0.0)
 
-    def own(self, rows: Tensor) -> Tensor:
-        """Own places of rows that are given by their places in the data."""
-        return rows if self.shard is None else own_places(self.shard, rows)
+    def local_rows(self, rows: Tensor) -> Tensor:
+        """Local numbers of those among some rows of the data that this process has."""
+        return rows if self.shard is None else _local_numbers(self.shard, rows)
 
 
-class OwnMinibatches(Minibatches):
-    """Minibatches of the own rows, in proportion to their number.
+class LocalMinibatches(Minibatches):
+    """Minibatches of the local rows, in proportion to their number.
 
     Attributes:
-        size: own rows per step; None is all.
+        size: local rows per step; None is all.
         size_of_all: rows per step of all processes.
     """
 
     def __init__(self, shard: Any, size: int | None, seed: int) -> None:
-        total = None if size is None or size >= shard.num_rows else size
+        whole = None if size is None or size >= shard.num_rows else size
         self._every = torch.arange(shard.num_own)
-        share = None if total is None else max(1, round(total * shard.num_own / shard.num_rows))
-        super().__init__(shard.num_own, share, seed)
-        self.size_of_all = total
+        local = None if whole is None else max(1, round(whole * shard.num_own / shard.num_rows))
+        super().__init__(shard.num_own, local, seed)
+        self.size_of_all = whole
 
     def next(self, device: torch.device) -> Tensor:
-        """The next own rows."""
+        """The next local rows."""
         rows = super().next(device)
         return self._every.to(device) if rows is None else rows
 
 
-class OwnSubsample:
-    """The own rows of a growing subsample of all rows; a process without any takes one, with weight zero.
+class LocalSubsample:
+    """The local rows of a growing subsample of all rows; a process without any takes one row, with weight zero.
 
     Attributes:
-        weight: factor that makes the scale of the own rows that of the subsample.
+        weight: factor from the scale of the local rows to that of the subsample.
     """
 
     def __init__(self, whole: Subsample, shard: Any) -> None:
@@ -159,11 +161,11 @@ class OwnSubsample:
     @property
     def weight(self) -> float:
         """Factor of the loss of this process."""
-        own, shard = len(self._rows()), self._shard
-        return shard.num_rows / self.num_rows * own / shard.num_own
+        count, shard = len(self._rows()), self._shard
+        return shard.num_rows / self.num_rows * count / shard.num_own
 
     def next(self, device: torch.device) -> Tensor:
-        """The present own rows."""
+        """The present local rows."""
         rows = self._rows()
         return (rows if len(rows) else torch.zeros(1, dtype=torch.int64)).to(device)
 
@@ -172,15 +174,15 @@ class OwnSubsample:
         if self._kept is None or self._kept[0] != count:
             chosen = self._whole.next(torch.device("cpu"))
             every = torch.arange(self._shard.num_own)
-            self._kept = count, every if chosen is None else own_places(self._shard, chosen)
+            self._kept = count, every if chosen is None else _local_numbers(self._shard, chosen)
         return self._kept[1]
 
 
 def _sparse(grad: Tensor, rows: Tensor) -> Tensor:
-    """Some rows of a gradient, ascending, as a sparse one."""
+    """Some ascending rows of a dense gradient as a sparse tensor."""
     return torch.sparse_coo_tensor(rows[None], grad[rows], grad.shape, is_coalesced=True, check_invariants=False)
 
 
-def own_places(shard: Any, rows: Tensor) -> Tensor:
-    """Own places, ascending, of those of some rows of the data that this process has."""
+def _local_numbers(shard: Any, rows: Tensor) -> Tensor:
+    """Local numbers, ascending, of those among some rows of the data that a process has."""
     return torch.isin(shard.rows, rows.cpu()).nonzero()[:, 0].to(rows.device)

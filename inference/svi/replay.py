@@ -1,18 +1,16 @@
-"""The loss of a minibatch and its gradient, recorded below Pyro once and replayed at other rows and parameters.
+"""Replay: the tensor operations of a loss and its gradient, recorded once and run on other rows and parameters.
 
 A step with a thousand rows spends more time in Pyro's handlers, modules, distributions and autograd's graph than in
-tensor operations. Model and guide are run as usual until neither data, neighbors nor solved parameters have changed
-for some steps; then the operations of one evaluation, gradient included, are recorded (:mod:`pyro_nngp._tape`) and
-replayed. Numbers are the same to the last bit; random draws are made anew each time, from the same generators. The
-program runs as usual where it would take another branch, and always where one run does not determine its operations:
-numbers read out of tensors, other devices.
+tensor operations. Model and guide run as usual until data, neighbors and solved parameters have not changed for twenty
+steps; then the operations of one evaluation, gradient included, are recorded (:mod:`pyro_nngp._tape`) and replayed.
+Results are the same to the last bit; random draws are made anew, from the same generators. The program runs as usual
+where it would take another branch. It is never recorded if one run does not determine its operations (numbers read out
+of tensors), or if an evaluation takes more than 0.1 s.
 
 Cost: a recording takes about four evaluations; a replay 2 - 4 microseconds per operation beyond the arithmetic.
 """
 
-import os
 import time
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain, pairwise
@@ -22,6 +20,7 @@ import torch
 from pyro.infer import ELBO
 from torch import Tensor, nn
 
+from pyro_nngp._checks import warn
 from pyro_nngp._tape import AnotherBranch, Tape
 from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.linalg import NotPositiveDefiniteError
@@ -40,9 +39,8 @@ class Replay:
         elbo: the loss that it evaluates.
         modules: the modules of model and guide.
         params: the parameters that are trained; others are constants until they change.
-        local: identities of those with a row per datum, whose gradients are sparse.
-        generator: what `evaluate` draws from besides torch's generator.
-        possible: whether to record at all.
+        local: identities of parameters with a row per datum, whose gradients are sparse.
+        generator: the generator that `evaluate` draws from besides torch's.
     """
 
     def __init__(
@@ -53,7 +51,6 @@ class Replay:
         params: list[Tensor],
         local: set[int],
         generator: torch.Generator,
-        possible: bool,
     ) -> None:
         self._evaluate, self._params = evaluate, params
         self._generators = [torch.default_generator, generator]
@@ -61,13 +58,13 @@ class Replay:
         self._trained = {id(param) for param in params}
         self._parts = [part for module in modules for part in module.modules()]
         self._owners = [elbo, *self._parts]
-        self._possible = possible and os.environ.get("PYRO_NNGP_REPLAY", "1") != "0"
+        self._possible = True
         self._tape: Tape | None = None
         self._layout: list[int] = []  # the parameter of each gradient
         self._constants, self._age, self._count = self._versions(), 0, 0
 
     def __call__(self, rows: Tensor | None) -> Tensor | None:
-        """The loss at some rows, with gradients in ``param.grad``; None where the program has to be run."""
+        """The loss at some rows, with gradients in ``param.grad``; None if the caller has to run the program."""
         if not self._possible or rows is None:
             return None
         constants = self._versions()
@@ -81,7 +78,7 @@ class Replay:
             return None
         before = self._states()
         try:
-            found = self._tape(rows, *self._params)
+            result = self._tape(rows, *self._params)
         except AnotherBranch:
             self._set(before)
             return None
@@ -90,21 +87,20 @@ class Replay:
             self._tape, self._age = None, 0
             return None
         self._count += 1
-        if self._count % _CHECK_EVERY == 0 and not _are_close(found, self._run_from(before, rows)):
+        if self._count % _CHECK_EVERY == 0 and not _are_close(result, self._run_from(before, rows)):
             self._set(before)
-            warnings.warn(
+            warn(
                 "fit: the loss at the same rows and parameters has changed during the run, which is possible where a "
                 "function counts its calls. Model and guide are run at every step from here on; "
-                "set PYRO_NNGP_REPLAY=0 in the environment to have that from the first one.",
-                stacklevel=2,
+                "pass replay=False to have that from the first one."
             )
             self._possible = False
             return None
-        self._place(found)
-        return found[0]
+        self._place(result)
+        return result[0]
 
     def _record(self, rows: Tensor) -> None:
-        """Record the program at some rows and at others, and check it at rows that it was not recorded at."""
+        """Record the program at two sets of rows, and check the recording at a third one."""
         others = [(rows + shift).remainder(int(rows.max()) + 1) for shift in range(1, _TRIES + 2)]
         params, self._possible, before = self._params, False, self._states()
         options: dict[str, Any] = {"most_bytes": _MOST_BYTES, "draws": True}
@@ -139,26 +135,26 @@ class Replay:
             leaves = [*self._params, *(read.values for read in reads)]
             grads = torch.autograd.grad(loss, leaves, allow_unused=True)
         places = {id(param): place for place, param in enumerate(self._params)}
-        layout, found = [], [loss.detach()]
+        layout, result = [], [loss.detach()]
         for place, grad in enumerate(grads[: len(self._params)]):
             if grad is not None:
                 layout.append(place)
-                found.append(grad)
+                result.append(grad)
         for read, grad in zip(reads, grads[len(self._params) :], strict=True):
             if id(read.table) in places and grad is not None:
                 layout.append(places[id(read.table)])
-                found += [read.rows, grad]
+                result += [read.rows, grad]
         self._layout = layout
-        return tuple(found)
+        return tuple(result)
 
     def _seconds(self, rows: Tensor) -> float:
         start = time.thread_time()
         self._run(rows)
         return time.thread_time() - start
 
-    def _place(self, found: tuple[Tensor, ...]) -> None:
-        """Put gradients where optimizers look for them."""
-        rest = iter(found[1:])
+    def _place(self, result: tuple[Tensor, ...]) -> None:
+        """Set ``param.grad`` of each parameter from the outputs of :meth:`_run`."""
+        rest = iter(result[1:])
         for place in self._layout:
             param, grad = self._params[place], next(rest)
             if grad.dtype == torch.int64:
@@ -166,18 +162,19 @@ class Replay:
             param.grad = grad if param.grad is None else param.grad + grad
 
     def _versions(self) -> list[Any]:
-        """Numbers and versions of tensors that model, guide and ELBO read, but for the parameters that are trained."""
-        found: list[Any] = [value for part in self._owners for value in vars(part).values() if type(value) in _NUMBERS]
+        """Numbers, and versions of tensors, that model, guide and ELBO read; trained parameters are left out."""
+        numbers = [value for part in self._owners for value in vars(part).values() if type(value) in _NUMBERS]
+        versions: list[Any] = numbers
         for part in self._parts:
             for tensor in chain(part._buffers.values(), part._parameters.values()):
                 if tensor is not None and id(tensor) not in self._trained:
-                    found.append((id(tensor), tensor._version))
-        return found
+                    versions.append((id(tensor), tensor._version))
+        return versions
 
 
-def _are_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
-    """Whether two evaluations agree; they differ in rounding at most, so the tolerance is wide."""
-    return [one.shape for one in found] == [one.shape for one in expected] and all(map(_is_close, found, expected))
+def _are_close(result: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> bool:
+    """Whether two evaluations agree, within a tolerance far above rounding."""
+    return [one.shape for one in result] == [one.shape for one in expected] and all(map(_is_close, result, expected))
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 class ConvergenceWarning(UserWarning):
-    """A training run ended before it converged, or its result is not to be trusted."""
+    """A training run ended before it converged, or its result looks wrong."""
 
 
 @dataclass(repr=False)
@@ -17,14 +17,15 @@ class FitResult:
         losses: loss per data point at each step, (steps,): the negative ELBO on the rows of that step.
         scores: (step, score) of each validation.
         seconds: wall time of this call.
-        converged: whether the loss had stopped falling; None if there were too few steps to decide, or fewer than the
-            number that was given.
+        converged: whether the loss had stopped falling; None if the steps were too few to decide, or were interrupted.
         interrupted: whether Ctrl-C, early stopping or the time limit ended it.
         optimizer: "adam" or "lbfgs".
         batch_size: rows per step at the end; the number of data points if a step used all of them.
         refreshes: number of times that neighbors were found again in this call.
         solves: number of times that parameters were solved for in this call.
         num_neighbors: K of the method's graph, given or chosen; None without a graph.
+        replayed_from: first step of this call, counted from 1, in which recorded operations replaced model and guide
+            (see `replay` of :func:`~pyro_nngp.inference.fit`); None if none did.
     """
 
     losses: Tensor
@@ -37,6 +38,7 @@ class FitResult:
     refreshes: int
     solves: int
     num_neighbors: int | None = None
+    replayed_from: int | None = None
 
     @property
     def steps(self) -> int:
@@ -56,4 +58,5 @@ class FitResult:
         solves = f", {self.solves} solves" if self.solves else ""
         ended = ", interrupted" if self.interrupted else ""
         counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""
-        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}, {self.seconds:.1f} s)"
+        replay = f", replayed from step {self.replayed_from}" if self.replayed_from is not None else ""
+        return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}{replay}, {self.seconds:.1f} s)"

@@ -1,4 +1,4 @@
-r"""Adam for tables of which a minibatch uses a few rows.
+r"""Adam for tables of parameters of which a minibatch uses a few rows.
 
 For rows with gradient g, t the number of steps (other rows do not change),
 
@@ -66,12 +66,12 @@ class RowAdam(torch.optim.Optimizer):
         rates = [group["lr"] * (1 - beta2 ** s["step"]) ** 0.5 / (1 - beta1 ** s["step"]) for s in states]
         wholes = [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states], tables
         if all(map(compiled.adam_supported, tables)):
-            for first, second, table, own, grad, rate in zip(*wholes, rows, grads, rates, strict=True):
-                compiled.adam_step(table.detach(), first, second, own, grad, rate, (beta1, beta2), group["eps"])
+            for first, second, table, index, grad, rate in zip(*wholes, rows, grads, rates, strict=True):
+                compiled.adam_step(table.detach(), first, second, index, grad, rate, (beta1, beta2), group["eps"])
             return
 
         def used(wholes: list[Tensor]) -> list[Tensor]:
-            return [whole.index_select(0, own) for whole, own in zip(wholes, rows, strict=True)]
+            return [whole.index_select(0, index) for whole, index in zip(wholes, rows, strict=True)]
 
         first, second, moved = map(used, wholes)
         torch._foreach_lerp_(first, grads, 1 - beta1)
@@ -81,12 +81,12 @@ class RowAdam(torch.optim.Optimizer):
         torch._foreach_add_(below, group["eps"])
         torch._foreach_addcdiv_(moved, first, below, scalars=[-rate for rate in rates])
         for whole, parts in zip(wholes, (first, second, moved), strict=True):
-            for table, own, part in zip(whole, rows, parts, strict=True):
-                table.index_copy_(0, own, part)
+            for table, index, part in zip(whole, rows, parts, strict=True):
+                table.index_copy_(0, index, part)
 
 
 def coalesced(grad: Tensor) -> Tensor:
-    """A gradient that is sparse in the rows, each row once; returned unchanged if its rows are ascending."""
+    """A gradient that is sparse in the rows, with each row once; unchanged if its rows are ascending."""
     if not grad.is_sparse:
         fail(
             "RowAdam.step",

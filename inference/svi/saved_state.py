@@ -9,11 +9,11 @@ from pyro_nngp._checks import fail
 from pyro_nngp.inference.checkpoint import CheckpointError, check_schema, refuse_state
 from pyro_nngp.inference.identity import differences
 
-_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one process of several
+_OF_PROCESS = ("batches", "random", "random_cuda")  # state of one of several processes
 
 
 def check_run(run: Any, state: dict[str, Any]) -> bool:
-    """Whether a state is of a shorter run; raises ``CheckpointError`` unless this run can resume from it."""
+    """Raise ``CheckpointError`` unless a run can resume from a state; returns whether the saved run was shorter."""
     saved: Any = state.get("kind")
     check_schema("fit", saved, {"num_steps": 1, "run": {}}, "checkpoint['run']['kind']")
     other = differences(saved["run"], run.kind["run"])
@@ -50,7 +50,7 @@ def check_run(run: Any, state: dict[str, Any]) -> bool:
 
 
 def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Tensor]]:
-    """The state of a process of several: what all share, its own, and rows of parameters."""
+    """The parts of a state on one of several processes: shared, of this process, and rows of parameters."""
     run, rows = dict(state["run"]), dict[str, Tensor]()
     values = {"values": run["values"], "best": state["best"]}
     for name, value in values.items():
@@ -58,17 +58,17 @@ def divided(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any], dict
             rows |= {f"{name}.{table}": part for table, part in value["rows"].items()}
             values[name] = value | {"rows": {}}
     run["values"] = values["values"]
-    own = {name: run.pop(name) for name in _OF_PROCESS}
-    if "stage" in own["batches"]:  # of a subsample, the same on all processes
-        run["batches"] = own.pop("batches")
-    return state | {"run": run, "best": values["best"]}, own, rows
+    local = {name: run.pop(name) for name in _OF_PROCESS}
+    if "stage" in local["batches"]:  # of a subsample, the same on all processes
+        run["batches"] = local.pop("batches")
+    return state | {"run": run, "best": values["best"]}, local, rows
 
 
-def joined(shared: dict[str, Any], own: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
+def joined(shared: dict[str, Any], local: dict[str, Any], rows: dict[str, Tensor]) -> dict[str, Any]:
     """The inverse of :func:`divided`."""
     for place, part in rows.items():
         name, _, table = place.partition(".")
         value = shared["run"]["values"] if name == "values" else shared["best"]
         value["rows"][table] = part
-    shared["run"] |= own
+    shared["run"] |= local
     return shared

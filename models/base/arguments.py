@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pyro.nn import PyroModule
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from pyro_nngp.data.tables import BY_ROW
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.base import check_likelihood
 from pyro_nngp.means import BasisMean
-from pyro_nngp.models.base.sites import DataSites
 
 
 def check_data(
@@ -138,10 +138,48 @@ def copied_parts(
     where: str, start: Any, kernel: Any, likelihood: Likelihood | None, mean: Callable | None, observed: bool
 ) -> tuple[Any, Likelihood | None, Callable | None]:
     """Kernel, likelihood and mean as given, or copies of those of another method."""
-    if not isinstance(start, DataSites) or start.kernel is None:
+    if not hasattr(start, "hyper_guide") or start.kernel is None:
         cure = "Pass a method with one kernel, such as a Vecchia that has been fitted."
         fail(where, "start", "to be a trained method", type(start).__name__, cure, TypeError)
     copies = copy.deepcopy((start.kernel, start.likelihood, start.mean))
     kernel = copies[0] if kernel is None else kernel
     likelihood = copies[1] if likelihood is None and observed else likelihood
     return kernel, likelihood, copies[2] if mean is None else mean
+
+
+def new_offset(where: str, method: Any, x_new: Tensor, offset: Tensor | None) -> Tensor:
+    """The offset at new points, (P,) or (L, P); 0 without one."""
+    if offset is None:
+        return method.x.new_zeros(())
+    shapes = [(len(x_new),), (len(x_new), *method.latent_shape)]
+    check_tensor(where, "offset", offset)
+    if tuple(offset.shape) not in shapes:
+        fail(where, "offset", f"of shape {shapes[-1]}", tuple(offset.shape), "Give one value per row of x_new.")
+    check_finite(where, "offset", offset)
+    return offset.to(method.x).movedim(0, -1)
+
+
+def new_by_row(
+    where: str, method: Any, x_new: Tensor, trials: Tensor | None, limits: Tensor | None
+) -> dict[str, Tensor]:
+    """Numbers of trials and limits at new points, for likelihoods that have them."""
+    likelihood: Likelihood | None = method.likelihood
+    takes = likelihood is not None and likelihood.takes_trials, likelihood is not None and likelihood.takes_limits
+    values, each = {}, likelihood is not None and likelihood.takes_missing
+    cures = "They are for Binomial().", 'They are for Censored(lower="limits").'
+    for name, value, is_taken, cure in zip(("trials", "limits"), (trials, limits), takes, cures, strict=True):
+        if value is None:
+            continue
+        if not is_taken:
+            fail(where, name, "None for this likelihood", "numbers", cure)
+        check_tensor(where, name, value)
+        bad = value.isnan() if name == "limits" else value < 1
+        shapes = [(len(x_new),), (len(x_new), *method.latent_shape)][: 1 + each]
+        if value.shape not in shapes or bool(bad.any()):
+            expectation = f"to be numbers{'' if name == 'limits' else ' >= 1'}, ({len(x_new)},)"
+            actual = f"others of shape {tuple(value.shape)}"
+            fail(where, name, expectation, actual, "Give one per row of x_new.")
+        values[name] = value.to(method.x).movedim(0, -1)
+    if takes[0] and trials is None:
+        values["trials"] = torch.ones_like(x_new[:, 0])
+    return values

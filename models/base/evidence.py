@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Normal
 
-from pyro_nngp._rows import values_at
+from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.linalg import in_blocks
 
@@ -21,7 +21,7 @@ def has_evidence(method: Any) -> bool:
     For Gaussian noise; not for several outputs, weights, priors on hyperparameters, or data on several processes.
     """
     gaussian = method.likelihood is not None and method.likelihood.is_gaussian
-    plain = method.shard is None and not method.latent_shape and method.weights is None
+    plain = method.rows.is_whole and not method.latent_shape and method.weights is None
     return gaussian and plain and not method.hyper_guide.has_sites
 
 

@@ -17,9 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._rows import repeats
-from pyro_nngp.linalg import in_blocks
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp._checks import check_tensor, fail
+from pyro_nngp._indexing import repeats
+from pyro_nngp.bound import Bound
+from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
+from pyro_nngp.neighbors.table import distinct_rows
 
 
 class Fantasies(NamedTuple):
@@ -70,11 +73,11 @@ def joint_posterior(
         near, cross = kernel(flat_points[part], flat_points[part]), kernel(flat_points[part], flat_x[part])
         near = torch.where(exists[:, :, None] & exists[:, None, :], near, 0.0)
         added = near.diagonal(dim1=-2, dim2=-1) * jitter + flat_noise[part]
-        tril = cholesky(near + torch.diag_embed(torch.where(exists, added, 1.0)), 0.0)
-        half = torch.linalg.solve_triangular(tril, torch.where(exists[..., None], cross, 0.0), upper=False)
+        tril = cholesky(add_diagonal(near, torch.where(exists, added, 1.0)), 0.0)
+        half = half_solve(tril, torch.where(exists[..., None], cross, 0.0))
         own = kernel(flat_x[part], flat_x[part])
-        nugget = torch.diag_embed(own.diagonal(dim1=-2, dim2=-1) * jitter)
-        return torch.linalg.solve_triangular(tril.mT, half, upper=True), own + nugget - half.mT @ half
+        own = add_diagonal(own, own.diagonal(dim1=-2, dim2=-1) * jitter)
+        return half_solve(tril, half, transposed=True), own - half.mT @ half
 
     weights, cov = in_blocks(block, len(flat_x), 4 * u * u)
     return weights.mT.reshape(*batch, q, u), cov.reshape(*batch, q, q)
@@ -92,7 +95,52 @@ def condition_on_last(
         noise: their variances.
     """
     q = loc.shape[-1] - y.shape[-1]
-    tril = cholesky(cov[..., q:, q:] + torch.diag_embed(noise), 0.0)
-    half = torch.linalg.solve_triangular(tril, cov[..., q:, :q], upper=False)
-    weights = torch.linalg.solve_triangular(tril.mT, half, upper=True).mT
+    tril = cholesky(add_diagonal(cov[..., q:, q:], noise), 0.0)
+    half = half_solve(tril, cov[..., q:, :q])
+    weights = half_solve(tril, half, transposed=True).mT
     return loc[..., :q] + (weights @ (y - loc[..., q:])[..., None])[..., 0], cov[..., :q, :q] - half.mT @ half
+
+
+def joint_moments(
+    method: Any, x_new: Float[Tensor, "... q D"], num_neighbors: int | None, fantasies: Fantasies | None
+) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
+    """Means and covariances of f at sets of points; see :meth:`~pyro_nngp.models.base.Method.joint`."""
+    where = f"{type(method).__name__}.joint"
+    if method.latent_shape:
+        fail(where, "method", "with one output", method.latent_shape, "Build one model per output.")
+    if fantasies is not None and not isinstance(method.likelihood, Gaussian):
+        cure = "Condition on one set of observations: condition_on."
+        fail(where, "fantasies", "of a Gaussian likelihood", type(method.likelihood).__name__, cure, TypeError)
+    check_tensor(where, "x_new", x_new)
+    if x_new.dim() < 2:
+        fail(where, "x_new", "of shape (..., q, D)", tuple(x_new.shape), "Use x_new[None] for a single point.")
+    flat = x_new.reshape(-1, x_new.shape[-1])
+    method._check_new("joint", flat)
+    posterior, _, k = method._at(flat, num_neighbors, None)
+    bound: Bound = posterior.bound
+    near = posterior.neighbors(flat.detach(), k)
+    if not isinstance(near, Tensor):
+        posterior.observations_of_u(near)  # raises
+    near = union_of(near.reshape(*x_new.shape[:-2], -1))
+    rows, places = distinct_rows(near.clamp(min=0))
+    residual, noise = (value.expand(len(rows))[places] for value in posterior.observations_of_u(rows))
+    points, real = posterior.rows.x[near.clamp(min=0)], near >= 0
+    if fantasies is not None:
+        batch = torch.broadcast_shapes(x_new.shape[:-2], fantasies.x.shape[:-2])
+        x_new, more = (v.expand(*batch, *v.shape[-2:]) for v in (x_new, fantasies.x))
+        x_new, points = torch.cat([x_new, more], -2), points.expand(*batch, *points.shape[-2:])
+
+    def at_sets(function: Any, x: Tensor) -> Tensor:
+        values = function(x.reshape(-1, x.shape[-1]))
+        return values.reshape(*x.shape[:-1], *values.shape[1:])
+
+    weights, cov = joint_posterior(bound.covariance, x_new, points, noise, real, bound.jitter)
+    loc = at_sets(bound.mean, x_new) + (weights @ residual[..., None])[..., 0]
+    if bound.trend is not None:
+        basis = at_sets(bound.trend.basis, x_new) - weights @ at_sets(bound.trend.basis, points)
+        root = basis @ bound.trend.posterior_tril.to(loc)
+        cov = cov + root @ root.mT
+    if fantasies is None:
+        return loc, cov
+    added = bound.likelihood.variance.to(loc).expand(fantasies.x.shape[:-1])
+    return condition_on_last(loc, cov, fantasies.y, added)

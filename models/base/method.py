@@ -1,81 +1,61 @@
-"""The base class of all methods: data, likelihood, mean function, hyperparameters and their starts.
+"""A Gaussian-process method on data: its parts, and predictions from its posterior.
 
-Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points.
+A subclass builds its own parts after ``super().__init__``, calls :meth:`Method._start` once it has all kernels, and
+defines ``model`` and ``guide``, which begin with :meth:`~pyro_nngp.models.base.program.Program.model` and
+:meth:`~pyro_nngp.models.base.program.Program.guide`, and :meth:`Method.posterior`. Whatever is below these entries
+takes a :class:`~pyro_nngp.bound.Bound` and has no Pyro effects.
+
+Symbols: N data points, D inputs, T outputs, L latent functions, I a batch of data points, P new points, S draws.
 """
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
-from pyro import poutine
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from pyro_nngp._checks import (
-    check_callable,
-    check_finite,
+    check_batch,
     check_int,
     check_memory,
-    check_metric,
     check_new_inputs,
-    check_number,
     check_seed,
-    check_tensor,
     fail,
     undefined,
-    warn_if_coarse,
 )
 from pyro_nngp._random import seeded
-from pyro_nngp.hyperparameters import (
-    HyperparameterGuide,
-    freeze,
-    pyro_entry,
-    release,
-    scaled,
-    unset_hyperparameters,
-)
+from pyro_nngp.bound import Bound, read
+from pyro_nngp.data.tables import Table, at_tables
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.rows import ShardedRows
+from pyro_nngp.distributions import Mixture
+from pyro_nngp.distributions.mixture import mixture_moments
+from pyro_nngp.hyperparameters import GPModule, HyperparameterGuide, check_same_sites
 from pyro_nngp.hyperparameters.description import show_kind
-from pyro_nngp.kernels import Matern52, check_covariance, column_scale, neighbor_metric
-from pyro_nngp.likelihoods import Gaussian, Likelihood
-from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
-from pyro_nngp.models.base.arguments import (
-    as_stored,
-    check_by_row,
-    check_data,
-    check_kernel_place,
-    check_unshared,
-    copied_parts,
-)
-from pyro_nngp.models.base.new_data import GrowingData
-from pyro_nngp.models.base.plausibility import (
-    constant_outputs,
-    warn_of_codes,
-    warn_of_constants,
-    warn_of_copies,
-    warn_of_offset,
-    warn_of_prior_variance,
-    warn_of_spreads,
-)
-from pyro_nngp.models.base.sites import ByRow
-from pyro_nngp.models.base.starts import Start, start_from_data
+from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attributes
+from pyro_nngp.hyperparameters.values import draw_values
+from pyro_nngp.kernels import neighbor_metric
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base import construction, extension
+from pyro_nngp.models.base.arguments import new_by_row, new_offset
+from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, can_be_mapped, evenly_spaced, one_draw
+from pyro_nngp.models.base.joint import Fantasies, joint_moments
+from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.models.base.summary import summarize
-from pyro_nngp.models.base.units import warn_of_units
+from pyro_nngp.rows import VALUES, Part, Rows
+from pyro_nngp.starts.from_data import Start, start_from_data
 from pyro_nngp.storage import save
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class GPMethod(GrowingData):
-    """A Gaussian-process method on data: base of the classes in ``pyro_nngp.models``.
-
-    A subclass builds its parts after ``super().__init__`` and calls :meth:`finish` last. It defines ``model`` and
-    ``guide``, which begin with :meth:`start_model` and :meth:`start_guide` and name their sites by :meth:`site`;
-    predictions are in :mod:`pyro_nngp.models.base.predictive`.
+class Method(GPModule):
+    """Base of the classes in ``pyro_nngp.models``.
 
     Args:
         x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
@@ -83,12 +63,12 @@ class GPMethod(GrowingData):
             latent functions of one kernel, and one noise. None where the model returns f for use in a larger program.
         kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
             lengthscale per column. Hyperparameters that were left unset start from the data
-            (:mod:`pyro_nngp.models.base.starts`).
+            (:mod:`pyro_nngp.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant for each latent function,
-            which starts at a robust level of the data. Parameters that it makes by ``pyro.param`` are trained, but
-            ``state_dict()`` does not hold them and ``to()`` does not move them: give a module, or a ``PyroModule`` with
-            ``PyroParam`` attributes, for that.
+            which starts at a robust level of the data. Parameters that it makes by ``pyro.param`` are in Pyro's store:
+            they are trained, but ``state_dict()`` does not hold them and ``to()`` does not move them. Give a module,
+            or a ``PyroModule`` with ``PyroParam`` attributes, for that.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function as in
             :class:`~pyro_nngp.neighbors.NeighborGraph`; None is the metric of the kernel, which
@@ -107,25 +87,42 @@ class GPMethod(GrowingData):
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         classes: names of the classes, for maps, if they have been set.
         latent_shape: () for one latent function, (L,) for several.
-        generative: whether draws of y from ``model`` are from the prior predictive distribution; otherwise they are
-            conditioned on the data of the neighbors.
         unit: spread of the latent functions in the data, 1 on the scale of a link; the scale of gradient steps.
+        shard: the rows of all processes, if these are not all; else None.
 
     Raises:
         ValueError, TypeError: for NaN or infinity, wrong shapes, mixed dtypes or devices, targets outside the support
             of the likelihood, a kernel for other columns, a mean function that does not give one value per row.
     """
 
-    generative: bool = True
-    has_own_kernels = False  # whether parts of the method hold the kernels
-    shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
-    solves_coefficients = False  # whether solve() sets the joint posterior of coefficients with normal priors
-    latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
-    own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
+    x: Tensor
+    y: Any
+    offset: Any
+    weights: Any
+    trials: Any
+    limits: Any
+    kernel: Any
+    likelihood: Any
+    mean: Any
+    graph: Any
+    q: Any
+    latent_shape: tuple[int, ...]
+    unit: float
+    hyper_guide: HyperparameterGuide
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
-    _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
     classes: tuple[str, ...] | None = None
+    shard: Any = None
+    generative = True  # whether draws of y from the model are from the prior predictive distribution
+    own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
+    has_row_tables: bool = False  # whether q has parameters with a row per datum
+    loo_kind = "leave-one-out, latent values integrated out"  # description of the densities of loo(), for exports
+    _has_own_kernels = False  # whether parts of the method hold the kernels
+    _takes_missing = False  # whether some outputs of a row may be NaN
+    _shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
+    _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
+    _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
+    _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
 
     def __init__(
         self,
@@ -140,83 +137,114 @@ class GPMethod(GrowingData):
         **by_row: Tensor | None,
     ) -> None:
         super().__init__()
-        where = type(self).__name__
-        if torch.is_inference_mode_enabled():
-            cure = "Its tensors could not be trained: build it outside, and predict inside."
-            fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
-        given = {"kernel": kernel, "likelihood": likelihood, "mean": mean}
-        if start is not None:
-            kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
-        if likelihood is None and y is not None:
-            likelihood = Gaussian()
-        self.latent_shape = check_data(where, x, y, likelihood, self.takes_missing)
-        for name, value in check_by_row(where, x, y, likelihood, self.latent_shape, by_row).items():
-            self.register_buffer(name, value)
-        warn_if_coarse(where, x)
-        for arg, part in given.items():
-            check_unshared(where, arg, part, x)
-        if kernel is None and not self.has_own_kernels:
-            kernel = Matern52(x.shape[1])
-        if kernel is not None:
-            check_kernel_place(where, kernel)
-            check_covariance(where, kernel, x)
-        warn_of_units(where, x, self.columns, kernel)
-        if mean is not None:
-            check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
-        check_metric(where, "metric", metric, x.shape[1])
-        if jitter is not None:
-            check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
-        self.kernel, self.likelihood = kernel, likelihood
-        self.jitter = DEFAULT_JITTER if jitter is None else jitter
-        self.mean = ConstantMean(num_latents=self.num_latents) if mean is None else mean
-        for part in (kernel, likelihood, self.mean):
+        parts = construction.checked_parts(self, x, y, kernel, likelihood, mean, jitter, metric, start, by_row)
+        self.latent_shape, self.metric, self.jitter = parts.latent_shape, metric, parts.jitter
+        self.kernel, self.likelihood, self.mean = parts.kernel, parts.likelihood, parts.mean
+        for part in (self.kernel, self.likelihood, self._modules.get("mean")):
             if isinstance(part, nn.Module):
                 part.to(x)
-        self.register_buffer("x", x.detach().clone())
-        self.register_buffer("y", as_stored(y, likelihood, x))
-        self._try_mean(x[:2])
-        self._try_likelihood()
-        self.metric, self._origin = metric, [] if start is None else [start]
-        if not self.has_own_kernels:
-            self.begin()
+        for name, value in parts.values.items():
+            self.register_buffer(name, value)
+        self._origin = () if start is None else (start,)  # in a tuple: it is no part of this method
 
-    def begin(self) -> None:
-        """Start unset hyperparameters from the data; a method with several kernels calls it after building them."""
-        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
-        unset = unset_hyperparameters(self)
-        found = self.start_hyperparameters()
-        self.unit = found.unit
-        modules = {module: path for path, module in self.named_modules()}
-        self._first_values = {
-            f"{modules[part]}.{name}": part._parameters[f"{name}_unconstrained"].detach().clone()
-            for part, name in unset
-            if name in part._pyro_params
-        }
-        if isinstance(self.mean, BasisMean):
-            self.mean.start(found.level, found.spread, self.x)
-        if self.y is not None and self.likelihood is not None:
-            self._warn_of_data(self.y, self.likelihood, found.spread)
-            self._warn_of_priors(found.spread)
+    def _start(self, solves_coefficients: bool = False) -> None:
+        """Start unset hyperparameters from the data, and build the guide of those that have priors.
 
-    def _warn_of_data(self, y: Tensor, likelihood: Likelihood, spread: Tensor) -> None:
-        """Warn of targets and offsets that are hardly meant."""
-        where, constant = type(self).__name__, constant_outputs(y)
-        if self.offset is not None:
-            warn_of_offset(where, self.offset, y, likelihood, self.latent_shape)
-        if all(value is None for value in (self.offset, self.trials, self.limits)):
-            warn_of_constants(where, y, constant)
-        if self.shares_scale and y.dim() == 2 and likelihood.num_latents is None:
-            warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
-        if likelihood.is_gaussian:
-            warn_of_copies(where, self.x, y)
-            warn_of_codes(where, y)
+        Args:
+            solves_coefficients: whether the method solves for the joint posterior of coefficients with normal priors.
+        """
+        construction.start(self, solves_coefficients)
 
-    @pyro_entry
+    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+        """Start the unset hyperparameters of kernel and likelihood from the data, in place.
+
+        Args:
+            bound: the hyperparameters before.
+            at: values of those with priors.
+            trend: the mean function at rows of the data; None if it is to be started from them.
+        """
+        rest = self.jitter, self.offset, self.trials, at
+        return start_from_data(self.kernel, self.likelihood, self.x, self.rows.targets(), trend, *rest)
+
+    # What stands below the entries.
+
+    @property
+    def rows(self) -> Rows:
+        """The data."""
+        values: Any = {name: self._buffers[name] for name in VALUES}
+        return Rows(**values) if self.shard is None else ShardedRows(**values, shard=self.shard)
+
+    @property
+    def num_data(self) -> int:
+        """N; on several processes the number of own rows, which come first in x and y."""
+        return len(self.x) if self.shard is None else self.shard.num_own
+
+    @property
+    def num_latents(self) -> int | None:
+        """L; None for one latent function, without an extra dimension."""
+        return self.latent_shape[0] if self.latent_shape else None
+
+    @property
+    def num_plates(self) -> int:
+        """Dimensions of the plates of the model: that of the data, and that of latent functions."""
+        return 1 + len(self.latent_shape)
+
+    def site(self, name: str) -> str:
+        """Full name of a site or plate: with the name of the method, if any, as prefix."""
+        return f"{self._pyro_name}.{name}" if self._pyro_name else name
+
+    def bound(self) -> Bound:
+        """The present hyperparameters as values; those with priors at the median of their guide.
+
+        They serve outside of Pyro: ``gp.bound().kernel`` plots a covariance function, for instance.
+        """
+        check_same_sites(type(self).__name__, self, self.hyper_guide)
+        return read(self, self.hyper_guide.medians(), is_median=True)
+
+    def _bound_of_plans(self) -> Bound:
+        """Hyperparameters for what no posterior draw changes, such as neighbors.
+
+        They are those of :meth:`bound`; with priors that came after the guide was built, their medians.
+        """
+        if set(sampled_attributes(self)) <= set(self.hyper_guide._sites):
+            return self.bound()
+        return read(self, HyperparameterGuide(self, latents=self._latents).medians(), is_median=True)
+
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> Posterior:
+        """The posterior of f at some hyperparameters.
+
+        Args:
+            bound: the hyperparameters.
+            draw: a posterior draw of all sites, at whose latent values f is; None integrates over the guide.
+            part: some rows of all processes that take the place of the data.
+        """
+        undefined(self, "posterior", "method")
+
+    def neighbor_metric(self, bound: Bound | None = None) -> Any:
+        """The metric of neighbors: the user's, or that of the kernel, or kernels, at the present hyperparameters."""
+        if self.metric is not None:
+            return self.metric
+        with torch.no_grad():
+            return neighbor_metric((self.bound() if bound is None else bound).kernel, self.x)
+
     @torch.no_grad()
-    def _warn_of_priors(self, spread: Tensor) -> None:
-        """Warn of priors for data in other units."""
-        self.hyper_guide.median()
-        warn_of_prior_variance(type(self).__name__, self.modules(), spread)
+    def refresh_neighbors(self) -> None:
+        """Find the neighbors again under the kernel's present lengthscales.
+
+        Kernels without one lengthscale per input keep the Euclidean metric.
+        """
+        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
+        self._neighbors_changed()
+
+    def _neighbors_changed(self) -> None:
+        """Update what depends on the neighbors: on several processes the rows of the halo."""
+        if self.shard is not None:
+            self._fetch_halo()
+
+    @property
+    def maps_draws(self) -> bool:
+        """Whether several posterior draws go through ``torch.vmap``, with the priors that the model has."""
+        return self.shard is None and can_be_mapped(modules_with_priors(self))
 
     @property
     def started_hyperparameters(self) -> list[str]:
@@ -226,80 +254,17 @@ class GPMethod(GrowingData):
     @property
     def untrained_hyperparameters(self) -> list[str]:
         """Names of parameters that were left unset and still have the values that they started with."""
-        found = []
-        for name, first in self._first_values.items():
-            path, _, attribute = name.rpartition(".")
-            now = self.get_submodule(path)._parameters.get(f"{attribute}_unconstrained")
-            if now is not None and torch.equal(now.detach().cpu(), first.cpu()):
-                found.append(name)
-        return found
+        return construction.untrained(self, self._first_values)
 
-    @pyro_entry
-    @torch.no_grad()
-    def start_hyperparameters(self) -> Start:
-        """Start the unset hyperparameters of kernel and likelihood from the data."""
-        self.hyper_guide.median()
-        rest = self.known_trend(), self.jitter, self.offset, self.trials
-        return start_from_data(self.kernel, self.likelihood, self.x, self._targets(None), *rest)
-
-    def known_trend(self) -> Callable[[Tensor], Tensor] | None:
-        """The mean function at rows of the data; None if it is to be started from them."""
-        is_started = isinstance(self.mean, BasisMean) and not self.mean.is_set
-        return None if is_started else lambda rows: self._mean_at(self.x[rows])
-
-    @pyro_entry
-    @torch.no_grad()
-    def neighbor_metric(self) -> Any:
-        """The metric of neighbors: the user's, or that of the kernel, or kernels, at the present hyperparameters."""
-        if self.metric is not None:
-            return self.metric
-        self.hyper_guide.median()
-        return neighbor_metric(self.kernel, self.x)
-
-    def refresh_table(self) -> None:
-        """Find the neighbors of a method with a table of them again, in its present metric."""
-        self._place_medians()
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
-
-    @pyro_entry
-    @torch.no_grad()
-    def at_medians(self) -> tuple[Any, Any, Any]:
-        """Copies of kernel, likelihood and mean function whose hyperparameters are numbers; those with priors, medians.
-
-        They serve outside of Pyro, to plot a covariance function for instance.
-        """
-        self.hyper_guide.median()
-        return freeze(self.kernel), freeze(self.likelihood), freeze(self.mean)
-
-    def finish(self, first: Callable[[], None] | None = None) -> None:
-        """Build the guide of all hyperparameters that have priors, and do `first` at their initial values."""
-        self.build_guide()
-        if isinstance(self.mean, LinearMean) and self.mean.is_sampled_alone and hasattr(self, "guide"):
-            warnings.warn(
-                f"{type(self).__name__}: its guide holds the coefficients of the mean independent of f, so that their "
-                "intervals are too narrow. Take Vecchia, LOO or VNNGP with sites, or NUTS.",
-                UserWarning,
-                stacklevel=3,
-            )
-        for origin in self._origin:
-            self.hyper_guide.take(origin.hyper_guide)
-        self._origin = []
-        if first is not None:
-            first()
-        release(self)  # parts that ran in the constructors
-
-    def build_guide(self) -> None:
-        """Build the guide of hyperparameters; coefficients whose posterior the method solves for are not in it."""
-        if isinstance(self.mean, LinearMean):
-            self.mean.has_posterior = self.solves_coefficients and self.mean.is_normal
-        self.hyper_guide = HyperparameterGuide(self, latents=self.latents)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return nn.Module.__call__(self, *args, **kwargs)  # without the context of a Pyro program
 
     def extra_repr(self) -> str:
         """Sizes, dtype and device, then the method's parameters, as ``print`` shows them."""
-        sizes = f"N={self.num_data}, D={self.x.shape[1]}{self.show_functions()}, {show_kind(self.x)}"
+        sizes = f"N={self.num_data}, D={self.x.shape[1]}{self._show_functions()}, {show_kind(self.x)}"
         return ", ".join(part for part in (sizes, super().extra_repr()) if part)
 
-    def show_functions(self) -> str:
+    def _show_functions(self) -> str:
         """The numbers of outputs and latent functions among the sizes."""
         return f", L={self.num_latents}" if self.latent_shape else ""
 
@@ -331,91 +296,601 @@ class GPMethod(GrowingData):
         self.check_whole("save")
         save(self, path)
 
-    def _place_inducing(self, z: Float[Tensor, "M D"], learn: bool) -> None:
-        """Inducing points, as a parameter or as a buffer."""
-        self.learn_inducing = learn
-        if learn:
-            self.z = scaled(z, column_scale(self.x))
+    # Predictions: each reads the hyperparameters once, and passes them down.
+
+    @at_tables
+    def forward(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        *,
+        num_neighbors: int | None = None,
+        samples: Samples | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+    ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
+        r"""Posterior mean and variance of f at new points.
+
+        Given posterior draws :math:`\theta_s` of hyperparameters and latent values, such as those of NUTS on ``model``,
+        they are the moments of the mixture :math:`\frac1S \sum_s p(f \mid x, \theta_s)`. Without draws, predictions
+        integrate over the guide, with hyperparameters that have priors at the median of their guide.
+
+        Args:
+            x_new: new inputs, a tensor or any table that the method takes as data.
+            num_neighbors: neighbors per new point, among the points that the method conditions on; None is the method's
+                choice. More neighbors than in training often help.
+            samples: posterior draws of all sites, such as ``mcmc.get_samples()`` after NUTS on ``model``, to average
+                over.
+            offset: known part of f at the new points, as the constructor takes it; None is 0.
+
+        Returns:
+            Mean and variance, (P,), or (L, P) for L latent functions: tensors for a tensor; for a table the caller's
+            kind, such as two Series with the index of a DataFrame.
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
+        """
+        added = self._new_offset("forward", x_new, offset)
+        moments = self._moments("forward", x_new, num_neighbors, samples, "moments")
+        if samples is None:
+            ((_, mean, variance),) = moments
         else:
-            self.register_buffer("z", z.detach().clone())
+            with torch.no_grad():
+                pairs = [pair for _, *pair in moments]
+                mean, variance = mixture_moments(*(torch.stack(values) for values in zip(*pairs, strict=True)))
+        return mean + added, variance
 
-    def undefined(self, hook: str) -> NoReturn:
-        """Raise ``NotImplementedError`` for a method that a subclass has to define."""
-        undefined(self, hook, "method")
+    @at_tables
+    def predict(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        *,
+        num_neighbors: int | None = None,
+        samples: Samples | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
+    ) -> Distribution:
+        """Predictive distribution of y at new points, batch shape (P,), or (T, P) for T outputs.
 
-    @torch.no_grad()
-    def _try_mean(self, x: Tensor) -> None:
-        """Raise unless the mean function can be evaluated at x and returns one value per row."""
-        with poutine.block(), seeded(0, x):
-            try:
-                self._mean_at(x)
-            except (RuntimeError, TypeError, IndexError) as error:
-                where, expectation = type(self).__name__, f"to take inputs of shape {tuple(x.shape)}"
-                cure = "It is called with rows of x, (B, D)."
-                fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
+        That of ``CoregionalizedLOO`` is joint over the outputs of a point: batch shape (P,), event shape (T,), so that
+        its mean is (P, T).
 
-    def _try_likelihood(self) -> None:
-        """Raise if hyperparameters of the likelihood do not broadcast against the data."""
+        Args:
+            x_new: new inputs.
+            num_neighbors: as in :meth:`forward`.
+            samples: as in :meth:`forward`; the result is then the mixture over the draws.
+            offset: as in :meth:`forward`.
+            trials: numbers of trials at the new points, of ``Binomial()``; None is one each.
+            limits: limits of detection at the new points, of ``Censored()``; None predicts values that nothing limits.
+
+        Returns:
+            The marginal of the likelihood, f integrated out.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`forward`, and if the model has no likelihood.
+        """
         if self.likelihood is None:
-            return
-        f = self.x.new_zeros(*self.latent_shape, len(self.x))
-        want = f.shape if self.likelihood.num_latents is None else f.shape[1:]
-        with poutine.block(), seeded(0, f), torch.no_grad():
-            try:
-                found: Any = self.likelihood(f).batch_shape
-            except (RuntimeError, ValueError, IndexError) as error:
-                found = f"{type(error).__name__} ({error!s:.120})"
-        if found != want:
-            where, cure = type(self).__name__, "Give scalars; or (T, 1), one value for each of T outputs."
-            fail(where, "likelihood", f"with hyperparameters that broadcast to {tuple(want)}", found, cure)
+            where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
+            fail(where, "a likelihood", "in the model", None, cure)
+        added, by_row = self._new_offset("predict", x_new, offset), self._new_by_row(x_new, trials, limits)
+        moments = self._moments("predict", x_new, num_neighbors, samples, "response_moments")
+        if samples is None:
+            ((posterior, loc, spread),) = moments
+            return posterior.response(posterior.shifted(loc, added), spread, by_row)
+        with torch.no_grad():
+            parts = [each.response(each.shifted(loc, added), spread, by_row) for each, loc, spread in moments]
+        return Mixture(parts)
 
-    def _check_new(self, method: str, x_new: Any) -> None:
-        """Raise unless `x_new` has the columns, dtype and device of the data."""
-        check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
-        self.warn_of_intervals()
+    @at_tables
+    @torch.no_grad()
+    def sample(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        num_samples: int,
+        *,
+        num_neighbors: int | None = None,
+        seed: int | None = None,
+        samples: Samples | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+    ) -> Float[Tensor, "S *L P"]:
+        """Joint posterior draws of f at new points, correlated within a draw.
 
-    def new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
-        """The offset at new points, (P,) or (L, P); 0 without one."""
-        if offset is None:
-            return self.x.new_zeros(())
-        where, shapes = f"{type(self).__name__}.{method}", [(len(x_new),), (len(x_new), *self.latent_shape)]
-        check_tensor(where, "offset", offset)
-        if tuple(offset.shape) not in shapes:
-            fail(where, "offset", f"of shape {shapes[-1]}", tuple(offset.shape), "Give one value per row of x_new.")
-        check_finite(where, "offset", offset)
-        return offset.to(self.x).movedim(0, -1)
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            num_neighbors: neighbors per new point, among the points that the method conditions on and the new ones;
+                None is the method's choice.
+            seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
+            samples: as in :meth:`forward`; evenly spaced draws are used, some repeatedly if there are fewer than S.
+            offset: as in :meth:`forward`.
 
-    def new_by_row(self, x_new: Tensor, trials: Tensor | None, limits: Tensor | None) -> ByRow:
-        """Numbers of trials and limits at new points, for likelihoods that have them."""
-        where, likelihood = f"{type(self).__name__}.predict", self.likelihood
-        takes = likelihood is not None and likelihood.takes_trials, likelihood is not None and likelihood.takes_limits
-        found, each = {}, likelihood is not None and likelihood.takes_missing
-        cures = "They are for Binomial().", 'They are for Censored(lower="limits").'
-        for name, value, is_taken, cure in zip(("trials", "limits"), (trials, limits), takes, cures, strict=True):
-            if value is None:
-                continue
-            if not is_taken:
-                fail(where, name, "None for this likelihood", "numbers", cure)
-            check_tensor(where, name, value)
-            bad = value.isnan() if name == "limits" else value < 1
-            shapes = [(len(x_new),), (len(x_new), *self.latent_shape)][: 1 + each]
-            if value.shape not in shapes or bool(bad.any()):
-                expectation = f"to be numbers{'' if name == 'limits' else ' >= 1'}, ({len(x_new)},)"
-                actual = f"others of shape {tuple(value.shape)}"
-                fail(where, name, expectation, actual, "Give one per row of x_new.")
-            found[name] = value.to(self.x).movedim(0, -1)
-        if takes[0] and trials is None:
-            found["trials"] = torch.ones_like(x_new[:, 0])
-        return found
+        Raises:
+            ValueError, TypeError: as in :meth:`forward`.
 
-    def warn_of_intervals(self) -> None:
-        """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
-
-    def _check_sample(self, x_new: Any, num_samples: Any, seed: Any) -> None:
-        """Raise unless ``sample`` can make that many draws at `x_new`."""
+        Cost: once for all draws, or for each draw where hyperparameters differ between them, several at once where the
+        method can.
+        """
         self._check_new("sample", x_new)
         where = f"{type(self).__name__}.sample"
         check_int(where, "num_samples", num_samples, 1, "It is a number of draws.")
         if seed is not None:
             check_seed(where, seed)
         check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
+        added = self._new_offset("sample", x_new, offset)
+        with seeded(seed, x_new):
+            posterior, part, k = self._at(x_new, num_neighbors, samples, jointly=True)
+            near = posterior.joint_neighbors(x_new, k, 0 if seed is None else seed)
+            if samples is None:
+                return torch.cat(list(self._joint_draws(posterior, part, x_new, near, num_samples))) + added
+            chosen, counts = evenly_spaced(where, self, samples, num_samples)
+
+            def joint(draw: Draw) -> Tensor:
+                return self._at_draw(where, draw, part).joint(x_new, near, max(counts))
+
+            entries = posterior.entries(x_new, near) if self.maps_draws else None
+            draws = zip(at_each_draw(where, self, chosen, joint, entries), counts, strict=True)
+            return torch.cat([values[:count] for values, count in draws]) + added
+
+    def _joint_draws(self, posterior: Posterior, part: Part | None, x_new: Tensor, near: Any, count: int) -> Any:
+        """Joint draws under the guide: with priors, each at hyperparameters of its own."""
+        if self.hyper_guide.has_sites:
+            for _ in range(count):
+                yield self.posterior(read(self, self.hyper_guide.draw()), None, part).joint(x_new, near, 1)
+            return
+        most = posterior.most_draws(len(x_new)) or count
+        for start in range(0, count, most):
+            yield posterior.joint(x_new, near, min(most, count - start))
+
+    @at_tables
+    @torch.no_grad()
+    def sample_y(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        num_samples: int,
+        *,
+        seed: int | None = None,
+        samples: Samples | None = None,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
+        **options: Any,
+    ) -> Float[Tensor, "S *T P"] | Int[Tensor, "S *T P"]:
+        r"""Joint posterior predictive draws of y at new points, correlated within a draw as f is.
+
+        .. math:: f^{(s)} \sim p(f \mid \text{data}), \qquad y^{(s)}_p \sim p(y \mid f^{(s)}_p, \theta)
+
+        with :math:`\theta` as in :meth:`predict`: of each posterior draw, or the medians of the guide.
+
+        Args:
+            x_new: new inputs.
+            num_samples: S.
+            seed: makes the draws reproducible and leaves the global random state alone; None uses the global state.
+            samples: posterior draws of all sites, as :meth:`sample` takes them.
+            offset: known part of f at the new points, as the constructor takes it; None is 0.
+            trials: numbers of trials at the new points, of ``Binomial()``; None is one each.
+            limits: limits of detection at the new points, of ``Censored()``; None draws values that nothing limits.
+            options: further arguments of :meth:`sample`, such as `num_neighbors`.
+
+        Raises:
+            ValueError, TypeError: as :meth:`sample`, and if the model has no likelihood.
+
+        Cost: that of :meth:`sample`.
+        """
+        where = f"{type(self).__name__}.sample_y"
+        if self.likelihood is None:
+            fail(where, "a likelihood", "in the model", None, "Take sample for draws of f.")
+        with seeded(seed, x_new):
+            f = self.sample(x_new, num_samples, samples=samples, offset=offset, **options)
+            by_row = self._new_by_row(x_new, trials, limits)
+            if samples is None:
+                return self._y_given(self.posterior(self.bound()), f, by_row)
+            chosen, counts = evenly_spaced(where, self, samples, num_samples)
+            each = zip(f.split(counts), range(len(counts)), strict=True)
+            parts = [self._y_given(self._at_draw(where, one_draw(chosen, row)), some, by_row) for some, row in each]
+        return torch.cat(parts)
+
+    @at_tables
+    @torch.no_grad()
+    def predictions_by_draw(
+        self,
+        x_new: Float[Tensor, "P D"] | Table,
+        *,
+        num_neighbors: int | None = None,
+        seed: int = 0,
+        offset: Float[Tensor, "P *L"] | Table | None = None,
+        trials: Float[Tensor, " P"] | Int[Tensor, " P"] | Table | None = None,
+        limits: Float[Tensor, " P"] | Table | None = None,
+        from_guide: bool = False,
+    ) -> Callable[[Draw], tuple[Tensor, Tensor | None]]:
+        """Joint draws of f and y at new points as a function of one posterior draw at a time, for streaming.
+
+        Args:
+            x_new: new inputs.
+            num_neighbors: as in :meth:`sample`.
+            seed: seed of the order of the new points; the draws use the global random state.
+            offset: as in :meth:`forward`.
+            trials: as in :meth:`predict`.
+            limits: as in :meth:`predict`.
+            from_guide: whether the posterior draws are from the guide. A method whose sites determine no f at new
+                points then draws f from its guide, at the hyperparameters of each draw.
+
+        Returns:
+            A function from the values of all sites to f, (*L, P), and y, (*T, P); None for y without a likelihood.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`sample`.
+        """
+        self._check_new("predictions_by_draw", x_new)
+        added, by_row = self._new_offset("predict", x_new, offset), self._new_by_row(x_new, trials, limits)
+        anew = from_guide and not self._sites_determine_f
+        posterior, part, k = self._at(x_new, num_neighbors, None if anew else {}, jointly=True)
+        near, where = posterior.joint_neighbors(x_new, k, seed), f"{type(self).__name__}.predictions_by_draw"
+
+        @torch.no_grad()
+        def at(draw: Draw) -> tuple[Tensor, Tensor | None]:
+            posterior = self._at_draw(where, draw, part, given=not anew)
+            f = posterior.joint(x_new, near, 1)[0] + added
+            return f, None if self.likelihood is None else self._y_given(posterior, f, by_row)
+
+        return at
+
+    def joint(
+        self,
+        x_new: Float[Tensor, "... q D"],
+        *,
+        num_neighbors: int | None = None,
+        fantasies: Fantasies | None = None,
+    ) -> tuple[Float[Tensor, "... q"], Float[Tensor, "... q q"]]:
+        r"""Joint posterior of f at sets of a few points: means and covariance matrices, differentiable in `x_new`.
+
+        Of methods with Gaussian observations or pseudo-observations of one output, at the present hyperparameters (with
+        priors, the median of their guide). Coefficients of the mean whose joint posterior the method has are integrated
+        over. For many points at once take :meth:`sample`.
+
+        Args:
+            x_new: sets of q points; each set is predicted jointly, from the neighbors of all its points.
+            num_neighbors: as in :meth:`forward`.
+            fantasies: observations to condition on in addition, with batch dimensions that broadcast against those of
+                `x_new`.
+
+        Returns:
+            Means (\*B, q) and covariances (\*B, q, q).
+
+        Raises:
+            ValueError, TypeError: for malformed arguments, several outputs, or a method without such observations.
+
+        Cost: O((q K)^3) for each set.
+        """
+        return joint_moments(self, x_new, num_neighbors, fantasies)
+
+    @torch.inference_mode(False)  # pseudo-observations come from gradients
+    @torch.no_grad()
+    def loo(
+        self,
+        idx: Int[Tensor, " I"] | None = None,
+        *,
+        num_neighbors: int | None = None,
+        samples: Samples | None = None,
+    ) -> Float[Tensor, "... I"]:
+        r"""Log density of each datum given all others, with latent values integrated out.
+
+        .. math:: \log p(y_i \mid y_{-i}, \theta), \qquad i = 1..N
+
+        Over posterior draws of :math:`\theta`, the weights that leave out a datum are proportional to
+        :math:`1 / p(y_i \mid y_{-i}, \theta)`, which is what ``az.loo`` computes if these densities are the log
+        likelihood, however the data depend on each other (Burkner, Gabry, Vehtari 2021). Densities given a draw of the
+        latent values are no substitute: the draws depend on y_i, and one weight per draw has to account for all latent
+        values at once. The sum estimates the log density of N new data if hyperparameters are few relative to the data.
+        Neighbors and inducing points are not changed.
+
+        Args:
+            idx: rows of the data; None is all. On several processes own rows, different ones on each; all processes
+                must call it at the same time.
+            num_neighbors: neighbors of each datum, among the others; None is the method's choice. Methods with inducing
+                points take None.
+            samples: posterior draws of the hyperparameters, such as ``mcmc.get_samples()``. None takes the
+                present hyperparameters, and those with priors at the median of their guide.
+
+        Returns:
+            Log densities (I,), (T, I) for T outputs with independent latent functions; with S posterior draws one such
+            tensor for each, draws first, as Pareto-smoothed importance sampling takes them.
+
+        Raises:
+            ValueError, TypeError: for malformed rows, a number of neighbors out of range, a model without likelihood,
+                or a hyperparameter that is missing in `samples`.
+
+        Cost: O(N K^3), for latent values under a likelihood that is not Gaussian per natural-gradient step;
+        O(N M^2 + M^3) with M inducing points. Once, or for each draw.
+
+        Reference: Burkner, Gabry, Vehtari (2021), "Efficient leave-one-out cross-validation for Bayesian non-factorized
+        normal and Student-t models", Computational Statistics.
+        """
+        where, (posterior, part, others) = (
+            f"{type(self).__name__}.loo",
+            self._others(idx, num_neighbors, samples is not None),
+        )
+        if samples is None:
+            return posterior.leave_one_out(others)
+
+        def density(draw: Draw) -> Tensor:
+            return self._at_draw(where, draw, part).leave_one_out(others)
+
+        entries = posterior.loo_entries(others) if self.maps_draws else None
+        return torch.stack(list(at_each_draw(where, self, samples, density, entries)))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def loo_by_draw(
+        self, idx: Int[Tensor, " I"] | None = None, *, num_neighbors: int | None = None, from_guide: bool = False
+    ) -> Callable[[Draw], Float[Tensor, "*T I"]]:
+        """:meth:`loo` as a function of one posterior draw at a time, for streaming.
+
+        Args:
+            idx: rows of the data; None is all.
+            num_neighbors: as in :meth:`loo`.
+            from_guide: whether the draws are from the method's guide instead of a posterior of its model. Latent values
+                other than hyperparameters are then integrated over the guide.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`loo`.
+        """
+        where, (_, part, others) = f"{type(self).__name__}.loo", self._others(idx, num_neighbors, True)
+        known: list[Tensor] = []  # the densities, where no draw differs from another
+
+        @torch.inference_mode(False)
+        @torch.no_grad()
+        def at(draw: Draw) -> Tensor:
+            if known:
+                return known[0]
+            density = self._at_draw(where, draw, part, given=not from_guide).leave_one_out(others)
+            if from_guide and not self.hyper_guide.has_sites:
+                known.append(density)
+            return density
+
+        return at
+
+    # Helpers of the entries.
+
+    _sites_determine_f = True  # whether a posterior draw of the sites determines f at new points
+
+    def _at(
+        self, x_new: Tensor, num_neighbors: int | None, samples: Samples | None, jointly: bool = False
+    ) -> tuple[Posterior, Part | None, int | None]:
+        """The posterior at the medians, the rows near new points, and the number of neighbors of each point.
+
+        On several processes the rows are a part of all; with `jointly` neighbors may also be other new points, and the
+        part's rows are in a graph.
+        """
+        posterior = self.posterior(self.bound() if samples is None else self._bound_of_plans())
+        if samples is not None and num_neighbors is None:
+            num_neighbors = posterior.neighbors_at_draws()
+        if self.shard is None or not self._predicts_from_rows:
+            return posterior, None, num_neighbors
+        k = posterior.enough_neighbors() if num_neighbors is None else num_neighbors
+        part = self._near(x_new, min(k, self.rows.num_rows) if jointly else k, jointly)
+        return self.posterior(posterior.bound, None, part), part, k
+
+    def _near(self, x_new: Tensor, num_neighbors: int, ordered: bool) -> Part:
+        """The rows of all processes that are nearest to new points of this one."""
+        return self.rows.near(self.graph, x_new, num_neighbors, ordered=ordered)
+
+    def _moments(
+        self, method: str, x_new: Tensor, num_neighbors: int | None, samples: Samples | None, kind: str
+    ) -> list[tuple[Posterior, Tensor, Tensor]]:
+        """Moments of f (or of y, by `kind`) with their posterior: at the medians, or at each posterior draw."""
+        self._check_new(method, x_new)
+        posterior, part, k = self._at(x_new, num_neighbors, samples)
+        near, where = posterior.neighbors(x_new, k), f"{type(self).__name__}.{method}"
+        if samples is None:
+            return [(posterior, *getattr(posterior, kind)(x_new, near))]
+
+        def moments(draw: Draw) -> tuple[Tensor, Tensor]:
+            return getattr(self._at_draw(where, draw, part), kind)(x_new, near)
+
+        with torch.no_grad():
+            entries = posterior.entries(x_new, near) if self.maps_draws else None
+            pairs = list(at_each_draw(where, self, samples, moments, entries))
+            return [(self._at_draw(where, one_draw(samples, row), part), *pair) for row, pair in enumerate(pairs)]
+
+    def _at_draw(self, where: str, draw: Draw, part: Part | None = None, given: bool = True) -> Posterior:
+        """The posterior at the hyperparameters of a draw, and its latent values if these are given."""
+        return self.posterior(read(self, draw_values(where, self, draw)), draw if given else None, part)
+
+    def _others(
+        self, idx: Tensor | None, num_neighbors: int | None, at_draws: bool
+    ) -> tuple[Posterior, Part | None, Any]:
+        """The posterior at the medians, and some rows of the data with their nearest others."""
+        where, rows = f"{type(self).__name__}.loo", self.rows
+        if self.likelihood is None:
+            fail(where, "a likelihood", "in the model", None, "Score the whole program.")
+        if idx is not None:
+            check_batch(where, "idx", idx, self.num_data)
+        idx = rows.every if idx is None else idx
+        bound = self._bound_of_plans() if at_draws else self.bound()
+        if rows.is_whole or not self._scores_from_rows:
+            posterior = self.posterior(bound)
+            return posterior, None, posterior.others(idx, num_neighbors)
+        part = rows.others(self.graph, idx, num_neighbors)
+        posterior = self.posterior(bound, None, part)
+        k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
+        return posterior, part, posterior.others(part.places, k)
+
+    def _y_given(self, posterior: Posterior, f: Float[Tensor, "... P"], by_row: Mapping[str, Tensor]) -> Tensor:
+        """A draw of y, (*S, *T, P), for each value of f."""
+        if posterior.bound.likelihood.num_latents is not None:
+            f = f.movedim(-2, 0)
+        return posterior.given_f(f, by_row).sample()
+
+    def warn_of_intervals(self) -> None:
+        """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
+
+    def _check_new(self, method: str, x_new: Any) -> None:
+        """Raise unless `x_new` has the columns, dtype and device of the data."""
+        check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
+        self.warn_of_intervals()
+
+    def prediction_neighbors(self) -> int:
+        """The default number of neighbors in predictions, at the present hyperparameters."""
+        return self.posterior(self.bound()).enough_neighbors()
+
+    def _new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
+        """The offset at new points, (P,) or (L, P); 0 without one."""
+        return new_offset(f"{type(self).__name__}.{method}", self, x_new, offset)
+
+    def _new_by_row(self, x_new: Tensor, trials: Tensor | None, limits: Tensor | None) -> Mapping[str, Tensor]:
+        """Numbers of trials and limits at new points, for likelihoods that have them."""
+        return new_by_row(f"{type(self).__name__}.predict", self, x_new, trials, limits)
+
+    # New data.
+
+    _own_state: tuple[str, ...] = ("q",)  # parts that copies for new data do not share
+
+    def extend(
+        self,
+        x: Float[Tensor, "P D"] | Table,
+        y: Float[Tensor, "P *T"] | Int[Tensor, "P *T"] | Table | None = None,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
+    ) -> None:
+        """Append rows to the data, in place, at the present hyperparameters.
+
+        New rows come last in the ordering, with exact neighbors among all rows before them. Predictions use them at
+        once; q of latent values is solved for, starting from the old one, where the method has ``solve``. Train
+        further with ``fit``, which starts new optimizers; it refuses a change of the data while it runs.
+
+        Args:
+            x: new inputs, a tensor or any table that the method takes as data.
+            y: their targets, as in the constructor; None where the method has none.
+            by_row: ``offset``, ``weights``, ``trials`` and ``limits`` of the rows, if the method has them.
+
+        Raises:
+            ValueError, TypeError: for malformed rows, or targets outside the support of the likelihood.
+            RuntimeError: under ``torch.inference_mode()``.
+
+        Whatever it raises, the method stays as it was.
+
+        Cost: that of the search for the neighbors, and of ``solve`` where the method has latent values.
+        """
+        self.check_whole("extend")
+        extension.extend(self, x, y, by_row)
+
+    def condition_on(
+        self,
+        x: Float[Tensor, "P D"] | Table,
+        y: Float[Tensor, "P *T"] | Float[Tensor, "S P"] | Int[Tensor, "P *T"] | Table,
+        **by_row: Float[Tensor, "P ..."] | Int[Tensor, " P"] | Table | None,
+    ) -> Any:
+        """A copy with more data, which shares all hyperparameters and the old data with this method.
+
+        It is for fantasies: what would be predicted if y were observed at x. Training the copy would move the
+        hyperparameters of both; to keep new data, use :meth:`extend`. With S fantasies the posterior of coefficients of
+        the mean stays that of this method, since the fantasies have it in common.
+
+        Args:
+            x: further inputs.
+            y: their targets; or (S, P) for S fantasies at the same inputs, of one output with Gaussian noise.
+            by_row: as in :meth:`extend`.
+
+        Returns:
+            A method of the same class; for S fantasies with S outputs.
+
+        Raises:
+            ValueError, TypeError: as in :meth:`extend`.
+
+        Cost: as in :meth:`extend`.
+        """
+        self.check_whole("condition_on")
+        return extension.condition_on(self, x, y, by_row)
+
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it."""
+        self.x = torch.cat([self.x, x])
+        if y is not None and self.y is not None:
+            self.y = torch.cat([self.y, y])
+        for name, value in by_row.items():
+            setattr(self, name, torch.cat([getattr(self, name), value]))
+
+    def _repeat_targets(self, where: str, y: Float[Tensor, "S P"]) -> Float[Tensor, "P S"]:
+        """Repeat the targets for each of S fantasies, where they are independent outputs; returns the new ones."""
+        cure = "Condition on one fantasy at a time."
+        fail(where, "y", "of shape (P,) for this method and likelihood", tuple(y.shape), cure)
+
+    def _coded(self, y: Tensor) -> Tensor:
+        """Targets in the coding of the method's own."""
+        return y
+
+    # Several processes.
+
+    _can_distribute = False  # whether the method takes ShardedData
+    _predicts_from_rows = True  # whether predictions condition on the data, or on latent values at them
+    _scores_from_rows = True  # whether loo does
+
+    def distribute(self, data: ShardedData, choose: bool) -> None:
+        """Replace the sample that the method was built on by the own rows, and find their neighbors among all rows.
+
+        The constructor calls it; all processes must do so at the same time.
+
+        Args:
+            data: the rows.
+            choose: whether the number of neighbors was not given.
+
+        Raises:
+            ValueError: for targets outside the support of the likelihood.
+        """
+        extension.check_rows(self, data.values)
+        self.shard = data
+        if self._predicts_from_rows:
+            self.graph = self._sharded_table(data, self.graph.num_neighbors, choose)
+        self._fetch_halo()
+        self._distributed(choose)
+
+    def _sharded_table(self, data: ShardedData, num_neighbors: int, choose: bool) -> Any:
+        """The table of neighbors among the rows of all processes; the number is a first one if it is chosen later."""
+        undefined(self, "_sharded_table", "method")
+
+    def _distributed(self, choose: bool) -> None:
+        """Start what is kept per datum, after the rows have been distributed."""
+
+    def _fetch_halo(self) -> None:
+        """Fetch the rows of the halo again, after the neighbors have changed."""
+        rows = self.rows
+        for name, own in self.shard.values.items():
+            setattr(self, name, rows.complete(self._modules.get("graph"), own).to(self.x.device))
+
+    def training_state(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum.
+
+        The data are not in it, nor is what follows from the rest: neighbors and halo.
+        """
+        tables = self._row_tables()
+        fixed = {*self.shard.values, *tables, "data_neighbors"}
+        if self._predicts_from_rows:
+            fixed |= {"graph.x", "graph.neighbors", "graph.context", "graph.rank"}
+        state = {name: value.detach().clone() for name, value in self.state_dict().items() if name not in fixed}
+        rows = {name: table.detach()[: self.num_data].clone() for name, table in tables.items()}
+        return {"shared": state, "rows": rows}
+
+    @torch.no_grad()
+    def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
+        """Restore what :meth:`training_state` returned; all processes must do so at the same time."""
+        self.load_state_dict(state["shared"], strict=False)
+        tables = self._row_tables()
+        for name, value in state["rows"].items():
+            tables[name].data[: self.num_data] = value.to(self.x.device)
+        if self._predicts_from_rows:
+            self.graph.refresh()
+        self._neighbors_changed()
+
+    def _row_tables(self) -> dict[str, Tensor]:
+        """The parameters of q with a row per datum, by name."""
+        return {f"q.{name}": table for name, table in self.q.row_tables().items()} if self.has_row_tables else {}
+
+    def check_whole(
+        self,
+        what: str,
+        cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
+    ) -> None:
+        """Raise ``TypeError`` for an operation that is not there on several processes."""
+        if self.shard is not None:
+            fail(f"{type(self).__name__}.{what}", "method", "with all rows", "one of ShardedData", cure, TypeError)
+
+
+__all__ = ["Method"]

@@ -21,8 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg import in_blocks
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
 
 COPIES = 6
 """Of the neighbors' covariance in memory while its Cholesky factor is computed."""
@@ -36,7 +35,7 @@ def latent_conditional(
     noise: Float[Tensor, "B K R"],
     jitter: float,
 ) -> tuple[Float[Tensor, "B L KR"], Float[Tensor, "B L L"]]:
-    """Weights of the observations and the conditional covariance of u(x).
+    """Weights of the observations, and the conditional covariance of u(x).
 
     Args:
         kernels: covariance functions, one for each latent function, or one for all of them.
@@ -47,7 +46,7 @@ def latent_conditional(
         jitter: relative nugget of the latent functions.
 
     Returns:
-        Weights, those of a neighbor's observations side by side, and covariances.
+        Weights, with the observations of a neighbor side by side, and covariances.
 
     Raises:
         NotPositiveDefiniteError: if a covariance stays indefinite with a relative nugget of 1e-2.
@@ -66,25 +65,25 @@ def _block(
 ) -> tuple[Tensor, Tensor]:
     among = latent_covariances(kernels, near, jitter)
     cross = torch.stack([kernel(x[:, None], near)[:, 0] for kernel in kernels], -1)
-    own = torch.stack([kernel.diag(x) * (1 + jitter) for kernel in kernels], -1).expand(len(x), rows.shape[-1])
-    cov = observed_covariance(among, rows) + torch.diag_embed(noise.flatten(1))
+    prior = torch.stack([kernel.diag(x) * (1 + jitter) for kernel in kernels], -1).expand(len(x), rows.shape[-1])
+    cov = add_diagonal(observed_covariance(among, rows), noise.flatten(1))
     right = (cross[:, :, None] * rows).flatten(1, 2)
     tril = cholesky(cov, 0.0, escalate=True)
-    half = torch.linalg.solve_triangular(tril, right, upper=False)
-    weights = torch.linalg.solve_triangular(tril.mT, half, upper=True).mT
-    return weights, torch.diag_embed(own) - half.mT @ half
+    half = half_solve(tril, right)
+    weights = half_solve(tril, half, transposed=True).mT
+    return weights, torch.diag_embed(prior) - half.mT @ half
 
 
 def latent_covariances(
     kernels: Sequence[Covariance], places: Float[Tensor, "B J D"], jitter: float
 ) -> Float[Tensor, "B J J L"]:
-    """Covariances between places of each latent function, or of all if they share one kernel, with the nugget."""
+    """Covariances between places, with the nugget: for each latent function, or once if all share a kernel."""
     each = torch.stack([kernel(places, places) for kernel in kernels], -1)
     return each + torch.diag_embed(each.diagonal(dim1=1, dim2=2) * jitter).movedim(1, -1)
 
 
 def observed_covariance(among: Float[Tensor, "B J J #L"], rows: Float[Tensor, "B J R L"]) -> Float[Tensor, "B JR JR"]:
-    """Covariances of the observations without their noise, those of a place side by side."""
+    """Covariances of the observations without their noise; the observations of a place are side by side."""
     b, places, width, count = rows.shape
     left = (among[:, :, :, None] * rows[:, None]).reshape(b, places, places * width, count)
     return (left @ rows.mT).movedim(1, 2).reshape(b, places * width, places * width)

@@ -29,11 +29,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from pyro_nngp._autograd import apply
 from pyro_nngp._checks import fail
-from pyro_nngp._provenance import apply
 from pyro_nngp.conditionals.coregionalized import COPIES, observed_covariance
-from pyro_nngp.linalg import in_blocks
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import cholesky, factor_inverse, factor_log_det, half_solve, in_blocks
 
 
 def coregionalized_log_density(
@@ -63,9 +62,9 @@ class _LogDensity(torch.autograd.Function):
         def block(part: slice) -> tuple[Tensor, ...]:
             return _forward(among[part], rows[part], values[part])
 
-        found, *kept = in_blocks(block, len(rows), COPIES * (places * width) ** 2)
+        densities, *kept = in_blocks(block, len(rows), COPIES * (places * width) ** 2)
         ctx.save_for_backward(among, rows, *kept)
-        return found
+        return densities
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,17 +98,16 @@ def _forward(among: Tensor, rows: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     cov.diagonal(dim1=-2, dim2=-1).add_(1.0)
     tril = cholesky(cov[:, :size, :size], 0.0, escalate=True)
     right = torch.cat([cov[:, :size, size:], flat[:, :size, None]], -1)
-    half = torch.linalg.solve_triangular(tril, right, upper=False)
-    solved = torch.linalg.solve_triangular(tril.mT, half, upper=True)
+    half = half_solve(tril, right)
+    solved = half_solve(tril, half, transposed=True)
     explained = half[..., :width].mT @ half
-    own = torch.linalg.cholesky(cov[:, size:, size:] - explained[..., :width])
+    last = cholesky(cov[:, size:, size:] - explained[..., :width], 0.0)
     error = flat[:, size:] - explained[..., width]
-    white = torch.linalg.solve_triangular(own, error[..., None], upper=False)
-    precision = torch.cholesky_inverse(own)
+    white = half_solve(last, error[..., None])
+    precision = factor_inverse(last)
     beta = (precision @ error[..., None])[..., 0]
     eye = torch.eye(width, dtype=cov.dtype, device=cov.device).expand(b, width, width)
     weights = torch.cat([-solved[..., :width].mT, eye], -1).view(b, width, places, width)
     alpha = torch.nn.functional.pad(solved[..., width], (0, width)).view(b, places, width)
-    log_det = own.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    density = -white.square().sum((-2, -1)) / 2 - log_det
+    density = -(white.square().sum((-2, -1)) + factor_log_det(last)) / 2
     return density, weights, alpha, beta, (beta[:, :, None] * beta[:, None] - precision) / 2

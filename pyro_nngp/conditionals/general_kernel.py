@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
+from pyro_nngp._autograd import apply
 from pyro_nngp._checks import fail
 from pyro_nngp._memory import at_once
-from pyro_nngp._provenance import apply
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.linalg.cholesky import cholesky, cholesky_ex, factorize
+from pyro_nngp.linalg import cholesky, factor_solve, half_solve
+from pyro_nngp.linalg.dense_factor import factorize
 
 _CHUNK_BYTES = 2**20
 
@@ -25,7 +26,7 @@ _CHUNK_BYTES = 2**20
 def block_conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    """Any covariance function: its blocks are evaluated, and differentiated, chunk by chunk.
+    """Weights and variances for any covariance function, which is evaluated and differentiated chunk by chunk.
 
     Noise (*L, B, K) broadcasts against the batch dimensions of the kernel, which results begin with.
     """
@@ -45,14 +46,14 @@ def block_conditional(
 
 
 def may_lack(neighbors: Tensor) -> bool:
-    """Whether neighbors may be missing, so that masks are needed; not looked up on a GPU, for which it would wait."""
+    """Whether neighbors may be missing, so that masks are needed; True on a GPU, where looking would wait for it."""
     return neighbors.device.type != "cpu" or is_batchedtensor(neighbors) or bool((neighbors < 0).any())
 
 
 def _member_by_member(
     cov_nn: Tensor, cov_nx: Tensor, cov_xx: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float
 ) -> tuple[Tensor, Tensor]:
-    """:class:`Conditional` with batch dimensions, which broadcast, in front of those of its arguments."""
+    """Apply :class:`Conditional` to arguments whose further leading dimensions broadcast."""
     given = (cov_nn, 2), (cov_nx, 1), (cov_xx, 0), (noise, 1), (mask, 1)
     batch = torch.broadcast_shapes(*(value.shape[: -rank - 1] for value, rank in given if value is not None))
     if not batch:
@@ -63,9 +64,9 @@ def _member_by_member(
 
 
 def _flat(value: Tensor, batch: torch.Size, rank: int) -> Tensor:
-    """Members (*batch, B) as one dimension."""
-    own = value.shape[value.dim() - rank - 1 :]
-    return value.expand(*batch, *own).reshape(-1, *own[1:])
+    """Flatten the dimensions (*batch, B) of a value, B x `rank` further dimensions, into one."""
+    inner = value.shape[value.dim() - rank - 1 :]
+    return value.expand(*batch, *inner).reshape(-1, *inner[1:])
 
 
 class Conditional(torch.autograd.Function):
@@ -90,7 +91,7 @@ class Conditional(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *arguments: Any) -> tuple:
-        """The dimension that vmap maps over joins that of the covariances, each of which is factorized on its own."""
+        """Make the mapped dimension a batch dimension; each covariance is factorized separately."""
         pairs = zip(in_dims[:5], arguments[:5], strict=True)
         nn, nx, xx, noise, mask = (value.movedim(dim, 0) if isinstance(dim, int) else value for dim, value in pairs)
         w, var = _member_by_member(nn, nx, xx, noise, mask, arguments[5])
@@ -104,7 +105,7 @@ class Conditional(torch.autograd.Function):
             if extra is not None:
                 system.diagonal(dim1=-2, dim2=-1).add_(extra[:, None])
             tril = cholesky(system, 0.0)
-            w = torch.cholesky_solve((cov_nx if mask is None else cov_nx * mask)[..., None], tril)[..., 0]
+            w = factor_solve(tril, (cov_nx if mask is None else cov_nx * mask)[..., None])[..., 0]
         left, vw = solve_gradient(grad_w, grad_var * inside, w, tril, mask)
         grad_nn = left[..., None] * w[..., None, :]
         grad_diag = left * w
@@ -123,7 +124,7 @@ def each_member(
 
 
 def chunks(x: Tensor, num_neighbors: int, num_sets: int = 1) -> Iterator[slice]:
-    """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice is all.
+    """Slices of the targets x whose K x K temporaries stay in the processor's cache; on a GPU one slice of all.
 
     Each target has `num_sets` of them. Without targets there is one empty slice.
     """
@@ -140,10 +141,10 @@ def solve(
 
     K_nn is overwritten.
     """
-    tril, extra = factorize(_system(cov_nn, noise, mask, jitter), cholesky_ex)
+    tril, extra = factorize(_system(cov_nn, noise, mask, jitter))
     rhs = cov_nx if mask is None else cov_nx * mask
-    half = torch.linalg.solve_triangular(tril, rhs[..., None], upper=False)
-    w = torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0]
+    half = half_solve(tril, rhs[..., None])
+    w = half_solve(tril, half, transposed=True)[..., 0]
     var, inside = variance_left(cov_xx, half[..., 0], jitter)
     return w, var, tril, extra, inside
 
@@ -163,19 +164,18 @@ def solve_gradient(
     if mask is not None:
         grad_w = grad_w * mask
     vw = grad_var[..., None] * w
-    half = torch.linalg.solve_triangular(tril, grad_w[..., None], upper=False)
-    return vw - torch.linalg.solve_triangular(tril.mT, half, upper=True)[..., 0], vw
+    return vw - half_solve(tril, half_solve(tril, grad_w[..., None]), transposed=True)[..., 0], vw
 
 
 def _system(cov_nn: Tensor, noise: Tensor | None, mask: Tensor | None, jitter: float) -> Tensor:
-    """Put nugget and noise on the diagonal of K_nn, and leave nothing else in rows and columns of masked neighbors.
+    """Add nugget and noise to the diagonal of K_nn, and zero the rows and columns of masked neighbors off the diagonal.
 
-    Their diagonal stays what it was: an extra nugget is relative to the mean of the diagonal.
+    The diagonal of masked neighbors stays as it is, since an extra nugget is relative to the mean of the diagonal.
     """
-    own = cov_nn.diagonal(dim1=-2, dim2=-1)
-    added = own * jitter if noise is None else own * jitter + noise
+    diagonal = cov_nn.diagonal(dim1=-2, dim2=-1)
+    added = diagonal * jitter if noise is None else diagonal * jitter + noise
     if mask is not None:
-        added = torch.where(mask, added, own)
+        added = torch.where(mask, added, diagonal)
         cov_nn.mul_(mask[..., None] & mask[..., None, :])
     cov_nn.diagonal(dim1=-2, dim2=-1).add_(added)
     return cov_nn

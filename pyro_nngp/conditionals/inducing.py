@@ -12,14 +12,13 @@ Cost: O(M^3 + B M^2) time, O(M^2 + B M) memory.
 
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.conditionals.general_kernel import variance_left
-from pyro_nngp.kernels import bind, bind_double
-from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.kernels import bind
+from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, half_solve
 
 
 def whitened_conditional(
@@ -41,7 +40,7 @@ def whitened_conditional(
     """
     cov, points, targets = bind_double(kernel, x.dtype), z.double(), x.double()
     tril = cholesky(cov(points, points), jitter)
-    a = torch.linalg.solve_triangular(tril, cov(points, targets), upper=False).mT
+    a = half_solve(tril, cov(points, targets)).mT
     return a.to(x), variance_left(cov.diag(targets), a, jitter)[0].to(x), tril.to(x)
 
 
@@ -69,6 +68,6 @@ def local_conditional(
     """
     cov = bind(kernel)
     tril = cholesky(cov(z, z), jitter, escalate=True)
-    a = torch.linalg.solve_triangular(tril, cov(z, x[:, None]), upper=False)
-    w = torch.linalg.solve_triangular(tril.mT, a, upper=True)[..., 0]
+    a = half_solve(tril, cov(z, x[:, None]))
+    w = half_solve(tril, a, transposed=True)[..., 0]
     return w, variance_left(cov.diag(x), a[..., 0], jitter)[0], tril

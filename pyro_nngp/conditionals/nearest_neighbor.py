@@ -1,4 +1,4 @@
-r"""The nearest-neighbor conditional, the computation behind every method here.
+r"""The nearest-neighbor conditional, on which every method is built.
 
 For a target x with neighbors :math:`z_1..z_K`, kernel k and noise :math:`\delta` on the neighbors,
 
@@ -33,13 +33,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import check_number, check_row_numbers, check_same_kind, check_tensor, fail
-from pyro_nngp._rows import values_at
+from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals.general_kernel import block_conditional
 from pyro_nngp.conditionals.stationary_kernel import radial_conditional
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.linalg import DEFAULT_JITTER
-
-__all__ = ["graph_conditional", "nn_conditional"]
 
 
 def nn_conditional(
@@ -57,7 +55,7 @@ def nn_conditional(
         x: targets.
         z: neighbors of each target.
         mask: True where a neighbor is real. Other neighbors get weight exactly 0 and pass no gradient.
-        noise: variance (not standard deviation) added to each neighbor's own, broadcastable to (B, K): 0 for latent
+        noise: variance (not standard deviation) added at each neighbor, broadcastable to (B, K): 0 for latent
             values, the noise variance for observed ones, 1/omega under Polya-Gamma augmentation.
         jitter: relative nugget; None takes 1e-6.
 
@@ -100,7 +98,7 @@ def graph_conditional(
     noise: Float[Tensor, "*L N"] | None = None,
     jitter: float | None = None,
 ) -> tuple[Float[Tensor, "*S B K"], Float[Tensor, "*S B"]]:
-    """:func:`nn_conditional` with neighbors given as rows of `points`, gathered chunk by chunk; -1 is no neighbor.
+    """Weights and variance of f(x) given f at neighbors that are rows of `points`, gathered chunk by chunk.
 
     Args:
         kernel: as in :func:`nn_conditional`.
@@ -113,7 +111,7 @@ def graph_conditional(
 
     Returns:
         Weights (B, K), 0 where there is no neighbor, and variances (B,); the batch dimensions of the kernel's
-        hyperparameters and those of the noise, S, lead.
+        hyperparameters and of the noise, S, lead.
 
     Raises:
         ValueError, TypeError: if shapes, dtypes or devices disagree, or `neighbors` holds other numbers than rows.
@@ -150,7 +148,7 @@ def _check_graph(x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | N
 def _conditional(
     cov: Covariance, x: Tensor, points: Tensor, neighbors: Tensor, noise: Tensor | None, jitter: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Both public functions, on neighbors as rows of points and noise of shape (*L, B, K)."""
+    """Weights and variances for neighbors as rows of points and noise of shape (*L, B, K)."""
     if jitter is not None:
         check_number("nn_conditional", "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
     jitter = DEFAULT_JITTER if jitter is None else jitter

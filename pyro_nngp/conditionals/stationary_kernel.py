@@ -14,8 +14,8 @@ kernel costs nothing: scaling it together with the noise leaves w unchanged and 
 
 There are two engines: compiled code if it is available (:mod:`pyro_nngp.native`), and torch operations on chunks of
 targets that stay in cache. The latter keep one matrix per target for the backward pass: the slopes below the diagonal,
-the transposed Cholesky factor above. Second derivatives use the code for general kernels, as do kernels with a shape
-parameter where there is no compiled code.
+the transposed Cholesky factor above. Second derivatives use the code for general kernels, as do kernels of any
+smoothness where there is no compiled code.
 
 Cost: O(B K^3) time; O(B K^2) memory for gradients in torch, O(B K) in compiled code.
 Symbols: as in :mod:`pyro_nngp.conditionals.nearest_neighbor`; s scaled neighbors relative to the target.
@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.func import vjp
 
 from pyro_nngp import _memory as memory
-from pyro_nngp._provenance import apply
+from pyro_nngp._autograd import apply
 from pyro_nngp.conditionals.general_kernel import (
     block_conditional,
     chunks,
@@ -40,9 +40,9 @@ from pyro_nngp.conditionals.general_kernel import (
 )
 from pyro_nngp.gpu import conditional as on_gpu
 from pyro_nngp.kernels import Covariance
-from pyro_nngp.kernels.radial import Radial, block, of_columns, of_numbers, squared_distance
+from pyro_nngp.kernels.radial import Radial, block, broadcast_columns, broadcast_numbers, squared_distance
 from pyro_nngp.native import conditional as compiled
-from pyro_nngp.native.conditional import Gradients, Problem
+from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 
 def radial_conditional(
@@ -57,22 +57,22 @@ def radial_conditional(
     """
     x, points = kernel.columns(x), kernel.columns(points)
     lengthscale, variance, dim = kernel.lengthscale.to(x.dtype), kernel.variance.to(x.dtype), x.shape[1]
-    shape, rest = kernel.shape, (neighbors, kernel.profile, jitter)
-    given = [value.shape for value in (variance, shape) if value is not None]
+    smoothness, rest = kernel.smoothness, (neighbors, kernel.profile, jitter)
+    given = [value.shape for value in (variance, smoothness) if value is not None]
     batch = torch.broadcast_shapes(lengthscale.shape[:-1], *given, () if noise is None else noise.shape[:-2])
     if not batch:
-        return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, shape))
+        return _compute(Problem(x, points, lengthscale.expand(dim), variance, noise, *rest, smoothness))
     lengthscale, variance = lengthscale.expand(*batch, dim).reshape(-1, dim), variance.expand(batch).reshape(-1)
-    shape = None if shape is None else shape.expand(batch).reshape(-1)
+    smoothness = None if smoothness is None else smoothness.expand(batch).reshape(-1)
     if noise is not None and noise.dim() > 2:
         noise = noise.expand(*batch, *neighbors.shape).reshape(-1, *neighbors.shape)
-    w, var = _compute(Problem(x, points, lengthscale, variance, noise, *rest, shape))
+    w, var = _compute(Problem(x, points, lengthscale, variance, noise, *rest, smoothness))
     return w.view(*batch, *neighbors.shape), var.view(*batch, len(x))
 
 
 def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
-    """Weights and variances, by compiled code where it can."""
-    if problem.shape is not None and not compiled.supported(problem):
+    """Weights and variances, by compiled code if it covers the problem."""
+    if problem.smoothness is not None and not compiled.supported(problem):
         return _general(problem)
     engine = NATIVE if compiled.supported(problem) else GPU if on_gpu.supported(problem) else TORCH
     w, var, failed, _ = apply(_Fused, engine, torch.is_grad_enabled(), *problem)
@@ -80,39 +80,38 @@ def _compute(problem: Problem) -> tuple[Tensor, Tensor]:
         return w, var
     if not problem.sets:
         return _again(problem, w, var, failed)
-    each = [_again(problem.one(i), *found) for i, found in enumerate(zip(w, var, failed, strict=True))]
+    each = [_again(problem.one(i), *result) for i, result in enumerate(zip(w, var, failed, strict=True))]
     weights, variances = zip(*each, strict=True)
     return torch.stack(weights), torch.stack(variances)
 
 
 def _again(problem: Problem, w: Tensor, var: Tensor, failed: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights and variances with those of targets that have failed, for which torch finds enough of a nugget."""
+    """Compute failed targets again in torch, which finds a nugget that suffices."""
     rows, noise = failed.nonzero()[:, 0], problem.noise
     if not len(rows):
         return w, var
     noise = None if noise is None else noise[rows]
     rest = problem._replace(x=problem.x[rows], neighbors=problem.neighbors[rows], noise=noise)
-    again = _general(rest) if rest.shape is not None else apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
+    again = _general(rest) if rest.smoothness is not None else apply(_Fused, TORCH, torch.is_grad_enabled(), *rest)
     return w.index_copy(0, rows, again[0]), var.index_copy(0, rows, again[1])
 
 
 def _general(problem: Problem) -> tuple[Tensor, Tensor]:
-    """By the code for general kernels."""
-    x, points, lengthscale, variance, noise, neighbors, profile, jitter, shape = problem
+    """Weights and variances by the code for general kernels."""
+    x, points, lengthscale, variance, noise, neighbors, profile, jitter, smoothness = problem
     cov = Covariance(
-        lambda a, b: block(a, b, lengthscale, variance, profile, shape),
-        lambda a: of_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
+        lambda a, b: block(a, b, lengthscale, variance, profile, smoothness),
+        lambda a: broadcast_numbers(variance, a.dim() - 1).expand(*variance.shape, *a.shape[:-1]),
         batch_shape=variance.shape,
     )
     return block_conditional(cov, x, points, neighbors, noise, jitter)
 
 
 class Engine(NamedTuple):
-    """An implementation; both take a :class:`Problem` and pass what they keep from `forward` to `backward`.
+    """An implementation of the conditional and its gradient.
 
-    ``forward(problem, recording, inputs=)`` returns w, v, which points have failed (None: none can) and what it keeps,
-    for gradients of the points as well if `inputs`;
-    ``backward(problem, kept, grad_w, grad_v, kernel=, noise=, inputs=)`` returns the gradients that the flags ask for.
+    ``forward(problem, wanted)`` returns w, v, flags of failed targets (None: none can fail) and tensors for `backward`;
+    ``backward(problem, kept, grad_w, grad_v, wanted)`` returns the gradients.
     """
 
     forward: Callable[..., tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]]
@@ -120,42 +119,41 @@ class Engine(NamedTuple):
 
 
 class _Fused(torch.autograd.Function):
-    """(engine, whether gradients are recorded, *problem) -> (w, v, failed, what is kept for the gradient)."""
+    """(engine, whether gradients are recorded, *problem) -> (w, v, failed, tensors kept for the gradient)."""
 
     @staticmethod
     def forward(
         engine: Engine, recording: bool, *arguments: Any
     ) -> tuple[Tensor, Tensor, Tensor | None, tuple[Tensor, ...]]:
         problem = Problem(*arguments)
-        flags = {"inputs": problem.x.requires_grad or problem.points.requires_grad}
-        if problem.shape is not None:
-            flags["shape"] = problem.shape.requires_grad
-        return engine.forward(problem, recording, **flags)
+        tensors = (getattr(problem, name) for name in _DIFFERENTIABLE)
+        needs = tuple(tensor is not None and tensor.requires_grad for tensor in tensors)
+        return engine.forward(problem, _wanted(needs) if recording else None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         problem, (_, _, failed, kept) = Problem(*inputs[2:]), output
         ctx.engine, ctx.rest = inputs[0], problem[6:8]
-        ctx.save_for_backward(*problem[:6], problem.shape, *kept)
+        ctx.save_for_backward(*problem[:6], problem.smoothness, *kept)
         if failed is not None:
             ctx.mark_non_differentiable(failed)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, engine: Engine, recording: bool, *arguments: Any) -> tuple:
-        """More sets of hyperparameters of one problem; where the points differ, one problem after the other."""
+        """Make mapped hyperparameters further sets of one problem; where the points differ, solve member by member."""
         problem, dims = Problem(*arguments), Problem(*in_dims[2:])
         if any(isinstance(dim, int) for dim in (dims.x, dims.points, dims.neighbors)):
             w, var = each_member(lambda *member: _compute(Problem(*member)), info.batch_size, in_dims[2:], arguments)
             return (w, var, None, ()), (0, 0, None, ())
         sets = (info.batch_size, *problem.variance.shape[isinstance(dims.variance, int) :])
 
-        def flat(value: Tensor | None, dim: Any, own: int) -> Tensor | None:
-            if value is None or (not isinstance(dim, int) and value.dim() == own == 2):
+        def flat(value: Tensor | None, dim: Any, rank: int) -> Tensor | None:
+            if value is None or (not isinstance(dim, int) and value.dim() == rank == 2):
                 return value  # noise of all sets
             value = value.movedim(dim, 0) if isinstance(dim, int) else value[None]
-            if value.dim() == own + 1 and len(sets) > 1:
+            if value.dim() == rank + 1 and len(sets) > 1:
                 value = value[:, None]
-            shape = value.shape[value.dim() - own :]
+            shape = value.shape[value.dim() - rank :]
             return value.expand(*sets, *shape).reshape(-1, *shape)
 
         w, var = _compute(
@@ -163,25 +161,25 @@ class _Fused(torch.autograd.Function):
                 lengthscale=cast(Tensor, flat(problem.lengthscale, dims.lengthscale, 1)),
                 variance=cast(Tensor, flat(problem.variance, dims.variance, 0)),
                 noise=flat(problem.noise, dims.noise, 2),
-                shape=flat(problem.shape, dims.shape, 0),
+                smoothness=flat(problem.smoothness, dims.smoothness, 0),
             )
         )
         return (w.unflatten(0, sets), var.unflatten(0, sets), None, ()), (0, 0, None, ())
 
     @staticmethod
     def backward(ctx: Any, grad_w: Tensor, grad_var: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        (*tensors, shape), kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
-        problem = Problem(*tensors, *ctx.rest)._replace(shape=shape)
+        (*tensors, smoothness), kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+        problem = Problem(*tensors, *ctx.rest)._replace(smoothness=smoothness)
         needs = (*ctx.needs_input_grad[2:7], ctx.needs_input_grad[10])
         if torch.is_grad_enabled():  # a second derivative may be wanted, or torch.func maps over gradients
-            found = iter(_Gradient.apply(ctx.engine, needs, grad_w, grad_var, *problem))
-            grads = tuple(next(found) if need else None for need in needs)
+            each = iter(_Gradient.apply(ctx.engine, needs, grad_w, grad_var, *problem))
+            grads = tuple(next(each) if need else None for need in needs)
         else:
-            grads = _gradients(problem, needs, _backward_of(ctx.engine, problem, kept, needs, grad_w, grad_var))
+            grads = _gradients(problem, needs, ctx.engine.backward(problem, kept, grad_w, grad_var, _wanted(needs)))
         return None, None, *grads[:5], None, None, None, grads[5]
 
 
-_DIFFERENTIABLE = "x", "points", "lengthscale", "variance", "noise", "shape"
+_DIFFERENTIABLE = "x", "points", "lengthscale", "variance", "noise", "smoothness"
 _NEIGHBORS = 7  # of (grad_w, grad_var, *problem)
 
 
@@ -192,13 +190,10 @@ class _Gradient(torch.autograd.Function):
     def forward(
         engine: Engine, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor, *arguments: Any
     ) -> tuple[Tensor, ...]:
-        problem = Problem(*arguments)
-        flags = {"inputs": needs[0] or needs[1]}
-        if problem.shape is not None:
-            flags["shape"] = needs[5]
-        kept = engine.forward(problem, True, **flags)[3]
-        found = _gradients(problem, needs, _backward_of(engine, problem, kept, needs, grad_w, grad_var))
-        return tuple(grad for grad in found if grad is not None)
+        problem, wanted = Problem(*arguments), _wanted(needs)
+        kept = engine.forward(problem, wanted)[3]
+        grads = _gradients(problem, needs, engine.backward(problem, kept, grad_w, grad_var, wanted))
+        return tuple(grad for grad in grads if grad is not None)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -207,7 +202,7 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, engine: Engine, needs: tuple[bool, ...], *arguments: Any) -> tuple:
-        """One after the other, as gradients of what the members share are not summed here."""
+        """Compute the gradients member by member: those by shared arguments must not be summed here."""
 
         def one(*member: Any) -> tuple[Tensor, ...]:
             return _Gradient.apply(engine, needs, *member)
@@ -223,38 +218,35 @@ class _Gradient(torch.autograd.Function):
             given = [*tensors]
             for place, value in zip(places, values, strict=True):
                 given[place] = value
-            problem = Problem(*given[2:8], *ctx.rest)._replace(shape=given[8])
-            found = _differentiable_gradients(problem, ctx.needs, *given[:2])
-            return tuple(grad for grad in found if grad is not None)
+            problem = Problem(*given[2:8], *ctx.rest)._replace(smoothness=given[8])
+            results = _differentiable_gradients(problem, ctx.needs, *given[:2])
+            return tuple(grad for grad in results if grad is not None)
 
         pulled = dict(zip(places, vjp(gradients, *(tensors[i] for i in places))[1](grads), strict=True))
         return None, None, *(pulled.get(i) for i in range(7)), None, None, None, pulled.get(8)
 
 
-def _backward_of(
-    engine: Engine, problem: Problem, kept: tuple, needs: tuple[bool, ...], grad_w: Tensor, grad_var: Tensor
-) -> Gradients:
-    flags = {"inputs": needs[0] or needs[1], "kernel": needs[2] or needs[3] or needs[5], "noise": needs[4]}
-    if problem.shape is not None:
-        flags["shape"] = needs[5]
-    return engine.backward(problem, kept, grad_w, grad_var, **flags)
+def _wanted(needs: tuple[bool, ...]) -> Wanted:
+    """Gradients that an engine computes, given which of the tensors `_DIFFERENTIABLE` need one."""
+    x, points, lengthscale, variance, noise, smoothness = needs
+    return Wanted(lengthscale or variance or smoothness, noise, x or points, smoothness)
 
 
-def _gradients(problem: Problem, needs: tuple[bool, ...], found: Gradients) -> tuple[Tensor | None, ...]:
-    """Gradients of x, points, lengthscale, variance, noise and shape where they are needed."""
+def _gradients(problem: Problem, needs: tuple[bool, ...], raw: Gradients) -> tuple[Tensor | None, ...]:
+    """Gradients of x, points, lengthscale, variance, noise and smoothness where they are needed."""
     points = scale = variance = None
-    x, z, noise = found.x if needs[0] else None, found.z, found.noise
-    if problem.sets:  # what the sets have in common
+    x, z, noise = raw.x if needs[0] else None, raw.z, raw.noise
+    if problem.sets:  # the sets share points and targets
         x, z = (None if grad is None else grad.sum(0) for grad in (x, z if needs[1] else None))
         noise = noise.sum(0) if noise is not None and cast(Tensor, problem.noise).dim() == 2 else noise
     if needs[1]:
         rows = problem.neighbors.clamp(min=0).flatten()
         points = torch.zeros_like(problem.points).index_add_(0, rows, cast(Tensor, z).flatten(0, 1))
     if needs[2]:
-        scale = cast(Tensor, found.log_lengthscale) / problem.lengthscale
+        scale = cast(Tensor, raw.log_lengthscale) / problem.lengthscale
     if needs[3]:
-        variance = cast(Tensor, found.log_variance) / problem.variance
-    return x, points, scale, variance, noise, found.shape if needs[5] else None
+        variance = cast(Tensor, raw.log_variance) / problem.variance
+    return x, points, scale, variance, noise, raw.smoothness if needs[5] else None
 
 
 def _differentiable_gradients(
@@ -271,21 +263,23 @@ def _differentiable_gradients(
     return tuple(next(grads) if need else None for need in needs)
 
 
-def _forward(problem: Problem, recording: bool, inputs: bool = True) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
-    """Torch operations, chunk by chunk, into memory allocated beforehand, which small results would fragment."""
+def _forward(problem: Problem, wanted: Wanted | None) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+    """Weights and variances by torch operations, chunk by chunk, into memory allocated beforehand."""
     memory.keep_freed()
     shape, new = (*problem.sets, *problem.neighbors.shape), problem.x.new_empty
     lead, k = shape[:-1], shape[-1]
     w, var, extra, inside = new(shape), new(lead), problem.x.new_zeros(lead), new(lead, dtype=torch.bool)
-    packed = memory.empty((*shape, k), problem.x.dtype, problem.x.device) if recording else None
+    packed = memory.empty((*shape, k), problem.x.dtype, problem.x.device) if wanted else None
     below, padded = problem.x.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, noise = _chunk(problem, part, padded)
-        cov_nn, slope = problem.profile.function(squared_distance(scaled, scaled), of_numbers(problem.variance, 3))
-        cov_nx = problem.profile.function(scaled.square().sum(-1), of_numbers(problem.variance, 2))[0]
-        cov_xx = of_numbers(problem.variance, 1).expand(cov_nx.shape[:-1])
-        found = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
-        w[..., part, :], var[..., part], tril, more, inside[..., part] = found
+        cov_nn, slope = problem.profile.function(
+            squared_distance(scaled, scaled), broadcast_numbers(problem.variance, 3)
+        )
+        cov_nx = problem.profile.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[0]
+        cov_xx = broadcast_numbers(problem.variance, 1).expand(cov_nx.shape[:-1])
+        results = solve(cov_nn, cov_nx, cov_xx, noise, mask, problem.jitter)
+        w[..., part, :], var[..., part], tril, more, inside[..., part] = results
         if more is not None:
             extra[..., part] = more
         if packed is not None:
@@ -294,41 +288,34 @@ def _forward(problem: Problem, recording: bool, inputs: bool = True) -> tuple[Te
 
 
 def _backward(
-    problem: Problem,
-    kept: tuple[Tensor, ...],
-    grad_w: Tensor,
-    grad_var: Tensor,
-    *,
-    kernel: bool,
-    noise: bool,
-    inputs: bool,
+    problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_var: Tensor, wanted: Wanted
 ) -> Gradients:
     w, var, inside, extra, packed = kept
-    d, k, scale = problem.x.shape[1], w.shape[-1], of_columns(problem.lengthscale, 3) * problem.profile.stretch
+    d, k, scale = problem.x.shape[1], w.shape[-1], broadcast_columns(problem.lengthscale, 3) * problem.profile.stretch
     grad_var = grad_var * inside
     below, padded = w.new_ones(k, k).tril(-1), may_lack(problem.neighbors)
     log_lengthscale = torch.zeros_like(problem.lengthscale)
     log_variance = (grad_var * var).sum(-1) if problem.sets else torch.dot(grad_var, var)
     grad_noise = torch.empty_like(w)
-    grad_x, grad_z = (w.new_empty(*w.shape[:-1], d), w.new_empty(*w.shape, d)) if inputs else (None, None)
+    grad_x, grad_z = (w.new_empty(*w.shape[:-1], d), w.new_empty(*w.shape, d)) if wanted.inputs else (None, None)
     for part in chunks(problem.x, k, problem.num_sets):
         scaled, mask, added = _chunk(problem, part, padded)
-        own = w[..., part, :]
-        left, vw = solve_gradient(grad_w[..., part, :], grad_var[..., part], own, packed[..., part, :, :].mT, mask)
-        grad_diag = torch.mul(left, own, out=grad_noise[..., part, :])
-        if not (kernel or inputs):
+        weights = w[..., part, :]
+        left, vw = solve_gradient(grad_w[..., part, :], grad_var[..., part], weights, packed[..., part, :, :].mT, mask)
+        grad_diag = torch.mul(left, weights, out=grad_noise[..., part, :])
+        if not (wanted.kernel or wanted.inputs):
             continue
         more = extra[..., part, None]
         log_variance -= (grad_diag * (more if added is None else more + added)).sum((-2, -1))
-        pairs = (left[..., None] * own[..., None, :]).addcmul_(own[..., None], left[..., None, :])
+        pairs = (left[..., None] * weights[..., None, :]).addcmul_(weights[..., None], left[..., None, :])
         near = _pull_pairs(pairs.mul_(packed[..., part, :, :]).mul_(below), scaled)
-        slope = problem.profile.function(scaled.square().sum(-1), of_numbers(problem.variance, 2))[1]
+        slope = problem.profile.function(scaled.square().sum(-1), broadcast_numbers(problem.variance, 2))[1]
         far = -2 * ((left + vw) * slope)[..., None] * scaled
         log_lengthscale -= ((near + far) * scaled).sum((-3, -2))
         if grad_x is not None and grad_z is not None:
             torch.div(near + far, scale, out=grad_z[..., part, :, :])
-            grad_x[..., part, :] = -far.sum(-2) / (of_columns(problem.lengthscale, 2) * problem.profile.stretch)
-    return Gradients(log_lengthscale, log_variance, grad_noise if noise else None, grad_x, grad_z)
+            grad_x[..., part, :] = -far.sum(-2) / (broadcast_columns(problem.lengthscale, 2) * problem.profile.stretch)
+    return Gradients(log_lengthscale, log_variance, grad_noise if wanted.noise else None, grad_x, grad_z)
 
 
 def _pull_pairs(weights: Tensor, s: Tensor) -> Tensor:
@@ -342,7 +329,7 @@ def _chunk(problem: Problem, part: slice, padded: bool) -> tuple[Tensor, Tensor 
     """Scaled neighbors relative to the targets, mask and noise of a chunk."""
     rows = problem.neighbors[part]
     scaled = problem.points[rows.clamp(min=0)] - problem.x[part][:, None]
-    scale = of_columns(problem.lengthscale, 3) * problem.profile.stretch
+    scale = broadcast_columns(problem.lengthscale, 3) * problem.profile.stretch
     scaled = scaled / scale if problem.sets else scaled.div_(scale)
     return scaled, rows >= 0 if padded else None, None if problem.noise is None else problem.noise[..., part, :]
 

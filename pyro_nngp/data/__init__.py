@@ -1,7 +1,7 @@
 """Data sets, hold-out splits, standardization, places on the globe, and scores."""
 
 from pyro_nngp.data.datasets import Dataset, bathymetry, breast_cancer, diabetes, digits, flights, load, terrain, uci
-from pyro_nngp.data.globe import EARTH_RADIUS, lon_lat
+from pyro_nngp.data.globe import lon_lat
 from pyro_nngp.data.metrics import (
     auc,
     brier,
@@ -18,7 +18,6 @@ from pyro_nngp.data.preprocessing import Standardizer, block_split, random_split
 from pyro_nngp.data.sites import union_of_sites
 
 __all__ = [
-    "EARTH_RADIUS",
     "Dataset",
     "Standardizer",
     "auc",

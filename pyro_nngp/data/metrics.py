@@ -243,7 +243,7 @@ def _check(where: str, **tensors: Tensor) -> None:
 
 
 def _check_real(where: str, **tensors: Tensor) -> None:
-    """As `_check`, and all tensors are floating-point."""
+    """Raise unless the tensors pass `_check` and are floating-point."""
     _check(where, **tensors)
     for arg, value in tensors.items():
         if not value.is_floating_point():
@@ -251,7 +251,7 @@ def _check_real(where: str, **tensors: Tensor) -> None:
 
 
 def _check_known(where: str, **tensors: Tensor) -> None:
-    """Raise if a value is NaN, which compares like a miss; infinite ones are ordered."""
+    """Raise if a value is NaN, which would count as a miss; infinite values are ordered and allowed."""
     for arg, value in tensors.items():
         if missing := int(value.isnan().sum()):
             fail(where, arg, "to be known", f"{missing} NaN", "Drop or impute them first.")

@@ -47,13 +47,10 @@ def union_of_sites(*outputs: tuple[Tensor, Tensor]) -> tuple[Float[Tensor, "N D"
 
 
 def _time(x: Tensor) -> Tensor:
-    """How many rows before each have the same coordinates."""
+    """Number of earlier rows with the same coordinates, for each row."""
     _, site = x.unique(dim=0, return_inverse=True)
     order = site.argsort(stable=True)
     first = torch.searchsorted(site[order], site[order])
     counts = torch.empty_like(order)
     counts[order] = torch.arange(len(x), device=x.device) - first
     return counts
-
-
-__all__ = ["union_of_sites"]

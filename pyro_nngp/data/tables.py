@@ -13,7 +13,6 @@ the same.
 Cost: O(N) copies.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeVar, cast, runtime_checkable
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
 from pyro_nngp.data.globe import lon_lat
 from pyro_nngp.distributed import ShardedData
 
@@ -44,14 +43,14 @@ if TYPE_CHECKING:
     Table: TypeAlias = Any  # the decorated functions themselves get tensors, and are checked with them
 else:
     Table = np.ndarray | Frame
-    """What is taken in place of a tensor of shape (N, D), or (N,)."""
+    """A table that methods accept in place of a tensor of shape (N, D), or (N,)."""
 
 
 def from_tables(construct: Call) -> Call:
     """Let a constructor ``(self, x, y, ...)`` take tables; it notes names as ``self.columns`` and ``self.outputs``.
 
     In place of x and y it takes :class:`~pyro_nngp.distributed.ShardedData`: the method is built on the sample, then
-    ``self.distribute`` gives it the own rows.
+    ``self.distribute`` gives it the rows of this process.
     """
 
     @wraps(construct)
@@ -75,7 +74,7 @@ def from_tables(construct: Call) -> Call:
         inputs = _as_floats(where, inputs, targets)
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
-        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self.takes_missing)
+        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self._takes_missing)
         names = {"columns": input_names, "outputs": target_names}
         self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)
@@ -86,7 +85,7 @@ def from_tables(construct: Call) -> Call:
 def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise for a method, or arguments of its constructor, that do not go with sharded data."""
     where = type(method).__name__
-    if not method.can_distribute:
+    if not method._can_distribute:
         cure = "Take a method of docs/howto/cluster.md, or pass tensors on one process."
         fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
     if args or {"y", *BY_ROW} & kwargs.keys():
@@ -128,7 +127,7 @@ def _as_floats(where: str, x: Any, y: Any) -> Any:
     if not isinstance(x, Tensor) or x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
         return x
     dtype = y.dtype if isinstance(y, Tensor) and y.is_floating_point() else torch.float64
-    warnings.warn(f"{where}: x holds integers, which become {dtype}.", UserWarning, stacklevel=3)
+    warn(f"{where}: x holds integers, which become {dtype}.")
     return x.to(dtype)
 
 
@@ -140,7 +139,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
         x: inputs; anything malformed is returned unchanged.
         y: targets, (N,) or (N, T).
         by_row: further arguments, of which those in ``BY_ROW`` follow.
-        some: whether rows with some outputs missing stay.
+        some: whether rows stay of which some outputs are missing.
 
     Raises:
         ValueError: if all targets are missing, or some outputs of a row unless `some`.
@@ -160,11 +159,7 @@ def without_missing(where: str, x: Any, y: Any, by_row: dict[str, Any], some: bo
         cure = "Take LMC or CoregionalizedLOO, or one model per output."
         fail(where, "y", "with all outputs of a row or none", f"{partly} rows with some missing", cure)
     if count:
-        warnings.warn(
-            f"{where}: y is missing in {count} of {len(y)} rows, which are left out. Predict there by gp(x).",
-            UserWarning,
-            stacklevel=3,
-        )
+        warn(f"{where}: y is missing in {count} of {len(y)} rows, which are left out. Predict there by gp(x).")
     return x[~gone], y[~gone], {name: value[~gone] for name, value in kept.items()}
 
 
@@ -174,7 +169,7 @@ def _columns_by_row(where: str, kwargs: dict[str, Any], like: Tensor | None) -> 
 
 
 def read_rows(where: str, method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """New rows of a method, which may be tables, as tensors in the method's dtype and on its device."""
+    """Tensors of new rows of a method, which may be tables, in its dtype and on its device."""
     _check_index(where, {"x": x, "y": y} | by_row)
     inputs, names = _read(where, "x", x, method.x, as_column=True)
     _check_names(where, "x", names, method.columns)
@@ -190,10 +185,7 @@ def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
 
 
 def _check_index(where: str, given: dict[str, Any]) -> None:
-    """Raise if arguments of as many rows have an index of rows that differs from that of the first one with an index.
-
-    Of the arguments, those in ``BY_ROW``, x, y and x_new are read.
-    """
+    """Raise if x, x_new, y and the arguments in ``BY_ROW`` have different indexes for the same number of rows."""
     first = None
     for name in ("x", "x_new", "y", *BY_ROW):
         index = _index(given.get(name))
@@ -218,7 +210,7 @@ def _index(table: Any) -> Any:
 
 
 def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool) -> tuple[Any, Names]:
-    """The tensor of a table and the names of its columns; a tensor without its graph; anything else unchanged."""
+    """Tensor of a table and names of its columns; a tensor is detached, and anything else returned unchanged."""
     if isinstance(value, Tensor):
         return value.detach(), None
     if not isinstance(value, np.ndarray | Frame):
@@ -246,16 +238,16 @@ def _columns(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
     import narwhals as nw  # only those who pass frames need it
 
     try:
-        found = nw.from_native(value, eager_only=True, allow_series=True, pass_through=True)
+        frame = nw.from_native(value, eager_only=True, allow_series=True, pass_through=True)
     except nw.exceptions.DuplicateError as error:
         _refuse_duplicates(where, arg, list(map(str, value.columns)), error)
-    if isinstance(found, nw.Series):
-        return _numbers(where, arg, found), None
-    if isinstance(found, nw.DataFrame):
-        names = tuple(map(str, found.columns))
-        columns = zip(names, found.iter_columns(), strict=True)
+    if isinstance(frame, nw.Series):
+        return _numbers(where, arg, frame), None
+    if isinstance(frame, nw.DataFrame):
+        names = tuple(map(str, frame.columns))
+        columns = zip(names, frame.iter_columns(), strict=True)
         parts = [_numbers(where, f"{arg}[{name!r}]", column) for name, column in columns]
-        return np.stack(parts, 1) if parts else np.empty((len(found), 0)), names
+        return np.stack(parts, 1) if parts else np.empty((len(frame), 0)), names
     return value.to_numpy(), None
 
 
@@ -303,13 +295,13 @@ def _like(table: Table, values: np.ndarray, names: Names) -> Any:
         return values
     import narwhals as nw
 
-    found = nw.from_native(table, eager_only=True, allow_series=True, pass_through=True)
-    if not isinstance(found, nw.Series | nw.DataFrame):
+    frame = nw.from_native(table, eager_only=True, allow_series=True, pass_through=True)
+    if not isinstance(frame, nw.Series | nw.DataFrame):
         return _like_xarray(table, values)
-    index = nw.maybe_get_index(found)
+    index = nw.maybe_get_index(frame)
 
     def column(name: str | None, each: np.ndarray) -> Any:
-        series = nw.new_series(cast(str, name), each, backend=found.implementation)
+        series = nw.new_series(cast(str, name), each, backend=frame.implementation)
         return series if index is None else nw.maybe_set_index(series, index=index)
 
     if values.ndim == 1:

@@ -23,7 +23,7 @@ from pyro_nngp.distributed.points import ShardedPoints
 from pyro_nngp.distributed.sources import open_source, read_rows
 from pyro_nngp.distributed.world import Route, World
 
-_SAMPLE = 2**16  # as in pyro_nngp.models.base.starts, whose rows these are
+_SAMPLE = 2**16  # as in pyro_nngp.starts.from_data, whose rows these are
 _ODD = 0x1E3779B97F4A7C15  # a multiplier that mixes bits
 
 

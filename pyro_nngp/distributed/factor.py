@@ -13,7 +13,6 @@ Cost per iteration: O(n K), two exchanges of the halo, with many rows two more p
 latent function. Symbols: N rows of all processes, n own rows, h rows of the halo, K neighbors, L latent functions.
 """
 
-import warnings
 from collections.abc import Callable
 from functools import cached_property
 
@@ -22,10 +21,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._checks import warn
 from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.distributed.triangle import ShardedTriangle, sparse_rows
-from pyro_nngp.linalg import VecchiaFactor, dependency_levels
+from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
+from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 _RELATIVE = 1e-3  # as in pyro_nngp.variational.posterior_mean
@@ -171,10 +172,9 @@ class ShardedFactor:
             total=self._world.sum,
         )
         if not left <= tolerance and self._world.rank == 0:
-            warnings.warn(
+            warn(
                 f"ShardedFactor: conjugate gradients stopped after {_MOST} iterations at a residual of {left:.1e}, the "
-                f"tolerance is {tolerance:.1e}. The usual cause is noise far below the prior's conditional variances.",
-                stacklevel=2,
+                f"tolerance is {tolerance:.1e}. The usual cause is noise far below the prior's conditional variances."
             )
         return found.to(like)
 

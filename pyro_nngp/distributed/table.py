@@ -18,7 +18,8 @@ from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
 from pyro_nngp.distributed.search import ShardedIndex
 from pyro_nngp.distributed.triangle import Round, find_rounds
-from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable, without_parents
+from pyro_nngp.neighbors import NearestOthers, NeighborGraph, NeighborTable
+from pyro_nngp.neighbors.table import without_parents
 
 
 class ShardedTable(NeighborTable):
@@ -128,7 +129,7 @@ class ShardedTable(NeighborTable):
         """Raise ``TypeError``, as :meth:`query`."""
         self.refuse("others")
 
-    def _forget(self) -> None:
+    def _invalidate(self) -> None:
         self.kept_trial = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "ShardedTable":

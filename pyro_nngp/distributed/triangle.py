@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pyro_nngp.distributed.data import ShardedData
 from pyro_nngp.distributed.halo import Halo
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 

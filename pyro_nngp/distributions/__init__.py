@@ -3,11 +3,9 @@
 from pyro_nngp.distributions.mixture import Mixture
 from pyro_nngp.distributions.nngp import NNGP, in_plate
 from pyro_nngp.distributions.normal_laplace import NormalLaplace
-from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 from pyro_nngp.distributions.polya_gamma import PolyaGamma
 from pyro_nngp.distributions.positive import GeneralizedPareto, InverseGaussian, Tweedie
 from pyro_nngp.distributions.reparam import NNGPReparam
-from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.distributions.sparse_cholesky import SparseCholeskyNormal
 
 __all__ = [
@@ -17,9 +15,7 @@ __all__ = [
     "Mixture",
     "NNGPReparam",
     "NormalLaplace",
-    "PartlyObservedNormal",
     "PolyaGamma",
-    "SitePosterior",
     "SparseCholeskyNormal",
     "Tweedie",
     "in_plate",

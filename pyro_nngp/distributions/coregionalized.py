@@ -34,7 +34,7 @@ from pyro_nngp.conditionals.coregionalized import gathered, latent_covariances, 
 from pyro_nngp.conditionals.coregionalized_density import coregionalized_log_density
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.distributions.sets import Sets
-from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg import VecchiaFactor, cholesky
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import Batch
 from pyro_nngp.neighbors.table import same_rows
@@ -70,7 +70,7 @@ class NNGPs(TorchDistribution):
 
     @property
     def batch(self) -> Batch:
-        """The batch that all of them are on."""
+        """The batch of rows, which all priors share."""
         return self.priors[0].batch
 
     @property
@@ -90,11 +90,11 @@ class NNGPs(TorchDistribution):
 
     def factors(self) -> list[VecchiaFactor]:
         """(I - A, V) of each latent function over all points, for iterative solvers."""
-        found = [prior.factor.prepared() for prior in self.priors]
-        return found * self.event_shape[0] if len(found) == 1 else found
+        factors = [prior.factor.prepared() for prior in self.priors]
+        return factors * self.event_shape[0] if len(factors) == 1 else factors
 
     def log_prob(self, value: Float[Tensor, "*S L U"]) -> Float[Tensor, "*S"]:
-        """Sum over latent functions and the batch's targets."""
+        """Log density, summed over latent functions and the batch's targets."""
         if self._validate_args:
             self._validate_sample(value)
         parts = [prior.log_prob(value[..., number, :]) for number, prior in enumerate(self.each)]
@@ -169,10 +169,10 @@ class CoregionalizedPosterior(TorchDistribution):
         return outputs_of(self.loading, self.loc, self.covariance)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S L U"]:
-        """Draws, see the class. Cost: of joint draws, a solution by conjugate gradients for each."""
+        """Draws, see the class. Cost: a solution by conjugate gradients for each joint draw."""
         shape = torch.Size(sample_shape)
         if torch.is_grad_enabled() or not self.prior.is_whole:
-            scale = torch.linalg.cholesky(self.covariance + _UNIT * torch.diag_embed(self.variance.mT))
+            scale = cholesky(self.covariance, _UNIT)
             noise = torch.randn(*shape, *self.covariance.shape[:-1], 1, dtype=self.loc.dtype, device=self.loc.device)
             return self.loc + (scale @ noise)[..., 0].mT
         posterior = CoupledPosterior(self.prior.factors(), self.loading, self.precision)
@@ -190,7 +190,7 @@ class CoregionalizedPosterior(TorchDistribution):
         return self.prior.log_prob(value) + site - self.log_evidence(self.prior).sum(-1)
 
     def log_evidence(self, prior: NNGPs) -> Float[Tensor, " B"]:
-        """Log densities of the sites of the batch's targets given those of their neighbors, under a prior."""
+        """Log densities of the sites of the batch's targets given the sites of their neighbors, under a prior."""
         batch, points = prior.batch, prior.priors[0].graph.x[prior.batch.rows]
         seen = self.precision[:, batch.targets] > 0
         rows, values = whitened_sites(self.loading, self.target, self.precision)
@@ -211,7 +211,7 @@ class CoregionalizedPosterior(TorchDistribution):
 
 @register_kl(CoregionalizedPosterior, NNGPs)
 def _kl_coregionalized_nngps(q: CoregionalizedPosterior, p: NNGPs) -> Tensor:
-    """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
+    """Divergence (see the module's docstring), summed over the batch's targets; both must be on the same rows."""
     if q.event_shape != p.event_shape or not same_rows(q.prior.batch.rows, p.batch.rows):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")
@@ -232,7 +232,7 @@ def whitened_sites(
 
 
 def _log_normal(value: Tensor, loc: Tensor, precision: Tensor) -> Tensor:
-    """Log densities, 0 where the precision is."""
+    """Log densities; 0 where the precision is 0."""
     seen = precision > 0
     log_precision = torch.where(seen, precision, 1.0).log()
     return 0.5 * (log_precision - precision * (value - loc).square() - seen.to(value) * _LOG_TWO_PI)

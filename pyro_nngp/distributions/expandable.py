@@ -3,7 +3,7 @@
 from typing import Any, ClassVar, Self
 
 import torch
-from pyro.distributions import TorchDistribution
+from pyro.distributions import TorchDistribution, constraints
 
 
 class Expandable(TorchDistribution):
@@ -14,9 +14,10 @@ class Expandable(TorchDistribution):
     """
 
     batched: ClassVar[tuple[str, ...]]
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Self:
-        """The same distribution with a broadcast batch shape; no tensor is copied."""
+        """This distribution with a broadcast batch shape; no tensor is copied."""
         new = self._get_checked_instance(type(self), _instance)
         new.__dict__.update(self.__dict__)
         for name in self.batched:

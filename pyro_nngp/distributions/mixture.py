@@ -1,7 +1,7 @@
 """Equally weighted mixtures, such as a predictive distribution averaged over posterior draws.
 
 Differs from ``MixtureSameFamily``: the components may be any distributions of one shape, discrete ones too, and keep
-their own batch shapes. Cost: that of each component, one after the other. Symbols: S components.
+their batch shapes. Cost: each component is evaluated, one after the other. Symbols: S components.
 """
 
 import math
@@ -52,11 +52,11 @@ class Mixture(TorchDistribution):
 
     @property
     def has_atoms(self) -> bool:
-        """Whether single values have a positive probability, as those at the limit of censored data."""
+        """Whether single values have a positive probability, such as limits of censored data."""
         return any(getattr(component, "has_atoms", False) for component in self.components)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """Cumulative distribution function, the mean of those of the components.
+        """Cumulative distribution function: the mean over components.
 
         Raises:
             NotImplementedError: if a component has none.
@@ -100,5 +100,5 @@ class Mixture(TorchDistribution):
 
 
 def mixture_moments(means: Tensor, variances: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of an equally weighted mixture, from those of its components along the first dimension."""
+    """Mean and variance of an equally weighted mixture, whose components are along the first dimension."""
     return means.mean(0), variances.mean(0) + means.var(0, correction=0)

@@ -31,10 +31,11 @@ from pyro_nngp._checks import (
     check_tensor,
     fail,
 )
-from pyro_nngp._rows import values_at
+from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Covariance, Kernel, bind, check_covariance
+from pyro_nngp.kernels import Covariance, Kernel, bind
+from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.kernels.metric import warn_of_unset_lengthscale
 from pyro_nngp.linalg import DEFAULT_JITTER, VecchiaFactor, solve_triangular
 from pyro_nngp.neighbors import Batch, NeighborGraph
@@ -93,7 +94,7 @@ class NNGP(TorchDistribution):
         if points is not None:
             check_tensor("NNGP", "points", points)
             check_same_kind("NNGP", x=graph.x, points=points)
-            columns = points.shape[1:] if not isinstance(kernel, Kernel) else graph.x.shape[1:]  # a callable's own
+            columns = graph.x.shape[1:] if isinstance(kernel, Kernel) else points.shape[1:]
             if points.dim() != 2 or points.shape != (len(graph.x), *columns):
                 expectation, cure = f"of shape {tuple(graph.x.shape)}", "One in place of each of x."
                 fail("NNGP", "points", expectation, tuple(points.shape), cure)
@@ -124,7 +125,7 @@ class NNGP(TorchDistribution):
         plain callable, which may read Pyro sites, is not called again: of one, they have gradients if the distribution
         was built while gradients were recorded.
 
-        Their leading dimensions are those of the kernel's hyperparameters, which broadcast to ``batch_shape``.
+        They have the batch dimensions of the kernel's hyperparameters, which broadcast to ``batch_shape``.
         """
         return self._conditionals.of(self.batch)
 
@@ -135,7 +136,7 @@ class NNGP(TorchDistribution):
 
         Args:
             noise: variance of the observation at each row of the batch, one set per latent function; leading dimensions
-                broadcast against those of the kernel.
+                broadcast against the kernel's batch dimensions.
 
         Cost: O(B K^3) for each set.
         """
@@ -173,7 +174,7 @@ class NNGP(TorchDistribution):
         return self.graph.x.new_zeros(self._extended_shape())
 
     def residual(self, value: Float[Tensor, "*S U"]) -> Float[Tensor, "*R B"]:
-        """Each target's value minus its expectation given its neighbors' values."""
+        """Value of each target minus its expectation given the values of its neighbors."""
         w, _ = self.conditionals
         return values_at(value, self.batch.targets) - (w * values_at(value, self.batch.neighbors)).sum(-1)
 
@@ -192,11 +193,11 @@ class NNGP(TorchDistribution):
         return self.color(white)[..., self.batch.rows]
 
     def color(self, white: Float[Tensor, "*S N"]) -> Float[Tensor, "*R N"]:
-        """Values at all N points made from independent standard normal ones: (I - A)^-1 V^1/2 white."""
+        """Map independent standard normal values to values at all N points: (I - A)^-1 V^1/2 white."""
         return self.factor.color(white)
 
     def whiten(self, value: Float[Tensor, "*S N"]) -> Float[Tensor, "*R N"]:
-        """The inverse of :meth:`color`: V^-1/2 (I - A) value."""
+        """Map values to white ones, V^-1/2 (I - A) value; inverts :meth:`color`."""
         return self.factor.whiten(value)
 
     def _validate_sample(self, value: Any) -> None:
@@ -268,7 +269,7 @@ class NNGP(TorchDistribution):
             x_new: new inputs.
             f: values at ``graph.x``, one draw per leading index.
             num_neighbors: neighbors per new point; None takes the graph's.
-            seed: of the order of the new points alone; draws follow the global random state, as those of a site do.
+            seed: of the order of the new points alone; draws follow the global random state, as at any Pyro site.
             neighbors: the second value of ``graph.extend(x_new, num_neighbors, seed)``, for a search done once and for
                 all where this is called for every draw, as in ``Predictive``; None searches.
 
@@ -300,7 +301,7 @@ class NNGP(TorchDistribution):
 
 
 def in_plate(value: Float[Tensor, "... N"]) -> Float[Tensor, "... N"]:
-    """The values of an NNGP site for use in a plate of its points.
+    """Values of an NNGP site, reshaped for use in a plate of its points.
 
     ``with pyro.plate("sites", len(x)): pyro.sample("y", dist.Poisson(in_plate(f).exp()), obs=y)``
 
@@ -309,7 +310,7 @@ def in_plate(value: Float[Tensor, "... N"]) -> Float[Tensor, "... N"]:
     stay as they are.
 
     Args:
-        value: f, whose last dimension is that of the points.
+        value: f, with the points along the last dimension.
 
     Raises:
         ValueError: if there is no such 1.
@@ -336,7 +337,7 @@ def draw_appended(
         w: weights of the new points' conditionals.
         var: their variances.
         neighbors: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
-        loc: what the old points' values contribute to the conditional means, one draw per leading index.
+        loc: contribution of the old points' values to the conditional means, one draw per leading index.
         num_old: N.
 
     Returns:
@@ -349,7 +350,7 @@ def draw_appended(
 
 
 class _Conditionals:
-    """Kernel, points and nugget, and the conditionals computed from them once per batch; shared by expanded copies."""
+    """Conditionals of a kernel, points and nugget, computed once per batch; expanded copies share them."""
 
     def __init__(self, kernel: Any, points: Tensor, jitter: float | None) -> None:
         self.original, self.kernel, self.points, self.jitter = kernel, bind(kernel), points, jitter
@@ -363,7 +364,7 @@ class _Conditionals:
         return self._result
 
     def _lacks_gradients(self) -> bool:
-        """Whether a gradient is wanted that was not recorded, as in a draw; other than a kernel's own, if opaque."""
+        """Whether gradients are wanted that the last result lacks; an opaque kernel is not called again for them."""
         if self._complete or not torch.is_grad_enabled():
             return False
         point = self.points[:1]

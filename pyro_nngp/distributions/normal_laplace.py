@@ -78,6 +78,3 @@ def asymmetric_laplace(loc: Tensor, quantile: Tensor, scale: Tensor) -> Asymmetr
     r"""The asymmetric Laplace distribution with loc as its quantile of a level, and :math:`s` as above."""
     odds, spread = (quantile / (1 - quantile)).sqrt(), (quantile * (1 - quantile)).sqrt()
     return AsymmetricLaplace(loc, scale / spread, odds)
-
-
-__all__ = ["NormalLaplace", "asymmetric_laplace"]

@@ -1,4 +1,4 @@
-"""Independent distributions of several outputs, each of its own family, with missing values.
+"""Independent distributions of several outputs, of several families, with missing values.
 
 Differs from ``torch.distributions.Independent`` and from a stack: a count and a measurement may stand side by side, and
 NaN among the values counts as missing. Symbols: T outputs, B points.
@@ -81,14 +81,14 @@ class Outputs(TorchDistribution):
 
 
 def missing_values(y: Tensor) -> Tensor:
-    """Where y is NaN; nowhere for integers."""
+    """Whether each value is NaN; integers never are."""
     return y.isnan() if y.is_floating_point() else torch.zeros_like(y, dtype=torch.bool)
 
 
 def of_each_output(
     y: Tensor, supports: Sequence[constraints.Constraint | None], function: Callable[[int, Tensor], Tensor]
 ) -> Tensor:
-    r"""A function of each output of y, (\*S, T, B), with zeros where y is NaN.
+    r"""Apply a function to each output of y, (\*S, T, B), with zeros where y is NaN.
 
     Args:
         y: values, of which some may be missing.
@@ -96,14 +96,14 @@ def of_each_output(
         function: maps the number of an output and its values, (\*S, B), to a tensor of that shape or a wider one; it
             never sees NaN.
     """
-    found = []
+    results = []
     for number, (values, support) in enumerate(zip(y.unbind(-2), supports, strict=True)):
         missing = missing_values(values)
         if bool(missing.all()):
-            found.append(torch.zeros_like(values))
+            results.append(torch.zeros_like(values))
             continue
         zero = torch.zeros_like(values)
         fits = support is None or bool(support.check(zero).all())
         stand_in = zero if fits else values[~missing][0]
-        found.append(function(number, torch.where(missing, stand_in, values)).masked_fill(missing, 0.0))
-    return torch.stack(torch.broadcast_tensors(*found), -2)
+        results.append(function(number, torch.where(missing, stand_in, values)).masked_fill(missing, 0.0))
+    return torch.stack(torch.broadcast_tensors(*results), -2)

@@ -10,9 +10,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyro_nngp.linalg import add_diagonal, cholesky
+
 
 class PartlyObservedNormal(dist.MultivariateNormal):
-    """A multivariate normal distribution whose log density takes NaN for what is missing."""
+    """A multivariate normal distribution whose log density ignores entries that are NaN."""
 
     def log_prob(self, value: Tensor) -> Tensor:
         missing = value.isnan()
@@ -21,9 +23,6 @@ class PartlyObservedNormal(dist.MultivariateNormal):
         cov = self.scale_tril @ self.scale_tril.mT
         both = ~missing[..., :, None] & ~missing[..., None, :]
         unit = missing.to(cov) / (2 * math.pi)  # a variance with which the density at the mean is 1
-        tril = torch.linalg.cholesky(torch.where(both, cov, 0.0) + torch.diag_embed(unit))
+        tril = cholesky(add_diagonal(torch.where(both, cov, 0.0), unit), 0.0)
         loc = torch.where(missing, 0.0, self.loc)
         return dist.MultivariateNormal(loc, scale_tril=tril).log_prob(value.nan_to_num())
-
-
-__all__ = ["PartlyObservedNormal"]

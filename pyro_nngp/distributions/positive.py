@@ -18,7 +18,7 @@ from torch.nn.functional import softplus
 from pyro_nngp.distributions.expandable import Expandable
 
 _TERMS = 160  # of the series
-_REACH = 9.0  # of the terms, in standard deviations around the largest
+_REACH = 9.0  # range of the terms around the largest, in standard deviations
 
 
 class InverseGaussian(Expandable):
@@ -131,7 +131,7 @@ class Tweedie(Expandable):
         "power": constraints.interval(1.0, 2.0),
     }
     support = constraints.nonnegative
-    batched = ("log_mean",)  # the others stay small: each of their values has a series of its own
+    batched = ("log_mean",)  # the others stay small, since each of their values has a series
 
     def __init__(self, log_mean: Tensor, dispersion: Tensor, power: Tensor, validate_args: bool | None = None) -> None:
         self.log_mean, self.dispersion, self.power = broadcast_all(log_mean, dispersion, power)[0], dispersion, power
@@ -193,6 +193,3 @@ def _log_series(value: Tensor, dispersion: Tensor, power: Tensor) -> Tensor:
         j = start[..., None] + step[..., None] * torch.arange(_TERMS, dtype=y.dtype, device=y.device)
     terms = j * log_z[..., None] - torch.lgamma(j + 1) - torch.lgamma(j * a[..., None])
     return (terms.logsumexp(-1) + step.log()).to(value.dtype)
-
-
-__all__ = ["GeneralizedPareto", "InverseGaussian", "Tweedie", "tweedie_log_prob"]

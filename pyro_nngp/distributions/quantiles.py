@@ -14,7 +14,7 @@ NUM_DRAWS = 2_000  # sd of a quantile: about 0.03 sd of the distribution at 0.05
 
 
 def quantiles(distribution: Distribution, levels: Float[Tensor, " Q"]) -> Float[Tensor, "Q ..."]:
-    """Values that are exceeded with probability 1 - level.
+    """Quantiles of a distribution: values that are exceeded with probability 1 - level.
 
     Args:
         distribution: any, of batch and event shape (...); each variable of an event alone.
@@ -57,6 +57,3 @@ def _alone(distribution: Distribution) -> Distribution:
     if isinstance(distribution, MultivariateNormal):
         return Normal(distribution.mean, distribution.variance.sqrt())
     return distribution
-
-
-__all__ = ["NUM_DRAWS", "exceedance", "quantiles"]

@@ -19,7 +19,7 @@ class NNGPReparam(Reparam):
     hyperparameters, which removes the strong prior correlation between them.
 
     Initial values, such as those of ``init_to_value``, are given for the site itself (``u``); the white values follow
-    from them. Values for ``u_white`` alone are overridden by what the initial strategy proposes for ``u``.
+    from them. Values for ``u_white`` alone are overridden by the initial strategy's proposal for ``u``.
 
     Raises:
         TypeError: if the site is not an NNGP over all points of its graph (possibly expanded, possibly ``.to_event``).

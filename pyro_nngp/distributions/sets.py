@@ -1,9 +1,9 @@
 """A batch of distributions of one event shape, one object for each index, evaluated one after the other.
 
-For distributions whose cost is far above that of a step of a Python loop, such as posteriors of several coupled
-processes at several sets of hyperparameters, and which therefore have no batch dimensions themselves.
+This serves distributions that have no batch dimensions because their cost dwarfs a Python loop, such as posteriors of
+several coupled processes at several sets of hyperparameters.
 
-Cost: that of each. Symbols: S batch dimensions, E event dimensions.
+Cost: the sum over parts. Symbols: S batch dimensions, E event dimensions.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from pyro_nngp._checks import fail
 
 
 class Sets(TorchDistribution):
-    """Distributions side by side: the one of index s has the values at s.
+    """A batch of distributions: part s is the distribution of the values at index s.
 
     Args:
         parts: distributions without batch dimensions, in the row-major order of the batch shape.
@@ -46,7 +46,7 @@ class Sets(TorchDistribution):
 
     @property
     def support(self) -> constraints.Constraint | None:
-        """That of the first part."""
+        """Support of the first part."""
         return self.parts[0].support
 
     @property
@@ -60,7 +60,7 @@ class Sets(TorchDistribution):
         return self.collect(lambda part: part.variance)
 
     def collect(self, function: Callable[[Any], Tensor]) -> Tensor:
-        """A function of each part, with the batch dimensions in front."""
+        """Apply a function to each part; the batch dimensions lead."""
         return torch.stack([function(part) for part in self.parts]).unflatten(0, self.batch_shape)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> "Sets":
@@ -73,17 +73,16 @@ class Sets(TorchDistribution):
         return self._draws("rsample", sample_shape)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "..."]:
-        """As :meth:`rsample`, without gradients."""
+        """Independent draws without gradients."""
         return self._draws("sample", sample_shape)
 
     def log_prob(self, value: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """Log densities of the values at each index under its part."""
         shape = torch.broadcast_shapes(value.shape, self.batch_shape + self.event_shape)
-        own = len(self.batch_shape) + len(self.event_shape)
-        flat = value.expand(shape).flatten(len(shape) - own, len(shape) - len(self.event_shape) - 1)
-        each = flat.unbind(len(shape) - own)
-        found = torch.stack([part.log_prob(one) for part, one in zip(self.parts, each, strict=True)], -1)
-        return found.unflatten(-1, self.batch_shape)
+        inner = len(self.batch_shape) + len(self.event_shape)
+        flat = value.expand(shape).flatten(len(shape) - inner, len(shape) - len(self.event_shape) - 1)
+        each = zip(self.parts, flat.unbind(len(shape) - inner), strict=True)
+        return torch.stack([part.log_prob(one) for part, one in each], -1).unflatten(-1, self.batch_shape)
 
     def _draws(self, method: str, sample_shape: Any) -> Tensor:
         first = torch.Size(sample_shape)
@@ -93,7 +92,7 @@ class Sets(TorchDistribution):
 
 @register_kl(Sets, Distribution)
 def _kl_sets(q: Sets, p: Any) -> Tensor:
-    """The divergences of the parts of q from those of p, or from p where it is one distribution for all."""
+    """Divergences of the parts of q from the parts of p, or from p where it is one distribution for all."""
     if not isinstance(p, Sets):
         if p.batch_shape:
             raise NotImplementedError(f"no divergence of Sets from a {type(p).__name__} with batch dimensions")

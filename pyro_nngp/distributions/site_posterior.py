@@ -14,13 +14,13 @@ sites is that of a response model with known noise (Vecchia 1988; :class:`~pyro_
 
 w and v from :mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`1 / \tau` on the neighbors. It is a sum
 over points that involves only the marginals of q at the points themselves. At the optimal sites the likelihood
-cancels the first term to first order, and the gradient with respect to the prior is that of the evidence:
+cancels the first term to first order, and the gradient with respect to the prior is the gradient of the evidence:
 hyperparameters are learned as with the full Gaussian q (Khan and Lin 2017; Adam, Chang, Khan and Solin 2021), which a
 mean-field q cannot do.
 
-The evidence is that of the sites under Vecchia's approximation of the *observations*; with K = N-1 it is exact. With
-smaller K, it approximates the same exact Gaussian process, but is not exactly the normalizer of the sparse prior times
-the sites; where noise is large or inputs are many it is too low. `offset` adds what it lacks
+The evidence of the sites uses Vecchia's approximation of the *observations*; with K = N-1 it is exact. With smaller K,
+it approximates the same exact Gaussian process, but is not exactly the normalizer of the sparse prior times the sites;
+where noise is large or inputs are many it is too low. `offset` adds the difference
 (:mod:`pyro_nngp.variational.evidence_excess`).
 
 Cost: O(B K^3) for a divergence, independent of N. Symbols: N points, K neighbors, B points of a batch, U rows of a
@@ -37,7 +37,7 @@ from torch import Tensor
 from torch.distributions import constraints, register_kl
 
 from pyro_nngp._checks import fail
-from pyro_nngp._rows import values_at
+from pyro_nngp._indexing import values_at
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
@@ -65,7 +65,6 @@ class SitePosterior(Expandable):
         ValueError: if shapes disagree.
     """
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.real_vector
     has_rsample = True
     batched = ("target", "precision", "loc", "_variance")
@@ -102,7 +101,7 @@ class SitePosterior(Expandable):
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
         """Draws, joint over all points or of the marginals, see the class.
 
-        Cost: of joint draws, that of :func:`~pyro_nngp.linalg.gaussian_sampling.draw_posterior` for each.
+        Cost: one call of :func:`~pyro_nngp.linalg.gaussian_sampling.draw_posterior` for each joint draw.
         """
         shape = torch.Size(sample_shape) + self.loc.shape
         if torch.is_grad_enabled() or not self.prior.is_whole:
@@ -136,7 +135,7 @@ class SitePosterior(Expandable):
 
 @register_kl(SitePosterior, NNGP)
 def _kl_site_posterior_nngp(q: SitePosterior, p: NNGP) -> Tensor:
-    """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
+    """Divergence (see the module's docstring), summed over the batch's targets; both must be on the same rows."""
     if q.event_shape != p.event_shape or not same_rows(q.prior.batch.rows, p.batch.rows):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
         fail("kl_divergence", "q and p", "on the same rows", shapes, "Build both from one Batch.")

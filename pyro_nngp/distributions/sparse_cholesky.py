@@ -1,6 +1,6 @@
 r"""Gaussian with a sparse Cholesky factor of its covariance: :math:`N(m, R R^\top)`, and its divergence from an NNGP.
 
-Row i of R is supported on its own column and on those of a given pattern :math:`\alpha(i)`. An empty pattern is the
+Row i of R is supported on column i and on the columns of a given pattern :math:`\alpha(i)`. An empty pattern is the
 mean-field Gaussian of VNNGP, a pattern of K columns the guide of NPVI, and a full one appendix B of VNNGP. For all of
 them the divergence from a nearest-neighbor Gaussian process is
 
@@ -25,13 +25,12 @@ from torch import Tensor
 from torch.distributions import Independent, constraints, kl_divergence, register_kl
 
 from pyro_nngp._checks import fail
-from pyro_nngp._rows import values_at
+from pyro_nngp._indexing import values_at
 from pyro_nngp._tape import operation
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.distributions.nngp import NNGP
 from pyro_nngp.linalg import in_blocks, solve_triangular
-from pyro_nngp.neighbors import distinct_rows
-from pyro_nngp.neighbors.table import same_rows
+from pyro_nngp.neighbors.table import distinct_rows, same_rows
 
 _INDICES = 10  # memory for sorting the row numbers of a block, in units of its entries
 
@@ -96,8 +95,8 @@ class SparseCholeskyNormal(Expandable):
     @property
     def variance(self) -> Float[Tensor, "*S U"]:
         """Marginal variances, the squared norms of the rows of R."""
-        own = self.scale.square()
-        return own if self.is_diagonal else own + self.weights.square().sum(-1)
+        diagonal = self.scale.square()
+        return diagonal if self.is_diagonal else diagonal + self.weights.square().sum(-1)
 
     @property
     def is_diagonal(self) -> bool:
@@ -105,7 +104,7 @@ class SparseCholeskyNormal(Expandable):
         return self.pattern.shape[-1] == 0
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Float[Tensor, "*S U"]:
-        """m + R white, with one white value per column that the rows touch."""
+        """Draws m + R white, with one white value per column that the rows touch."""
         shape = torch.Size(sample_shape) + self.batch_shape
         if self.is_diagonal:
             white = self._white(shape + self.event_shape)
@@ -164,9 +163,9 @@ class SparseCholeskyNormal(Expandable):
         )[0]
 
     def _combined_block(self, coefficients: Tensor, positions: Tensor) -> Tensor:
-        own = coefficients * self.scale[..., positions]
+        diagonal = coefficients * self.scale[..., positions]
         off = coefficients[..., None] * self.weights[..., positions, :]
-        entries = torch.cat([own[..., None], off], -1).flatten(-2)
+        entries = torch.cat([diagonal[..., None], off], -1).flatten(-2)
         columns = torch.cat([self._numbers()[positions][..., None], self.pattern[positions]], -1).flatten(-2)
         order, slots = align(columns)
         ordered = entries[..., torch.arange(len(order), device=order.device)[:, None], order]
@@ -185,10 +184,8 @@ class SparseCholeskyNormal(Expandable):
         if self._drawn is not None and self._drawn[0] is value:
             return self._drawn[1]
         if self.rows is not None:
-            where, cure = (
-                "SparseCholeskyNormal.log_prob",
-                "Its density needs the whole factor: build it over all points.",
-            )
+            where = "SparseCholeskyNormal.log_prob"
+            cure = "Its density needs the whole factor: build it over all points."
             fail(where, "value", "to be the last draw of these rows", "another value", cure)
         white = (value - self.loc) / self.scale
         return solve_triangular(-self.weights / self.scale[..., None], self.pattern, white)
@@ -196,7 +193,7 @@ class SparseCholeskyNormal(Expandable):
 
 @register_kl(SparseCholeskyNormal, NNGP)
 def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
-    """The divergence of the module's docstring, summed over the batch's targets. Both must be on the same rows."""
+    """Divergence (see the module's docstring), summed over the batch's targets; both must be on the same rows."""
     batch = p.batch
     if q.event_shape != p.event_shape or not (q.rows is None or same_rows(q.rows, batch.rows)):
         shapes = tuple(q.event_shape), tuple(p.event_shape)
@@ -214,7 +211,7 @@ def _kl_sparse_cholesky_nngp(q: SparseCholeskyNormal, p: NNGP) -> Tensor:
 
 @register_kl(Independent, NNGP)
 def _kl_independent_nngp(q: Independent, p: NNGP) -> Tensor:
-    """Mean-field guides written as ``Normal(loc, scale).to_event(1)``."""
+    """Divergence of a mean-field guide written as ``Normal(loc, scale).to_event(1)``."""
     if not isinstance(q.base_dist, Normal) or q.reinterpreted_batch_ndims != 1:
         raise NotImplementedError("no closed form: KL(Independent || NNGP) is known for Normal(...).to_event(1) only")
     return kl_divergence(SparseCholeskyNormal(q.base_dist.loc, q.base_dist.scale), p)

@@ -16,9 +16,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.distributions import Independent, MultivariateNormal, Normal, constraints, kl_divergence, register_kl
 
-from pyro_nngp._provenance import apply
+from pyro_nngp._autograd import apply
 from pyro_nngp.distributions.expandable import Expandable
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import cholesky, factor_log_det, half_solve
 
 
 class ZeroMeanNormal(Expandable):
@@ -49,7 +49,7 @@ class ZeroMeanNormal(Expandable):
 
     @property
     def full(self) -> MultivariateNormal:
-        """The same distribution by its factor, which is computed again where a draw recorded no gradients of K."""
+        """The distribution with its factor, which is computed again if gradients of K are wanted that it lacks."""
         wanted = torch.is_grad_enabled() and self.cov.requires_grad
         if self._full is None or (wanted and not self._full.scale_tril.requires_grad):
             tril = cholesky(self.cov, self.jitter, escalate=True)
@@ -117,10 +117,10 @@ class _Divergence(torch.autograd.Function):
 
 
 def _divergence(cov: Tensor, loc: Tensor, var: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
-    """The divergence, and P."""
+    """Divergence and P."""
     tril = cholesky(cov, jitter, escalate=True)
     eye = torch.eye(cov.shape[-1], dtype=cov.dtype, device=cov.device)
-    root = torch.linalg.solve_triangular(tril, eye.expand_as(tril), upper=False)
+    root = half_solve(tril, eye.expand_as(tril))
     white = (root @ loc[..., None])[..., 0]
     spread = (root.square().sum(-2) * var + white.square() - 1 - var.log()).sum(-1)
-    return spread / 2 + tril.diagonal(dim1=-2, dim2=-1).log().sum(-1), root.mT @ root
+    return (spread + factor_log_det(tril)) / 2, root.mT @ root

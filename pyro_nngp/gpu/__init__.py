@@ -8,12 +8,12 @@ import os
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-__all__ = ["installed", "wanted"]
+__all__ = ["enabled", "installed"]
 
 _OLDEST = 3, 6  # with it the kernels are tested and compiled
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether Triton is installed and not switched off."""
     return os.environ.get("PYRO_NNGP_TRITON", "1") != "0" and installed()
 

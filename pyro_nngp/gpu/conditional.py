@@ -1,7 +1,7 @@
 """The nearest-neighbor conditional on a GPU: launches of :mod:`pyro_nngp.gpu.kernels`.
 
 The host waits for nothing. Covariances that need an extra nugget get it on the device and are counted there;
-:func:`pyro_nngp.linalg.cholesky.report_nuggets` warns or raises when it is called.
+:func:`pyro_nngp.linalg.report_nuggets` warns or raises when it is called.
 
 Cost: O(S B K^3) time; memory for one factor per program, or where gradients are recorded O(S B K^2), if that is at most
 1 GiB; beyond it the backward pass factorizes again.
@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyro_nngp.gpu import wanted
+from pyro_nngp import gpu
 from pyro_nngp.kernels.radial import MATERN12, MATERN32, MATERN52, RBF
-from pyro_nngp.linalg.cholesky import nugget_flags
-from pyro_nngp.native.conditional import Gradients, Problem
+from pyro_nngp.linalg.nuggets import nugget_flags
+from pyro_nngp.native.conditional import Gradients, Problem, Wanted
 
 MAX_NEIGHBORS = 512
 FACTORS_BYTES = 2**30
@@ -24,7 +24,7 @@ _KERNELS = {RBF: 0, MATERN12: 1, MATERN32: 2, MATERN52: 3}
 
 
 class Tiles(NamedTuple):
-    """How a kernel is cut into programs."""
+    """Division of a kernel into programs."""
 
     columns: int  # T, of a panel
     rows: int  # R, of a tile
@@ -34,7 +34,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(num_neighbors: int) -> Tiles:
-    """Those with the fewest registers and no or few spills when compiled for compute capability 9.0."""
+    """Tiles with the fewest registers and no or few spills when compiled for compute capability 9.0."""
     if num_neighbors <= 32:
         return Tiles(16, 32, 1, 12)
     if num_neighbors <= 128:
@@ -53,16 +53,14 @@ def supported(problem: Problem) -> bool:
         and num_targets > 0
         and problem.num_sets > 0
         and 0 < num_neighbors <= MAX_NEIGHBORS
-        and wanted()
+        and gpu.enabled()
     )
 
 
-def forward(
-    problem: Problem, recording: bool = False, inputs: bool = True
-) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
-    """Weights (B, K), variances (B,), None and what to keep for `backward`; with S in front for S sets.
+def forward(problem: Problem, wanted: Wanted | None = None) -> tuple[Tensor, Tensor, None, tuple[Tensor, ...]]:
+    """Weights (B, K), variances (B,), None and tensors for `backward`; S sets lead.
 
-    None says that no target is left for the caller to repair. What is kept gives all gradients, whatever `inputs`.
+    None means that no target is left for the caller to repair. The tensors serve all gradients.
     """
     from pyro_nngp.gpu import kernels
 
@@ -70,30 +68,21 @@ def forward(
     lead, new = (*problem.sets, b), problem.x.new_empty
     w, var, extra = new((*lead, k)), new(lead), new(lead)
     size, programs = _factor_size(k), _programs(problem)
-    keeps = recording and problem.num_sets * b * size * w.element_size() <= FACTORS_BYTES
+    keeps = wanted is not None and problem.num_sets * b * size * w.element_size() <= FACTORS_BYTES
     factors = new(size * (problem.num_sets * b if keeps else programs))
     outputs = w, var, extra, nugget_flags(w.device, w.dtype, k), factors
     _launch(kernels.conditional, problem, programs, outputs, {"KEEP": keeps})
     return w, var, None, (extra, factors) if keeps else (extra,)
 
 
-def backward(
-    problem: Problem,
-    kept: tuple[Tensor, ...],
-    grad_w: Tensor,
-    grad_var: Tensor,
-    *,
-    kernel: bool,
-    noise: bool,
-    inputs: bool,
-) -> Gradients:
-    """Gradients of the kernel, the noise and the inputs, as the flags say."""
+def backward(problem: Problem, kept: tuple[Tensor, ...], grad_w: Tensor, grad_var: Tensor, wanted: Wanted) -> Gradients:
+    """The wanted gradients."""
     from pyro_nngp.gpu import kernels
 
     (b, k), d, new = problem.neighbors.shape, problem.x.shape[1], problem.x.new_empty
     lead, programs = (*problem.sets, b), _programs(problem)
     grad_noise, sums = new((*lead, k)), new((*lead, d + 1))
-    grad_x, grad_z = (new((*lead, d)), new((*lead, k, d))) if inputs else (None, None)
+    grad_x, grad_z = (new((*lead, d)), new((*lead, k, d))) if wanted.inputs else (None, None)
     factors = kept[1] if len(kept) > 1 else new(_factor_size(k) * programs)
     unused = sums
     outputs = (
@@ -106,13 +95,13 @@ def backward(
         sums,
         factors,
     )
-    flags = {"KEEP": len(kept) > 1, "PULL": kernel or inputs, "INPUTS": inputs}
+    flags = {"KEEP": len(kept) > 1, "PULL": wanted.kernel or wanted.inputs, "INPUTS": wanted.inputs}
     _launch(kernels.gradient, problem, programs, outputs, flags)
     total = sums.sum(-2)
     return Gradients(
-        total[..., :-1] if kernel else None,
-        total[..., -1] if kernel else None,
-        grad_noise if noise else None,
+        total[..., :-1] if wanted.kernel else None,
+        total[..., -1] if wanted.kernel else None,
+        grad_noise if wanted.noise else None,
         grad_x,
         grad_z,
     )
@@ -125,7 +114,7 @@ def _padded(num_neighbors: int) -> int:
 
 
 def _factor_size(num_neighbors: int) -> int:
-    """Values of a factor, two right-hand sides and the reciprocal diagonal."""
+    """Number of values of a factor, two right-hand sides and the reciprocal diagonal."""
     return _padded(num_neighbors) * (_padded(num_neighbors) + 3)
 
 
@@ -136,12 +125,12 @@ def _programs(problem: Problem) -> int:
 
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
-    """Two where there is no device, so that a program works on several targets in Triton's interpreter too."""
+    """Number of multiprocessors; 2 without a device, so that interpreted programs work on several targets, too."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def constants(problem: Problem) -> dict[str, Any]:
-    """What the kernels are compiled for."""
+    """Compile-time constants of the kernels."""
     k, noise = problem.neighbors.shape[1], problem.noise
     return {
         "D": problem.x.shape[1],

@@ -1,6 +1,6 @@
 """Triton functions below the kernels: gather neighbors, factorize their covariance with right-hand sides, and solve.
 
-The algorithm, scratch memory and symbols are those of :mod:`pyro_nngp.gpu.kernels`.
+Algorithm, scratch memory and symbols: see :mod:`pyro_nngp.gpu.kernels`.
 """
 
 import triton
@@ -39,7 +39,7 @@ def slope(q, variance, KERNEL: tl.constexpr):
 
 @triton.jit
 def distances(places, columns, rows, D: tl.constexpr, ROWS: tl.constexpr, T: tl.constexpr, R: tl.constexpr):
-    """Squared distances (T, R) between two sets of rows; those from ROWS on are the target, the origin."""
+    """Squared distances (T, R) between two sets of rows; rows from ROWS on are the target, the origin."""
     q = tl.zeros((T, R), places.dtype.element_ty)
     for d in range(D):
         a = tl.load(places + d * ROWS + columns, columns < ROWS, 0.0)
@@ -82,7 +82,7 @@ def system(
     T: tl.constexpr,
     R: tl.constexpr,
 ):
-    """Tile (T, R) of the matrix; columns < ROWS. Rows and columns without a neighbor are those of the identity."""
+    """Tile (T, R) of the matrix; columns < ROWS. Rows and columns without a neighbor equal the identity's."""
     real = tl.load(neighbors + columns, columns < K, -1) >= 0
     beside = (tl.load(neighbors + rows, rows < K, -1) >= 0) | (rows == ROWS)
     tile = covariance(distances(places, columns, rows, D, ROWS, T, R), variance, KERNEL)
@@ -99,7 +99,7 @@ def system(
 
 @triton.jit
 def left_of(tile, factor, columns, rows, stop, height, ROWS: tl.constexpr, T: tl.constexpr):
-    """A tile less what the panels left of it contribute: the left-looking step."""
+    """A tile minus the contributions of the panels left of it: the left-looking step."""
     for start in range(0, stop, T):
         across = start + tl.arange(0, T)
         a = tl.load(factor + columns[:, None] * ROWS + across[None, :])

@@ -2,14 +2,14 @@
 
 A program gathers the neighbors of a target, takes the covariance matrix of neighbors and target apart column panel by
 column panel, and solves. The matrix has K' rows of neighbors, K rounded up to whole panels of T columns, and below them
-the right-hand sides as further rows: k_n, which needs no code of its own because the target is a point at the origin,
+the right-hand sides as further rows: k_n, which needs no further code because the target is a point at the origin,
 and in the backward pass grad_w. Factorizing the panels solves for them. A panel is worked on in tiles (T, R) of its T
 columns and R of its rows. Panels to the left are subtracted as products of tiles; then the T steps of an elimination,
 unrolled, select a column and subtract a tile of rank one. Triangles are solved by substitution, not by inverses, which
 lose positive definiteness in float32 where near neighbors are almost collinear.
 
-A covariance that is not positive definite is factorized again with an extra nugget, in the same program: the host is
-not asked. What remains indefinite gives NaN. Both are counted in `flags`, which the host reads when it has time.
+A covariance that is not positive definite is factorized again with an extra nugget, in the same program, without the
+host. If it remains indefinite the results are NaN. Both are counted in `flags`, which the host reads later.
 
 Scratch memory of a program, in values: factor (K' + 3, K'), its diagonal tiles transposed, with two right-hand sides
 and the reciprocal diagonal as last rows; places (D, K'), scaled neighbors relative to the target; pull (D, K'),
@@ -52,7 +52,7 @@ def conditional(
     KERNEL: tl.constexpr,
     JITTER: tl.constexpr,
     NOISE: tl.constexpr,  # 0 none, 1 of all sets, 2 of each set
-    KEEP: tl.constexpr,  # whether each target has its own factor, for the backward pass
+    KEEP: tl.constexpr,  # whether the factor of each target is kept for the backward pass
     TINY: tl.constexpr,
     T: tl.constexpr,
     R: tl.constexpr,
@@ -73,10 +73,10 @@ def conditional(
         for start in range(0, ROWS, T):
             rows = start + tl.arange(0, T)
             real = tl.load(near + rows, rows < K, -1) >= 0
-            own = variance + tl.where(real, variance * JITTER, 0.0)
+            diagonal = variance + tl.where(real, variance * JITTER, 0.0)
             if NOISE > 0:
-                own += tl.load(target_noise + rows, real, 0.0)
-            size += tl.where(rows < K, own, 0.0)
+                diagonal += tl.load(target_noise + rows, real, 0.0)
+            size += tl.where(rows < K, diagonal, 0.0)
         mean = tl.sum(size, 0) / K
         step = mean * 0
         extra = mean * 0
@@ -166,13 +166,13 @@ def gradient(
         for start in range(0, ROWS, T):
             rows = start + tl.arange(0, T)
             weight = tl.load(w + rows)
-            own = (bar * weight - tl.load(a + rows)) * weight
-            tl.store(grad_noise + unit * K + rows, own, rows < K)
-            added = tl.zeros((T,), own.dtype) + extra
+            change = (bar * weight - tl.load(a + rows)) * weight
+            tl.store(grad_noise + unit * K + rows, change, rows < K)
+            added = tl.zeros((T,), change.dtype) + extra
             if NOISE > 0:
                 real = tl.load(near + rows, rows < K, -1) >= 0
                 added += tl.load(target_noise + rows, real, 0.0)
-            log_variance -= tl.sum(own * added, 0)
+            log_variance -= tl.sum(change * added, 0)
         if PULL:
             tl.store(sums + unit * (D + 1) + D, log_variance)
             for start in range(0, ROWS, R):

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from pyro.nn import PyroModule
 from pyro.poutine import runtime
+from pyro.poutine.enum_messenger import EnumMessenger
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
@@ -73,3 +74,10 @@ def placed(batch: torch.Size) -> torch.Size:
     if any(frame.dim == -len(batch) and frame.size == batch[0] for frame in frames) or len(outer) != 1:
         return batch
     return torch.Size((batch[0], *[1] * (-outer[0] - len(batch)), *batch[1:]))
+
+
+def programs_are_vectorized() -> bool:
+    """Whether sites of the present program may have batch dimensions."""
+    return any(frame.vectorized for frame in runtime.get_plates()) or any(
+        isinstance(handler, EnumMessenger) for handler in runtime._PYRO_STACK
+    )

@@ -1,48 +1,53 @@
-"""The base of every model as a Pyro module: a private parameter store, and copies with fixed hyperparameters."""
+"""The base of every model as a Pyro module: its parameters are its own, in no store."""
 
 import copy
-import functools
-import re
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
-import pyro
 import torch
-from pyro.nn import PyroModule, pyro_method
-from pyro.poutine import runtime
-from pyro.poutine.trace_messenger import TraceMessenger
+from pyro.nn import PyroModule, PyroParam, pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.hyperparameters.description import describe
 from pyro_nngp.hyperparameters.positive import Unset
+from pyro_nngp.hyperparameters.reading import parameter, parameter_site, parameter_sites, sampled_value
 from pyro_nngp.hyperparameters.scaled import Scaled
 from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
 class GPModule(PyroModule):
-    """A PyroModule with a private param store.
+    """A PyroModule that holds its own parameters.
 
-    Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Methods marked
-    with :func:`pyro_entry` run inside a private store instead. The parameters are those of the module, so
-    ``parameters()``, ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors. What a user's function
-    creates by ``pyro.param`` is not part of the module, and only ``SVI`` sees it. Inside a larger PyroModule the
-    parent's store and names apply.
+    Pyro keeps parameters by name in one global store, where two models of one class would share theirs. Here a
+    parameter that is read within a Pyro program becomes a param site with the module's own value: ``parameters()``,
+    ``state_dict()``, ``SVI`` and ``torch.optim`` all see the same tensors, and no store holds them. What a user's
+    function creates by ``pyro.param`` is in Pyro's store and not part of the module.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._store: dict[str, dict] = {"_params": {}, "_constraints": {}, "_param_to_name": {}}
         self._pyro_context = ThreadContext()
         self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that were left unset
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._pyro_context.active:
-            return super().__call__(*args, **kwargs)
-        with own_param_store(self):
-            return super().__call__(*args, **kwargs)
+    def __getattr__(self, name: str) -> Any:
+        """Parameters, priors and parts; within a Pyro program the first two are sites.
+
+        Raises:
+            RuntimeError: if the program has a site or a parameter of that name already, of another module; or is traced
+                by ``torch.jit``.
+        """
+        own = self.__dict__
+        parameters, parts = own.get("_parameters", {}), own.get("_modules", {})
+        if name in own.get("_pyro_params", ()) or (name in parameters and not name.endswith("_unconstrained")):
+            return parameter_site(self, name) if self._pyro_context.active else parameter(self, name)
+        if name in own.get("_pyro_samples", ()):
+            return sampled_value(self, name, super().__getattr__)
+        if isinstance(parts.get(name), nn.Module) and not isinstance(parts[name], PyroModule):
+            if self._pyro_context.active:
+                parameter_sites(self, name)
+            return parts[name]
+        return super().__getattr__(name)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add a submodule, even one that has run on its own before."""
@@ -63,7 +68,15 @@ class GPModule(PyroModule):
                 fail(where, name, "to keep its prior", f"the value {value!r:.40}", cure)
             if name in self.__dict__.get("_pyro_params", ()):
                 value = _as_value(where, name, value, self._parameters[f"{name}_unconstrained"], self._pyro_params)
-        super().__setattr__(name, value)
+        context: Any = self.__dict__.get("_pyro_context")
+        active = 0 if context is None else context.active
+        if active and isinstance(value, PyroParam | nn.Parameter):
+            context.active = 0  # else Pyro would put it into its store
+        try:
+            super().__setattr__(name, value)
+        finally:
+            if active:
+                context.active = active
         if isinstance(value, Unset):
             self._unset[name] = cast(Tensor, value.init_value)
         else:
@@ -79,7 +92,7 @@ class GPModule(PyroModule):
         Two kernels, or two methods, in one Pyro program, outside any model, need names, or their sites collide, which
         is an error. Inside a model or a larger PyroModule the attribute's name serves.
         """
-        release(self)  # only the module's private store knows the old names, and it is emptied after each use
+        release(self)
         self._pyro_set_supermodule(name, self._pyro_context)
         return self
 
@@ -125,22 +138,30 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
     return found
 
 
-def freeze(module: Any) -> Any:
-    """A copy whose hyperparameters are plain tensors: their values in the present Pyro context.
+def freeze(module: Any, at: Mapping[tuple[PyroModule, str], Tensor] | None = None) -> Any:
+    """A deep copy whose hyperparameters are plain tensors, detached: their present values, and those of priors `at`.
 
-    Evaluating it has no Pyro effects and records no gradients for the original's parameters. Callables that are not
-    modules are returned unchanged.
+    Evaluating it has no Pyro effects. Callables that are not modules are returned unchanged.
     """
     if not isinstance(module, nn.Module):
         return module
     parts = list(module.modules())
     values = [
-        {name: getattr(part, name).detach().clone() for name in (*part._pyro_params, *part._pyro_samples)}
+        {
+            name: (at[part, name] if at and (part, name) in at else getattr(part, name)).detach().clone()
+            for name in (*part._pyro_params, *part._pyro_samples)
+        }
         if isinstance(part, PyroModule)
         else {}
         for part in parts
     ]
-    new, context = copy.deepcopy(module), ThreadContext()
+    known = {  # values with gradients, of a plain copy, cannot be copied deeply
+        id(value): value.detach().clone()
+        for part in parts
+        for value in part.__dict__.values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    new, context = copy.deepcopy(module, known), ThreadContext()
     for part, own in zip(new.modules(), values, strict=True):
         if isinstance(part, PyroModule):
             part.__dict__["_pyro_context"] = context  # the original's context may be active
@@ -157,60 +178,7 @@ def release(module: nn.Module) -> None:
 
 def pyro_entry(method: Callable) -> Callable:
     """Mark a method of a :class:`GPModule` that reads parameters or sites: an entry point of the model."""
-    inside = pyro_method(method)
-
-    @functools.wraps(method)
-    def enter(self: GPModule, *args: Any, **kwargs: Any) -> Any:
-        if self._pyro_context.active:
-            return method(self, *args, **kwargs)
-        with own_param_store(self):
-            return inside(self, *args, **kwargs)
-
-    return enter
-
-
-@contextmanager
-def own_param_store(module: GPModule) -> Iterator[None]:
-    """Replace Pyro's global param store by the module's private one, in O(parameters).
-
-    Modules hold their parameters, which enter the store as they are read. Between calls the store keeps only what the
-    user's ``pyro.param`` statements created, for instance in a mean function. ``ParamStoreDict.scope`` is not
-    used: it strips the marks by which ``SVI`` recognizes a parameter, from the global ones too. Names stay known
-    outside, for optimizers with settings per parameter.
-
-    Raises:
-        RuntimeError: if a program has recorded a site or a parameter of that name already, of another module; or is
-            traced by ``torch.jit``.
-    """
-    if torch._C._get_tracing_state() is not None and runtime.am_i_wrapped():
-        cure = "Take Trace_ELBO in place of JitTrace_ELBO, or jit_compile=False."
-        fail(type(module).__name__, "a program", "that is not traced by torch.jit", "one that is", cure, RuntimeError)
-    store, recorded = pyro.get_param_store(), _recorded_parameters()
-    known, own = store.shared_names, {key: dict(values) for key, values in module._store.items()}
-    params, names = own["_params"], own["_param_to_name"]
-    try:
-        with store.private(own):
-            yield
-        for before, after in zip(recorded, _recorded_parameters(), strict=True):
-            changed = [name for name in params.keys() & before.keys() if after[name] is not before[name]]
-            twice = [name for name in changed if before[name] in known]  # of a module that still exists
-            if twice:
-                _fail_twice(module, sorted(twice))
-    except RuntimeError as error:
-        repeated = re.match(r"Multiple sample sites named '(.*?)'", str(error))
-        if repeated is None:
-            raise
-        _fail_twice(module, [repeated[1]], error)
-    finally:
-        new = {param: name for param, name in names.items() if known.get(param) != name}
-        if new:  # registered for as long as the module exists: a model may build kernels anew at every call
-            known.update(new)
-            weakref.finalize(module, _forget_names, list(new)).atexit = False
-        for name in [name for name, param in params.items() if isinstance(param, nn.Parameter)]:
-            del params[name], own["_constraints"][name]
-        if params:
-            own["_param_to_name"] = {param: name for name, param in params.items()}
-            module.__dict__["_store"] = own
+    return pyro_method(method)
 
 
 def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrained: dict) -> Tensor:
@@ -222,29 +190,6 @@ def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrai
         cure = "Use del first to replace the parameter by something else."
         fail(where, name, f"to be finite and within {constraint}", new.tolist(), cure)
     return new
-
-
-def _recorded_parameters() -> list[dict[str, Tensor]]:
-    """Unconstrained parameters by name, for each trace that is being recorded."""
-
-    def leaf(value: Any) -> Tensor:
-        return value.unconstrained() if hasattr(value, "unconstrained") else value
-
-    traces = [handler.trace for handler in runtime._PYRO_STACK if isinstance(handler, TraceMessenger)]
-    return [{n: leaf(s["value"]) for n, s in t.nodes.items() if s["type"] == "param"} for t in traces]
-
-
-def _fail_twice(module: GPModule, names: list[str], cause: Exception | None = None) -> NoReturn:
-    """Raise: two modules of one program use the same names, or one module has read its priors twice."""
-    where, arg, expectation = type(module).__name__, "sites and parameters", "with names that the program has not used"
-    cure = "Name one of the two: module.named('trend'). Bind a shared kernel once: cov = kernel.bind()."
-    fail(where, arg, expectation, f"{names} twice", cure, RuntimeError, cause)
-
-
-def _forget_names(params: list[Tensor]) -> None:
-    names = pyro.get_param_store().shared_names
-    for param in params:
-        names.pop(param, None)
 
 
 Module = TypeVar("Module", bound=GPModule)

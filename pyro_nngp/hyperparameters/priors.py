@@ -9,15 +9,18 @@ import pyro
 import pyro.distributions as dist
 import torch
 from pyro.nn import PyroModule
+from pyro.nn.module import _make_name
 from torch import Tensor, nn
 from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
 from pyro_nngp.hyperparameters.batches import batch_shape_of, declared_batch_shape
+from pyro_nngp.hyperparameters.module import GPModule
+from pyro_nngp.hyperparameters.reading import parameter, parameter_site
 
 
-class HyperparameterGuide(PyroModule):
+class HyperparameterGuide(GPModule):
     r"""Mean-field guide for the :class:`~pyro.nn.PyroSample` attributes of some modules.
 
     Each site gets a normal distribution in unconstrained space, mapped by a bijection to the support of the prior.
@@ -30,6 +33,7 @@ class HyperparameterGuide(PyroModule):
 
     def __init__(self, owner: nn.Module, init_scale: float = 0.1, latents: Collection[str] = ()) -> None:
         super().__init__()
+        self._latents = frozenset(latents)
         self._sites = [site for site in sampled_attributes(owner) if site[1] not in latents]
         like = next(chain(owner.parameters(), owner.buffers()), torch.empty(0))
         for i, (module, attribute) in enumerate(self._sites):
@@ -68,6 +72,31 @@ class HyperparameterGuide(PyroModule):
             found[module, attribute] = transform(loc + shift.to(loc) * log_scale.exp())
         return found
 
+    def sample(self) -> dict[tuple[PyroModule, str], Tensor]:
+        """A draw of every attribute as a site of the present program."""
+        return self._values(parameter_site, lambda name, q, _: pyro.sample(name, q))
+
+    def medians(self) -> dict[tuple[PyroModule, str], Tensor]:
+        """Medians of every attribute, without Pyro effects."""
+        return self._values(parameter, lambda _, q, loc: _median(q) if loc is None else q.transforms[0](loc))
+
+    def draw(self) -> dict[tuple[PyroModule, str], Tensor]:
+        """A draw of every attribute, without Pyro effects."""
+        return self._values(parameter, lambda _, q, __: q())
+
+    def _values(self, read: Callable[..., Any], choose: Callable) -> dict[tuple[PyroModule, str], Tensor]:
+        values: dict[tuple[PyroModule, str], Tensor] = {}
+        drawn: dict[PyroModule, dict[str, Tensor]] = {}
+        for i, (module, attribute) in enumerate(self._sites):
+            own, loc = drawn.setdefault(module, {}), None
+            if _has_own_guide(module):
+                q = module.own_guide(attribute, own)
+            else:
+                loc = read(self, f"loc_{i}")
+                q = _guide_of(module, attribute, loc, read(self, f"log_scale_{i}"))
+            own[attribute] = values[module, attribute] = choose(_make_name(module._pyro_name, attribute), q, loc)
+        return values
+
     def extra_repr(self) -> str:
         """The attributes that have a distribution here."""
         return ", ".join(f"{type(module).__name__}.{attribute}" for module, attribute in self._sites) or "no priors"
@@ -92,11 +121,8 @@ class HyperparameterGuide(PyroModule):
                 values[name] = before[attribute] = choose(name, q, None)
                 module._pyro_context.set(name, values[name])
                 continue
-            prior = _prior(module, attribute)
-            transform = biject_to(prior.support)
-            loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
-            event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
-            q = dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
+            loc = getattr(self, f"loc_{i}")
+            q = _guide_of(module, attribute, loc, getattr(self, f"log_scale_{i}"))
             name = site_name(self, module, attribute)
             values[name] = choose(name, q, loc)
             module._pyro_context.set(name, values[name])
@@ -142,7 +168,7 @@ def place_draws(
         ValueError, TypeError: if a site is missing, sites have different numbers of draws, or `samples` is not a
         dictionary.
     """
-    num_draws = _count_placed(where, owner, samples)
+    num_draws = count_draws_of(where, owner, samples)
     rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()
 
     def each() -> Iterator[tuple[dict[str, Tensor], int]]:
@@ -183,7 +209,7 @@ def place_together(
     Raises:
         ValueError, TypeError: as in :func:`place_draws`.
     """
-    num_draws = _count_placed(where, owner, samples)
+    num_draws = count_draws_of(where, owner, samples)
     for rows in torch.arange(num_draws).tensor_split(max(1, min(-(-num_draws // most), num_draws // 2))):
         values = Draws({name: value[rows.to(value.device)] for name, value in samples.items()})
         placed = {}
@@ -226,7 +252,7 @@ def map_draws(
         if isinstance(module, PyroModule):
             for name in (*module._pyro_params, *module._parameters, *module._modules):
                 getattr(module, name)
-    for rows in torch.arange(_count_placed(where, owner, samples)).split(most):
+    for rows in torch.arange(count_draws_of(where, owner, samples)).split(most):
         values = {name: value[rows.to(value.device)] for name, value in samples.items()}
         yield torch.vmap(at, randomness="different")(values)
         place_hyperparameters(where, owner, {name: value[-1] for name, value in values.items()})
@@ -253,7 +279,7 @@ def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:
     return sizes.pop()
 
 
-def _count_placed(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) -> int:
+def count_draws_of(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) -> int:
     """:func:`count_draws`; raises ``ValueError`` for draws by chain, which are (chains, draws, ...) at all sites."""
     count = count_draws(where, samples)
     second = {value.shape[1] if value.dim() > 1 else 1 for value in samples.values()}
@@ -272,11 +298,13 @@ def _count_placed(where: str, owner: nn.Module, samples: Mapping[str, Tensor]) -
 
 
 def check_same_sites(where: str, owner: nn.Module, guide: HyperparameterGuide) -> None:
-    """Raise if attributes became random after the guide was built."""
-    missing = set(sampled_attributes(owner)) - set(guide._sites)
+    """Raise if attributes became random after the guide was built, or are those of another method by now."""
+    missing = {site for site in sampled_attributes(owner) if site[1] not in guide._latents} - set(guide._sites)
     if missing:
         names = sorted(attribute for _, attribute in missing)
         fail(where, "hyperparameter priors", "to be assigned before the model is built", names, "Assign, then build.")
+    for module, attribute in guide._sites:
+        site_name(owner, module, attribute)
 
 
 def sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
@@ -284,7 +312,8 @@ def sampled_attributes(owner: nn.Module) -> Iterator[tuple[PyroModule, str]]:
     for module in owner.modules():
         if isinstance(module, PyroModule):
             for attribute in module._pyro_samples:
-                yield module, attribute
+                if attribute not in module.__dict__:  # a value that was assigned takes the place of the prior
+                    yield module, attribute
 
 
 def values_now(owner: Any, like: Tensor) -> list[Tensor]:
@@ -296,7 +325,8 @@ def values_now(owner: Any, like: Tensor) -> list[Tensor]:
     """
     if not isinstance(owner, nn.Module):
         return []
-    sampled = (getattr(module, attribute) for module, attribute in sampled_attributes(owner))
+    modules = (module for module in owner.modules() if isinstance(module, PyroModule))
+    sampled = (getattr(module, attribute) for module in modules for attribute in module._pyro_samples)
     return [value.detach().to(like, copy=True) for value in chain(owner.parameters(), owner.buffers(), sampled)]
 
 
@@ -309,12 +339,20 @@ def site_name(owner: nn.Module, module: PyroModule, attribute: str) -> str:
     if module._pyro_context is not owner._pyro_context:
         where, cure = type(module).__name__, "Give each method a copy, copy.deepcopy(kernel), or build it anew."
         fail(where, f"the prior of {attribute!r}", "in one method alone", "a method built on it later", cure)
-    return module._pyro_get_fullname(attribute)
+    return _make_name(module._pyro_name, attribute)
 
 
 def _has_own_guide(module: Any) -> bool:
     """Whether a module has the guide of its sites itself, as coefficients with a joint posterior."""
     return getattr(module, "has_posterior", False)
+
+
+def _guide_of(module: PyroModule, attribute: str, loc: Tensor, log_scale: Tensor) -> Any:
+    """A normal distribution in unconstrained space, mapped to the support of the prior."""
+    prior = _prior(module, attribute)
+    transform = biject_to(prior.support)
+    event_dim = prior.event_dim + transform.domain.event_dim - transform.codomain.event_dim
+    return dist.TransformedDistribution(dist.Normal(loc, log_scale.exp()).to_event(event_dim), [transform])
 
 
 def _median(q: Any) -> Tensor:

@@ -10,15 +10,10 @@ import sys
 import threading
 from collections import UserList
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from pyro.nn.module import _Context
-from pyro.params.param_store import ParamStoreDict
 from pyro.poutine import runtime
-from torch import Tensor
-
-from pyro_nngp._checks import fail
 
 
 class HandlerStack(threading.local, UserList):
@@ -42,53 +37,6 @@ class EnumeratedDimensions(threading.local, runtime._EnumAllocator):
     """Dimensions of the sites that are enumerated in the present thread."""
 
 
-class _Private(threading.local):
-    content: dict[str, dict] | None = None
-
-
-def _content(name: str) -> property:
-    def read(store: "ParamStore") -> dict:
-        return (_PRIVATE.content or store.__dict__)[name]
-
-    def write(store: "ParamStore", value: dict) -> None:
-        (_PRIVATE.content or store.__dict__)[name] = value
-
-    return property(read, write)
-
-
-class ParamStore(ParamStoreDict):
-    """Pyro's param store: shared by all threads, or inside :meth:`private` the present thread's content."""
-
-    _params, _constraints, _param_to_name = map(_content, ("_params", "_constraints", "_param_to_name"))
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The value of a parameter.
-
-        Raises:
-            RuntimeError: for a name that a module of this package has in its own store.
-            KeyError: for an unknown name.
-        """
-        if name not in self._params and name in self.shared_names.values():
-            cure = "Read it as an attribute. Jit ELBOs look for it here: take Trace_ELBO in place of JitTrace_ELBO."
-            actual = "a parameter of a module that holds its own"
-            fail("pyro.param", name, "in Pyro's global store", actual, cure, RuntimeError)
-        return super().__getitem__(name)
-
-    @property
-    def shared_names(self) -> dict:
-        """Names by unconstrained parameter, for the content that all threads share."""
-        return self.__dict__["_param_to_name"]
-
-    @contextmanager
-    def private(self, content: dict[str, dict]) -> Iterator[None]:
-        """Replace the content for the present thread."""
-        before, _PRIVATE.content = _PRIVATE.content, content
-        try:
-            yield
-        finally:
-            _PRIVATE.content = before
-
-
 class ThreadContext(threading.local, _Context):
     """Pyro's context of a module and its submodules: whether it runs in the present thread, and sampled values."""
 
@@ -104,9 +52,6 @@ def _replace(old: Any, new: Any) -> None:
                 setattr(module, key, new)
 
 
-_PRIVATE = _Private()
-
-
 def _separate_threads() -> None:
     """Replace Pyro's globals by per-thread state; handlers in use stay with the present thread."""
     handlers = HandlerStack()
@@ -118,7 +63,6 @@ def _separate_threads() -> None:
     _replace(runtime._PYRO_STACK, handlers)
     _replace(runtime._DIM_ALLOCATOR, dims)
     _replace(runtime._ENUM_ALLOCATOR, enumerated)
-    runtime._PYRO_PARAM_STORE.__class__ = ParamStore
 
 
 _separate_threads()

@@ -20,8 +20,8 @@ from torch.distributions import Distribution
 from pyro_nngp.conditionals import whitened_conditional
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.inducing.priors import InducingPrior, inducing_prior
-from pyro_nngp.kernels import bind_double, check_covariance
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.kernels.base import bind_double, check_covariance
+from pyro_nngp.linalg import cholesky
 
 
 class SparseLayer(GPModule):
@@ -61,8 +61,8 @@ class SparseLayer(GPModule):
         if prior is None:
             self.z = nn.Parameter(z.detach().clone())
         else:
-            found = inducing_prior("BSGP", prior, tuple(z.shape))
-            self.z = PyroSample(found if isinstance(found, Distribution) else partial(_of_layer, found))
+            prior_of_z = inducing_prior("BSGP", prior, tuple(z.shape))
+            self.z = PyroSample(prior_of_z if isinstance(prior_of_z, Distribution) else partial(_of_layer, prior_of_z))
 
     def white(self) -> Distribution:
         """The prior of nu, standard normal over (M,) or (H, M)."""
@@ -81,14 +81,15 @@ class SparseLayer(GPModule):
         noise = torch.randn_like(loc.mT) if noise is None else noise
         return x @ self.skip + loc.mT + var.mT.sqrt() * noise
 
-    def joint(self, x: Float[Tensor, "P D"]) -> Float[Tensor, "*H P"]:
-        """A draw of the outputs at x from the exact process given nu, correlated between points; O(P^3), in float64."""
+    def joint(self, x: Float[Tensor, "P D"], count: int) -> Float[Tensor, "S *H P"]:
+        """Draws of the outputs at x from the exact process given nu, correlated between points; O(P^3), in float64."""
         points, cov = x.double(), bind_double(self.kernel, x.dtype)
         a, var, _ = whitened_conditional(cov, points, self.z.double(), self.jitter)
         rest = cov(points, points) - a @ a.mT
         rest.diagonal(dim1=-2, dim2=-1).copy_(var)
         loc = self.nu.double() @ a.mT
-        return (loc + torch.randn_like(loc) @ cholesky(rest, 0.0).mT).to(x)
+        noise = torch.randn(count, *loc.shape, dtype=loc.dtype, device=loc.device)
+        return (loc + noise @ cholesky(rest, 0.0).mT).to(x)
 
 
 def stacked_layers(
@@ -100,11 +101,11 @@ def stacked_layers(
     prior: InducingPrior | None,
     jitter: float,
 ) -> list[SparseLayer]:
-    """The layers of a deep process (or its only layer): all but the last have H outputs.
+    """Layers of a deep process (or its only layer): all but the last have H outputs.
 
     Args:
         kernels: one per layer.
-        z: initial inducing inputs of the first layer; those of the other layers start at their images along `axes`.
+        z: initial inducing inputs of the first layer; the other layers start at its images along `axes`.
         axes: linear map from D inputs to H hidden values.
         hidden_mean: "linear" adds these images to the outputs of hidden layers, "zero" does not.
         outputs: shape of the outputs of the last layer, () or (T,).

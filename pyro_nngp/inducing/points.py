@@ -47,7 +47,7 @@ def kmeans(x: Float[Tensor, "N D"], num_centers: int, seed: int = 0) -> Float[Te
 def inducing_points(
     where: str, x: Float[Tensor, "N D"], inducing: int | Float[Tensor, "M D"] | None, seed: int = 0, usual: int = 512
 ) -> Float[Tensor, "M D"]:
-    """Inducing points from the user's argument: a number of k-means centers, or the points themselves.
+    """Inducing points from the user's argument, which is a number of k-means centers or the points themselves.
 
     Args:
         where: name of the caller, for the error message.
@@ -85,8 +85,8 @@ def nearest_inducing(
         x: query points.
         z: inducing points.
         num_neighbors: H, 1..M.
-        metric: what the inputs are divided by, a :class:`~pyro_nngp.kernels.KernelMetric`, or a function of distances;
-            None is the Euclidean metric.
+        metric: lengthscales that divide the inputs, a :class:`~pyro_nngp.kernels.KernelMetric`, or a function of
+            distances; None is the Euclidean metric.
 
     Cost: building a search index over M points, and one search.
     """
@@ -105,7 +105,7 @@ def _nearest_scaled(x: Tensor, z: Tensor, num_neighbors: int, metric: Tensor | N
 
 
 def _spread_out(values: np.ndarray, num_centers: int, rng: np.random.Generator) -> np.ndarray:
-    """The start of k-means++: each center is drawn in proportion to its squared distance from those before it.
+    """Initial centers by k-means++: each is drawn in proportion to its squared distance from the ones before it.
 
     SciPy's implementation takes O(M^3 D).
     """

@@ -5,17 +5,18 @@ A density is a base measure times an interaction, :math:`p(z) \propto p_0(z)\, h
 * normal: :math:`p_0` standard normal, the best choice in the paper for standardized inputs;
 * uniform: :math:`p_0 = 1` everywhere; on a box, Pyro's ``Uniform(low, high).expand([M, D]).to_event(2)``;
 * :class:`Determinantal`: h(z) is the determinant of the correlation matrix of z under the kernel;
-* :class:`Strauss`: :math:`h(z) = \lambda^M \gamma^{s(z)}` with s(z) the number of pairs closer than r.
+* :class:`Strauss`: :math:`h(z) = \gamma^{s(z)}` with s(z) the number of pairs closer than r.
 
 Without a proper base, as in the paper, the last three are improper, and so is the posterior: a point far from all data
 costs nothing. In six dimensions, half of 100 points left the data within 3,000 updates and kept moving away. No two
-of them were close any more, so that the uniform and Strauss priors were the same (`benchmarks/results/bsgp.md`). A box
+of them were close any more, so that the uniform and Strauss priors agreed (`benchmarks/results/bsgp.md`). A box
 or a normal base makes both proper: ``inducing_prior=lambda kernel, z: Strauss(Normal(zeros_like(z),
 1.0).to_event(2))``.
 
 Differs from the paper: the number of close pairs is smooth, since an indicator has no gradient and a gradient-based
-sampler would not see it. The determinant is that of correlations instead of covariances, which would move the prior of
-the kernel's variance. Any base can be combined with an interaction.
+sampler would not see it. The determinant is taken of correlations, since covariances would move the prior of
+the kernel's variance. The factor :math:`\lambda^M` of the Strauss process is left out: it is constant, as M is fixed.
+Any base can be combined with an interaction.
 
 Cost: O(M^3) for the determinantal prior, O(M^2 D) for Strauss.
 """
@@ -33,8 +34,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_callable, fail, undefined
 from pyro_nngp.kernels import bind
-from pyro_nngp.linalg import DEFAULT_JITTER
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER, cholesky, factor_log_det
 
 InducingPrior: TypeAlias = str | Distribution | Callable[[Any, Tensor], Distribution]
 """A name, a distribution over (M, D), or a function of the kernel and of any set of that shape, dtype and device."""
@@ -105,7 +105,7 @@ class Determinantal(Interacting):
     correlations cost .05 and .37, its covariances .18 and .84 (`benchmarks/results/bsgp.md`).
 
     Args:
-        kernel: a kernel or any covariance function, such as the one of the model, or one of its own.
+        kernel: a kernel or any covariance function, such as the kernel of the model.
         base: :math:`p_0`, a distribution over (M, D).
         correlation: False takes the determinant of the covariance matrix, as in the paper, :math:`\sigma^{2M}` times
             the other: a prior of the kernel's variance gets M more powers of it.
@@ -129,11 +129,11 @@ class Determinantal(Interacting):
 
     def interaction(self, value: Tensor) -> Tensor:
         cov = self._covariance(value)
-        log_det = 2 * cholesky(cov, self.jitter).diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_det = factor_log_det(cholesky(cov, self.jitter))
         return log_det - cov.diagonal(dim1=-2, dim2=-1).log().sum(-1) if self.correlation else log_det
 
     def _covariance(self, value: Float[Tensor, "... M D"]) -> Float[Tensor, "... M M"]:
-        """Covariances of sets of points; with S sets of hyperparameters, which belong to one set of points each.
+        """Covariances of sets of points; S sets of hyperparameters belong to one set of points each.
 
         The kernel is then evaluated at each set of points with all hyperparameters, S^2 blocks.
         """
@@ -142,12 +142,12 @@ class Determinantal(Interacting):
         shape = torch.broadcast_shapes(self.kernel.batch_shape, value.shape[:-2])
         points = value.expand(*shape, *value.shape[-2:]).flatten(0, -3)
         blocks = (self.kernel(one, one) for one in points)
-        own = [block.expand(*shape, *block.shape[-2:]).flatten(0, -3)[i] for i, block in enumerate(blocks)]
-        return torch.stack(own).unflatten(0, shape)
+        each = [block.expand(*shape, *block.shape[-2:]).flatten(0, -3)[i] for i, block in enumerate(blocks)]
+        return torch.stack(each).unflatten(0, shape)
 
 
 class Strauss(Interacting):
-    r"""Strauss process, :math:`p(z) \propto p_0(z) \lambda^M \gamma^{s(z)}`, s the number of pairs closer than r.
+    r"""Strauss process, :math:`p(z) \propto p_0(z) \gamma^{s(z)}`, s the number of pairs closer than r.
 
     A pair at distance d counts :math:`1 / (1 + \exp((d^2 - r^2) / (2 r \tau)))`, which is smooth in z, also at d = 0.
 
@@ -157,7 +157,6 @@ class Strauss(Interacting):
         repulsion: gamma in (0, 1], the factor that each close pair costs.
         softness: tau >= 0, a distance, the width of the step around r. 0 is the indicator of the paper, for evaluation:
             its gradient is 0.
-        intensity: lambda > 0; a constant factor, since M is fixed.
 
     Raises:
         ValueError: if a parameter is out of range.
@@ -169,7 +168,6 @@ class Strauss(Interacting):
         radius: float = 0.5,
         repulsion: float = 0.5,
         softness: float = 0.05,
-        intensity: float = 1.0,
         validate_args: bool | None = None,
     ) -> None:
         if not radius > 0:
@@ -178,9 +176,7 @@ class Strauss(Interacting):
             fail("Strauss", "repulsion", "in (0, 1]", repulsion, "It is the factor that a close pair costs.")
         if not softness >= 0:
             fail("Strauss", "softness", ">= 0", softness, "It is the width of the step; 0 is a hard one.")
-        if not intensity > 0:
-            fail("Strauss", "intensity", "> 0", intensity, "It is the expected number of points per unit of volume.")
-        self.radius, self.repulsion, self.softness, self.intensity = radius, repulsion, softness, intensity
+        self.radius, self.repulsion, self.softness = radius, repulsion, softness
         super().__init__(base, validate_args)
 
     def num_close_pairs(self, value: Float[Tensor, "... M D"]) -> Float[Tensor, "..."]:
@@ -192,14 +188,13 @@ class Strauss(Interacting):
         return torch.sigmoid(inside / (2 * self.radius * self.softness)).sum(-1)
 
     def interaction(self, value: Tensor) -> Tensor:
-        constant = value.shape[-2] * math.log(self.intensity)
-        return constant + math.log(self.repulsion) * self.num_close_pairs(value)
+        return math.log(self.repulsion) * self.num_close_pairs(value)
 
 
 def inducing_prior(
     where: str, prior: InducingPrior, shape: tuple[int, ...]
 ) -> Distribution | Callable[[Any, Tensor], Distribution]:
-    """The prior over inducing inputs from the user's argument: a distribution, or a function of kernel and z.
+    """Prior over inducing inputs from the user's argument: a distribution, or a function of kernel and z.
 
     Args:
         where: name of the caller, for the error message.

@@ -12,22 +12,11 @@ Differs from ``pyro.contrib.gp.kernels``: batch dimensions, distances from diffe
 Cost: O(n m D) per block. Symbols: D = ``input_dim``, \ell lengthscale, \sigma^2 variance, r the distance after scaling.
 """
 
-from pyro_nngp.kernels.base import (
-    Covariance,
-    Kernel,
-    KernelLike,
-    Product,
-    Sum,
-    Wrapper,
-    bind,
-    bind_double,
-    check_covariance,
-    check_kernels,
-)
+from pyro_nngp.kernels.base import Covariance, Kernel, Product, Sum, Wrapper, bind
 from pyro_nngp.kernels.elementary import ArcCosine, Constant, Cosine, Linear, VerticalScaling
 from pyro_nngp.kernels.gibbs import Gibbs
 from pyro_nngp.kernels.matern import Matern
-from pyro_nngp.kernels.metric import KernelMetric, column_scale, neighbor_metric
+from pyro_nngp.kernels.metric import KernelMetric, neighbor_metric
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import (
     RBF,
@@ -38,7 +27,6 @@ from pyro_nngp.kernels.stationary import (
     RationalQuadratic,
     Stationary,
     Wendland,
-    neighbor_lengthscale,
 )
 from pyro_nngp.kernels.warped import Rotation, Warped
 
@@ -51,7 +39,6 @@ __all__ = [
     "Gibbs",
     "Gneiting",
     "Kernel",
-    "KernelLike",
     "KernelMetric",
     "Linear",
     "Matern",
@@ -69,10 +56,5 @@ __all__ = [
     "Wendland",
     "Wrapper",
     "bind",
-    "bind_double",
-    "check_covariance",
-    "check_kernels",
-    "column_scale",
-    "neighbor_lengthscale",
     "neighbor_metric",
 ]

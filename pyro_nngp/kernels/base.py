@@ -1,6 +1,6 @@
 """Base classes of kernels: the plain covariance function, the module with its hyperparameters, sums and products.
 
-Cost: that of the parts. Symbols: n, m points of the two blocks, D input columns.
+Cost: the sum over the parts. Symbols: n, m points of the two blocks, D input columns.
 """
 
 import copy
@@ -19,7 +19,7 @@ from torch.func import functional_call
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
 from pyro_nngp.hyperparameters import GPModule, Hyperparameter, bound_copy, positive, pyro_entry
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
-from pyro_nngp.kernels.radial import Radial
+from pyro_nngp.kernels.radial import Radial, broadcast_numbers
 
 KernelLike = Callable[[Tensor, Tensor], Tensor]
 """Anything that maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m)."""
@@ -31,8 +31,8 @@ class Covariance:
 
     ``cov(x, z)`` is the block of shape (..., n, m), ``cov.diag(x)`` the variances (..., n) at x (..., n, D). ``radial``
     is given where the function is one stationary kernel, for code that can do better than evaluate blocks. Where the
-    hyperparameters have batch dimensions, those of results begin with them; ``batch_shape`` is their shape, None where
-    only an evaluation can say.
+    hyperparameters have batch dimensions, the dimensions of results begin with them; ``batch_shape`` is their
+    shape, None where only an evaluation shows it.
     """
 
     block: KernelLike
@@ -45,9 +45,9 @@ class Covariance:
         return self.block(x, z)
 
     def shifted(self, count: int) -> "Covariance":
-        """The same sets of hyperparameters with `count` more batch dimensions of one at the right, or so many fewer.
+        """Covariance with `count` batch dimensions of size 1 added at the right, or removed if negative.
 
-        Hyperparameters have them for the plates of a program that they are outside of.
+        Batches of hyperparameters carry such dimensions for plates of a program that enclose only the data.
         """
         if not self.batch_shape or not count:
             return self
@@ -66,8 +66,8 @@ class Covariance:
         if parts is not None:
             scale = parts.lengthscale
             scale = of_part(scale, min(1, scale.dim()))
-            shape = None if parts.shape is None else of_part(parts.shape, 0)
-            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0), shape=shape)
+            smoothness = None if parts.smoothness is None else of_part(parts.smoothness, 0)
+            parts = parts._replace(lengthscale=scale, variance=of_part(parts.variance, 0), smoothness=smoothness)
         batch = (*self.batch_shape[:stop], *ones)
         return Covariance(
             lambda x, z: leading(self.block(x, z)), lambda x: leading(self.diag(x)), parts, torch.Size(batch)
@@ -111,7 +111,7 @@ def bind(kernel: KernelLike) -> Covariance:
 
 
 def bind_double(kernel: KernelLike, dtype: torch.dtype) -> Covariance:
-    """Like :func:`bind`, but for float64 points and blocks, whatever the dtype of the kernel's weights.
+    """Bind a kernel for float64 points and blocks, whatever the dtype of its weights.
 
     Modules such as deep kernels are evaluated in float64, with copies of their weights. Opaque callables are evaluated
     in `dtype`, with its precision.
@@ -160,7 +160,7 @@ class Kernel(GPModule):
     """
 
     moves_inputs: bool = False
-    """Whether lengthscales of its parts are not those of the columns."""
+    """Whether lengthscales of the parts refer to other coordinates than the input columns."""
 
     def __new__(cls, *args: Any, **settings: Any) -> "Kernel":
         known = inspect.signature(cls.__init__).parameters
@@ -317,6 +317,11 @@ class Kernel(GPModule):
         self.check_columns(x)
         return x if self.active_dims is None else torch.stack([x[..., d] for d in self.active_dims], -1)
 
+    def _variances(self, x: Tensor, variance: Tensor) -> Tensor:
+        """One variance, or a batch (*S,) of them, at all rows of x: (*S, ..., n)."""
+        shape = self._columns(x).shape[:-1]
+        return broadcast_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
+
     def _column_pair(self, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
         """The active columns of both inputs: one object if the inputs are one object."""
         columns = self._columns(x)
@@ -324,7 +329,7 @@ class Kernel(GPModule):
 
 
 class Wrapper(Kernel):
-    """A kernel made of one other, the attribute `kern`, whose hyperparameters keep their meaning.
+    """Base class of kernels that transform another kernel, the attribute `kern`.
 
     Args:
         kern: the inner kernel.
@@ -380,13 +385,13 @@ class Product(_Pair):
 
 
 def joint_batch_shape(*covs: Covariance) -> torch.Size | None:
-    """Batch shape of what is made of several covariance functions."""
+    """Joint batch shape of covariance functions; None if it is unknown for one of them."""
     shapes = [cov.batch_shape for cov in covs]
     return None if None in shapes else torch.broadcast_shapes(*(shape for shape in shapes if shape is not None))
 
 
 def check_covariance(where: str, kernel: Any, x: Float[Tensor, "n D"] | None = None) -> None:
-    """Raise unless ``kernel`` can be called; with x, unless it is of the columns of x, or takes two arguments."""
+    """Raise unless ``kernel`` is callable and, given x, acts on the columns of x or takes two arguments."""
     if not callable(kernel) or isinstance(kernel, type):
         actual = kernel.__name__ if isinstance(kernel, type) else type(kernel).__name__
         fail(where, "kernel", "to be a Kernel or a callable", actual, "Pass an instance, such as RBF(2).", TypeError)
@@ -414,7 +419,7 @@ def _takes_two(function: Callable) -> bool:
 
 
 def check_kernels(where: str, kernels: Any) -> list[nn.Module]:
-    """The kernels of a sequence; raises ``TypeError`` unless it is one of modules."""
+    """Return a list of kernels; raise ``TypeError`` unless they are a sequence of modules."""
     if not isinstance(kernels, Sequence) or not kernels or not all(isinstance(each, nn.Module) for each in kernels):
         cure = "Give one per latent function."
         fail(where, "kernels", "to be a sequence of kernels", f"{kernels!r:.40}", cure, TypeError)

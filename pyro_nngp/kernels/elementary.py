@@ -1,6 +1,6 @@
-r"""Kernels without a lengthscale: random constants, linear functions, waves and wide layers; a varying amplitude.
+r"""Kernels without a lengthscale: random constants, linear functions, waves, wide networks, varying amplitudes.
 
-Cost: one product per block. Symbols: \sigma^2 variance.
+Cost: one matrix product per block. Symbols: \sigma^2 variance.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_nngp._checks import check_callable
 from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
-from pyro_nngp.kernels.radial import map_pair, of_columns, of_numbers
+from pyro_nngp.kernels.radial import broadcast_columns, broadcast_numbers, map_centered
 
 _PARALLEL = 1e-14  # squared sine of angles that count as zero, where the gradient of the angle would be infinite
 
@@ -36,15 +36,12 @@ class Constant(Kernel):
     def bind(self) -> Covariance:
         variance = self.read("variance")
 
-        def filled(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-            return of_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
-
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
-            batch = torch.broadcast_shapes(x.shape[:-2], z.shape[:-2])
-            return filled(x, (*batch, x.shape[-2], z.shape[-2]))
+            shape = (*torch.broadcast_shapes(x.shape[:-2], z.shape[:-2]), x.shape[-2], z.shape[-2])
+            return broadcast_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
 
-        return Covariance(block, lambda x: filled(x, self._columns(x).shape[:-1]), None, variance.shape)
+        return Covariance(block, lambda x: self._variances(x, variance), None, variance.shape)
 
 
 class Linear(Kernel):
@@ -68,10 +65,10 @@ class Linear(Kernel):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             x, z = self._column_pair(x, z)
-            return (of_numbers(variance.to(x.dtype), max(x.dim(), z.dim())) * x) @ z.mT
+            return (broadcast_numbers(variance.to(x.dtype), max(x.dim(), z.dim())) * x) @ z.mT
 
         def diag(x: Tensor) -> Tensor:
-            return of_numbers(variance.to(x.dtype), x.dim() - 1) * self._columns(x).square().sum(-1)
+            return broadcast_numbers(variance.to(x.dtype), x.dim() - 1) * self._columns(x).square().sum(-1)
 
         return Covariance(block, diag, None, variance.shape)
 
@@ -106,20 +103,16 @@ class Cosine(Kernel):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            period = of_columns(values["period"].to(x.dtype), rank)
+            period = broadcast_columns(values["period"].to(x.dtype), rank)
 
             def wind(x: Tensor) -> Tensor:
                 angle = 2 * math.pi * (x / period).expand(*x.shape[:-1], self.input_dim).sum(-1, keepdim=True)
                 return torch.cat([angle.cos(), angle.sin()], -1)
 
-            x, z = map_pair(wind, *self._column_pair(x, z))
-            return of_numbers(values["variance"].to(x.dtype), rank) * (x @ z.mT)
+            x, z = map_centered(wind, *self._column_pair(x, z))
+            return broadcast_numbers(values["variance"].to(x.dtype), rank) * (x @ z.mT)
 
-        def diag(x: Tensor) -> Tensor:
-            shape = self._columns(x).shape[:-1]
-            return of_numbers(values["variance"].to(x.dtype), len(shape)).expand(*batch, *shape)
-
-        return Covariance(block, diag, None, batch)
+        return Covariance(block, lambda x: self._variances(x, values["variance"].expand(batch)), None, batch)
 
 
 class ArcCosine(Kernel):
@@ -154,12 +147,12 @@ class ArcCosine(Kernel):
         values = self.read_all()
 
         def diag(x: Tensor) -> Tensor:
-            weight, bias = (of_numbers(values[arg].to(x.dtype), x.dim() - 1) for arg in ("variance", "bias"))
+            weight, bias = (broadcast_numbers(values[arg].to(x.dtype), x.dim() - 1) for arg in ("variance", "bias"))
             return bias + weight * self._columns(x).square().sum(-1)
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            weight, bias = (of_numbers(values[arg].to(x.dtype), rank) for arg in ("variance", "bias"))
+            weight, bias = (broadcast_numbers(values[arg].to(x.dtype), rank) for arg in ("variance", "bias"))
             norms = (diag(x)[..., :, None] * diag(z)[..., None, :]).sqrt()
             left, right = self._column_pair(x, z)
             cos = ((bias + weight * (left @ right.mT)) / norms).clamp(-1, 1)

@@ -6,10 +6,11 @@ r"""Stationary kernels whose lengthscales vary over the input space.
 with a positive factor a and a stationary kernel :math:`k_0` that is a mixture of RBF kernels, so that the result is
 positive definite (Gibbs 1997 for the RBF kernel; Paciorek and Schervish 2004 for all).
 
-Cost: that of :math:`k_0`, and a once per input.
+Cost: one block of :math:`k_0`, and a once per input.
 """
 
 from collections.abc import Callable
+from typing import cast
 
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from pyro_nngp.kernels.stationary import check_scale_mixture
 
 
 class Gibbs(Wrapper):
-    """A stationary kernel with lengthscales that are multiplied by a factor at each place.
+    """A stationary kernel whose lengthscales are multiplied by a factor that varies over the input space.
 
     Args:
         kern: an :class:`RBF`, :class:`Matern12`, :class:`Matern32` or :class:`Matern52`.
@@ -44,8 +45,7 @@ class Gibbs(Wrapper):
     @pyro_entry
     def bind(self) -> Covariance:
         cov, factor = self.kern.bind(), self.factor
-        parts, dim = cov.radial, self.kern.input_dim
-        assert parts is not None
+        parts, dim = cast(radial.Radial, cov.radial), self.kern.input_dim
 
         def at(x: Tensor) -> Tensor:
             a = factor(x)
@@ -60,9 +60,6 @@ class Gibbs(Wrapper):
             b = (a if z is x else at(z))[..., None, :]
             a = a[..., :, None]
             mean = (a.square() + b.square()) / 2
-            scale = parts.lengthscale.to(x.dtype) * parts.profile.stretch
-            q = radial.block(*self._column_pair(x, z), scale, x.new_ones(()), radial.SQUARED_DISTANCE) / mean
-            variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
-            return (a * b / mean).pow(dim / 2) * radial.of_distance(q, variance, parts.profile)
+            return (a * b / mean).pow(dim / 2) * parts.covariance_at(parts.scaled_squares(x, z) / mean, rank)
 
         return Covariance(block, cov.diag, None, cov.batch_shape)

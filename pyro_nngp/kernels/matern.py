@@ -3,7 +3,7 @@ r"""The Matérn kernel of any smoothness, learned or given.
 .. math:: k = \sigma^2 \frac{2^{1-\nu}}{\Gamma(\nu)} z^\nu K_\nu(z), \qquad z = \sqrt{2 \nu}\, r
 
 (Rasmussen and Williams 2006, eq. 4.14), by the polynomials of :mod:`pyro_nngp.kernels.matern_table`, on CPUs in
-compiled code. Cost: O(n m D) per block, and that of the table.
+compiled code. Cost: O(n m D) per block, plus the table of the smoothness.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ class Matern(Stationary):
     :class:`Matern12`, :class:`Matern32` and :class:`Matern52` are its cases 1/2, 3/2 and 5/2.
 
     Args:
-        smoothness: :math:`\nu > 0`, a scalar; the others as in :class:`Stationary`. Beyond some 5 the data hardly tell
-            one value from another.
+        smoothness: :math:`\nu > 0`, a scalar; the others as in :class:`Stationary`. Data hardly distinguish values
+            above about 5.
     """
 
     profile = radial.MATERN

@@ -8,12 +8,12 @@ A Matérn process is a scale mixture of processes with RBF kernels: for squared 
 (Gradshteyn and Ryzhik 2007, 3.471.9). With :math:`\tau = e^s` the trapezoidal rule converges geometrically, and all its
 terms are positive. Its nodes divide an octave, so that one row of exponentials serves all octaves of q.
 
-The table has a polynomial for each sixteenth of an octave of q (in float32 for each half of that), whose number and
-place are read off the bits of q: no logarithm, root or exponential is evaluated. Coefficients are Chebyshev series in
+The table has one polynomial per cell, a sixteenth of an octave of q (a thirty-second in float32). The bits of q give
+the cell and the place in it: no logarithm, root or exponential is evaluated. Coefficients are Chebyshev series in
 log nu over eighths of an octave of nu, which are computed once and kept, and give the derivative by nu. For a
 smoothness of 0.01 and more, errors of correlations are below 1e-13 in float64, and 1e-7 in float32.
 
-Cost: some 50 ms for each eighth of an octave of nu that is met, .2 ms for the table of one nu.
+Cost: about 50 ms for the first nu in each eighth of an octave, .2 ms for the table of one nu.
 Symbols: C coefficients of a cell, P terms in log nu, S batch of smoothnesses.
 """
 
@@ -28,25 +28,24 @@ from numpy.polynomial.chebyshev import cheb2poly
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pyro_nngp._provenance import apply
+from pyro_nngp._autograd import apply, mapped_first
 from pyro_nngp._tape import operation
-from pyro_nngp._vmap import mapped_first
 
 LEAST, MOST = -80, 20
-"""Exponents of two between which q has cells. The octave below has the correlation 1, the one beyond 0."""
+"""Exponents of two between which q has cells; the correlation is 1 in the octave below them, 0 in the one above."""
 
-_TERMS, _PANELS = 11, 8  # P; of an octave of nu
+_TERMS, _PANELS = 11, 8  # P; panels per octave of nu
 
 
 class Layout(NamedTuple):
-    """Of a table."""
+    """Size of a table."""
 
-    cells: int  # of an octave
+    cells: int  # per octave of q
     terms: int  # C
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the tables of one smoothness."""
+        """Shape of the table of one smoothness and of its derivative."""
         return 2, (MOST - LEAST + 2) * self.cells, self.terms
 
 
@@ -60,7 +59,7 @@ def coefficients(nu: Float[Tensor, "*S"], dtype: torch.dtype) -> Float[Tensor, "
 
     Args:
         nu: the smoothness; gradients flow to it.
-        dtype: of the result; it determines C.
+        dtype: dtype of the result, which determines C.
     """
     flat, form = nu.double().reshape(-1), layout(dtype)
     octaves = flat.log2() * _PANELS
@@ -74,7 +73,7 @@ def coefficients(nu: Float[Tensor, "*S"], dtype: torch.dtype) -> Float[Tensor, "
 @operation
 @torch.no_grad()
 def tables(nu: Float[Tensor, "*S"], dtype: torch.dtype) -> Float[Tensor, "*S 2 cells C"]:
-    """The same without gradients; the latest are kept."""
+    """Correlations and derivatives as :func:`coefficients` gives them, without gradients; the latest are cached."""
     each = [_table(float(one), dtype) for one in nu.detach().reshape(-1)]
     return each[0] if not nu.dim() else torch.stack(each).reshape(*nu.shape, *each[0].shape)
 
@@ -90,7 +89,7 @@ def correlation(q: Float[Tensor, "..."], nu: Float[Tensor, "..."]) -> Float[Tens
 
 
 class _Correlation(torch.autograd.Function):
-    """(q, nu) -> (correlation, its slopes by q and by nu), of which the correlation has a gradient."""
+    """(q, nu) -> (correlation, its slopes by q and by nu); only the correlation is differentiable."""
 
     @staticmethod
     def forward(q: Tensor, nu: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +111,7 @@ class _Correlation(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, q: Tensor, nu: Tensor) -> tuple:
-        """The dimension that vmap maps over leads both; the others broadcast as before."""
+        """Move the mapped dimension to the front of both arguments."""
         return _Correlation.apply(*mapped_first((q, nu), in_dims, (0, 0))), (0, 0, 0)
 
 

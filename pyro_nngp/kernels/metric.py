@@ -1,4 +1,4 @@
-r"""Neighbor search by a kernel's correlation: features whose distance grows as correlation falls, and the ranking.
+r"""Neighbor search by correlation: feature spaces for candidates, and the distance that ranks them.
 
 A sum of products of stationary kernels is expanded, and each product gives one set of features: inputs over
 lengthscales for most kernels, and :math:`(\sin, \cos)(2 \pi x / p) / \ell` for periodic ones. Searches in these feature
@@ -6,8 +6,8 @@ spaces give candidates, which are ranked by
 
 .. math:: d(x, z) = 1 - |k(x, z)| / \sqrt{k(x, x)\, k(z, z)}
 
-(Kang and Katzfuss 2023). Inputs of a kernel that maps them are mapped first. Where one lengthscale per column
-determines the correlation, :func:`~pyro_nngp.kernels.neighbor_lengthscale` suffices, and no ranking is needed.
+(Kang and Katzfuss 2023). Kernels that map their inputs are evaluated on mapped inputs. Where one lengthscale per column
+determines the correlation, :func:`neighbor_lengthscale` suffices, and no ranking is needed.
 
 Cost: O(n D) for features, one covariance per pair. Symbols: F features.
 
@@ -16,7 +16,6 @@ inference", Statistics and Computing.
 """
 
 import math
-import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -25,13 +24,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from pyro_nngp._checks import warn
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.kernels.base import Kernel, Product, Sum, Wrapper, bind_double
 from pyro_nngp.kernels.space_time import Gneiting
 from pyro_nngp.kernels.stationary import Periodic, Stationary, neighbor_lengthscale
 
-_MOST = 4  # sets of features
-_SEEN: "weakref.WeakSet[Kernel]" = weakref.WeakSet()  # kernels whose units were looked at
+_MOST = 4  # feature spaces of single products
+_SEEN: "weakref.WeakSet[Kernel]" = weakref.WeakSet()  # kernels that have been checked
 
 
 class KernelMetric(nn.Module):
@@ -45,7 +45,7 @@ class KernelMetric(nn.Module):
         values: the hyperparameters, as a buffer: a loaded state searches as the saved one did.
     """
 
-    trained_buffers = frozenset({"values"})  # do not identify a run
+    trained_buffers = frozenset({"values"})  # not part of the identity of a run
 
     values: Tensor
     spread: Tensor
@@ -58,10 +58,6 @@ class KernelMetric(nn.Module):
         self.register_buffer(
             "values", torch.cat([value.flatten().double() for *_, value in self._entries()] or [x[0, :0]])
         )
-
-    def follow(self, other: "KernelMetric") -> None:
-        """Copy the hyperparameters of another metric of the same kernel."""
-        self._held, self.values, self.spread = other._held, other.values, other.spread
 
     @torch.no_grad()
     def features(self, x: Float[Tensor, "n D"]) -> list[Float[Tensor, "n F"]]:
@@ -95,7 +91,7 @@ class KernelMetric(nn.Module):
         return kernel
 
     def _entries(self) -> Iterator[tuple[nn.Module, str, Tensor]]:
-        """Tensors that the held kernel depends on."""
+        """Tensors that determine the held kernel: module, name, value."""
         kernel = self._held[0]
         for part in kernel.modules() if isinstance(kernel, nn.Module) else ():
             own = [*getattr(part, "_pyro_params", ()), *getattr(part, "_pyro_samples", ())]
@@ -153,16 +149,14 @@ def warn_of_unset_lengthscale(where: str, kernel: Any, x: Float[Tensor, "N D"]) 
     far = [d for d in columns if not 0.05 < spread[d] < 20]
     if far:
         shown = ", ".join(f"{float(spread[d]):.3g}" for d in far)
-        warnings.warn(
+        warn(
             f"{where}: a lengthscale of the kernel was left out and is 1, while columns of x have spreads of {shown}. "
-            "Give the kernel a start, lengthscale=..., or a prior, in the units of x.",
-            UserWarning,
-            stacklevel=4,
+            "Give the kernel a start, lengthscale=..., or a prior, in the units of x."
         )
 
 
 def _products(kernel: Any, x: Tensor) -> list[list[tuple[Stationary | Gneiting, Tensor]]]:
-    """The products of stationary kernels, with their inputs, whose sum the kernel is; other parts are left out."""
+    """Expand a kernel into a sum of products of stationary kernels, each with its inputs; omit other factors."""
     if isinstance(kernel, Stationary):
         return [[(kernel, x)]]
     if isinstance(kernel, Gneiting):

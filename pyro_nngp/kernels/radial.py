@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from pyro_nngp._provenance import apply
-from pyro_nngp._vmap import mapped_first
+from pyro_nngp._autograd import apply, mapped_first
 from pyro_nngp.kernels import matern_table
 
 
@@ -28,8 +27,8 @@ class Profile(NamedTuple):
     """A covariance as a function of the squared distance q between inputs divided by ``stretch`` lengthscales.
 
     ``function`` maps (q, v) to (k, dk/dq). It may write into q when no graph is being recorded and has to be
-    differentiable in both arguments otherwise. Where the covariance has a shape parameter, there is ``correlation``
-    instead, which maps (q, shape) to the correlation, by operations that can be differentiated.
+    differentiable in both arguments otherwise. Where the smoothness is a parameter, there is ``correlation``
+    instead, which maps (q, smoothness) to the correlation, by operations that can be differentiated.
     """
 
     stretch: float
@@ -38,7 +37,7 @@ class Profile(NamedTuple):
 
 
 class Radial(NamedTuple):
-    """What one stationary kernel consists of once its hyperparameters have been read; batch dimensions lead."""
+    """The parts of one stationary kernel whose hyperparameters have been read; batch dimensions lead."""
 
     profile: Profile
     lengthscale: Tensor
@@ -47,12 +46,23 @@ class Radial(NamedTuple):
     """Shape (*S,)."""
     columns: Callable[[Tensor], Tensor]
     """The columns of an input that the kernel acts on."""
-    shape: Tensor | None = None
-    """The shape parameter (*S,) of a profile that has one."""
+    smoothness: Tensor | None = None
+    """Shape (*S,); only of the Matérn profile of any smoothness."""
+
+    def scaled_squares(self, x: Tensor, z: Tensor) -> Tensor:
+        """Squared distances (*S, ..., n, m) in units of ``profile.stretch`` lengthscales."""
+        scale, left = self.lengthscale.to(x.dtype) * self.profile.stretch, self.columns(x)
+        return block(left, left if z is x else self.columns(z), scale, x.new_ones(()), SQUARED_DISTANCE)
+
+    def covariance_at(self, q: Tensor, rank: int) -> Tensor:
+        """The covariance at squared distances q of points of `rank` dimensions, by plain autograd."""
+        variance = broadcast_numbers(self.variance.to(q.dtype), rank)
+        q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
+        return self.profile.function(q, variance)[0]
 
 
 def block(
-    x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile, shape: Tensor | None = None
+    x: Tensor, z: Tensor, lengthscale: Tensor, variance: Tensor, profile: Profile, smoothness: Tensor | None = None
 ) -> Tensor:
     """Covariance block of raw inputs; pass the same object twice if they are equal.
 
@@ -62,7 +72,7 @@ def block(
         lengthscale: scalar, (D,), or (*S, D) or (*S, 1) for a batch of kernels.
         variance: scalar, or (*S,).
         profile: one of the profiles of this module.
-        shape: the shape parameter of a profile that has one, as the variance.
+        smoothness: scalar, or (*S,), of a profile with ``correlation``.
 
     Returns:
         Shape (*S, ..., n, m).
@@ -70,29 +80,33 @@ def block(
     rank = max(x.dim(), z.dim())
     if profile.correlation is not None:
         q = block(x, z, lengthscale, x.new_ones(()), SQUARED_DISTANCE)
-        return of_numbers(variance.to(x.dtype), rank) * profile.correlation(q, of_numbers(cast(Tensor, shape), rank))
-    scale = of_columns(lengthscale.to(x.dtype), rank) * profile.stretch
-    return radial(*map_pair(lambda y: y / scale, x, z), of_numbers(variance.to(x.dtype), rank), profile)
+        return broadcast_numbers(variance.to(x.dtype), rank) * profile.correlation(
+            q, broadcast_numbers(cast(Tensor, smoothness), rank)
+        )
+    scale = broadcast_columns(lengthscale.to(x.dtype), rank) * profile.stretch
+    return scaled_block(
+        *map_centered(lambda y: y / scale, x, z), broadcast_numbers(variance.to(x.dtype), rank), profile
+    )
 
 
-def of_numbers(value: Tensor, rank: int) -> Tensor:
-    """One number for each kernel of a batch, (*S,), in front of `rank` dimensions."""
+def broadcast_numbers(value: Tensor, rank: int) -> Tensor:
+    """Reshape numbers (*S,), one per kernel of a batch, to stand in front of `rank` dimensions."""
     return value.reshape(*value.shape, *[1] * rank) if value.dim() else value
 
 
-def of_columns(value: Tensor, rank: int) -> Tensor:
-    """A scalar, or a vector for each kernel of a batch, (*S, D), in front of inputs with `rank` dimensions."""
+def broadcast_columns(value: Tensor, rank: int) -> Tensor:
+    """Reshape vectors (*S, D), one per kernel of a batch, to broadcast against inputs with `rank` dimensions."""
     return value.reshape(*value.shape[:-1], *[1] * (rank - 1), value.shape[-1]) if value.dim() > 1 else value
 
 
-def map_pair(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+def map_centered(features: Callable[[Tensor], Tensor], x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Map both inputs after moving the origin to the first point of x; returns one object if they are one object."""
     origin = (x if x.shape[-2] else z)[..., :1, :].detach()
     mapped = features(x - origin)
     return mapped, mapped if z is x else features(z - origin)
 
 
-def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
+def scaled_block(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
     """Covariance block of inputs that are already centered and scaled.
 
     Args:
@@ -105,12 +119,6 @@ def radial(x: Tensor, z: Tensor, variance: Tensor, profile: Profile) -> Tensor:
         Block of shape (..., n, m). It is kept for the backward pass, so it must not be changed in place.
     """
     return apply(_Radial, x, z, variance, profile.function)[0]
-
-
-def of_distance(q: Tensor, variance: Tensor, profile: Profile) -> Tensor:
-    """The covariance at squared distances q, in units of ``profile.stretch`` lengthscales, by plain autograd."""
-    q = q.expand(torch.broadcast_shapes(q.shape, variance.shape)).clamp_min(_FLOOR)  # profiles may write into it
-    return profile.function(q, variance)[0]
 
 
 def _rbf(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,12 +176,12 @@ MATERN52 = Profile(1 / math.sqrt(5), _matern52)
 MATERN = Profile(1.0, None, matern_table.correlation)
 SQUARED_DISTANCE = Profile(1.0, _identity)
 
-_FAR = 1e30  # squared distances from here on, and those that overflow, count as this one: the covariance is zero
+_FAR = 1e30  # largest squared distance, also in place of an overflow: the covariance is zero
 _FLOOR = 1e-24  # squared distances up to this count as zero where the derivative of a square root would be infinite
 
 
 class _Radial(torch.autograd.Function):
-    """(x, z, v) -> (k, dk/dq), of which k has a gradient."""
+    """(x, z, v) -> (k, dk/dq); only k is differentiable."""
 
     @staticmethod
     def forward(x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple[Tensor, Tensor]:
@@ -197,16 +205,16 @@ class _Radial(torch.autograd.Function):
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             weights = grad * slope
             if ctx.needs_input_grad[0]:
-                grad_x = pull(weights, x, z)
+                grad_x = distance_gradient(weights, x, z)
             if ctx.needs_input_grad[1]:
-                grad_z = pull(weights.mT, z, x)
+                grad_z = distance_gradient(weights.mT, z, x)
         if ctx.needs_input_grad[2]:
             grad_variance = (grad * k).sum_to_size(variance.shape) / variance
         return grad_x, grad_z, grad_variance, None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, z: Tensor, variance: Tensor, function: Callable) -> tuple:
-        """The dimension that vmap maps over becomes the first batch dimension of whatever has it."""
+        """Move the mapped dimension to the front of each argument that has it."""
         rank = max(y.dim() - (dim is not None) for y, dim in zip((x, z, variance), in_dims, strict=False))
         x, z, variance = mapped_first((x, z, variance), in_dims[:3], (0, 0, 0))
         if x.dim() <= rank and z.dim() <= rank:
@@ -214,7 +222,7 @@ class _Radial(torch.autograd.Function):
         return _Radial.apply(x, z, variance, function), (0, 0)
 
 
-def pull(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:
+def distance_gradient(weights: Tensor, x: Tensor, z: Tensor) -> Tensor:
     """2 sum_j weights_ij (x_i - z_j), summed over the batch dimensions along which ``x`` was broadcast."""
     rows = torch.cat([z, torch.ones_like(z[..., :1])], -1).mT  # few long rows: several times faster than weights @ z
     total = (rows @ weights.mT).mT

@@ -1,12 +1,13 @@
-r"""A kernel of space and time that is not a product of one in space and one in time.
+r"""A non-separable kernel of space and time: not a product of a spatial and a temporal kernel.
 
 .. math:: k(h, u) = \psi(u)^{-(\delta + \beta D / 2)}\; k_0\big(|h|\, \psi(u)^{-\beta / 2}\big), \qquad
    \psi(u) = 1 + |u / \tau|^{2 \alpha}
 
-(Gneiting 2002, eq. 14), for places h apart and times u apart. With :math:`\beta = 0` it is separable; with a larger one
-the correlation in space reaches further the longer the time between two observations, as of weather that moves.
-Cost: that of :math:`k_0`.
+(Gneiting 2002, eq. 14), for a spatial lag h and a time lag u. With :math:`\beta = 0` it is separable; with a larger one
+the spatial range grows with the time lag, as in moving weather. Cost: one block of :math:`k_0`.
 """
+
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
 from pyro_nngp.kernels.stationary import check_scale_mixture
 
-_FLOOR = 1e-24  # squared times up to this count as zero
+_FLOOR = 1e-24  # squared time lags up to this count as zero
 
 
 class Gneiting(Wrapper):
@@ -30,8 +31,8 @@ class Gneiting(Wrapper):
         timescale: :math:`\tau`, in the unit of that column.
         interaction: :math:`\beta` in (0, 1): how far the process is from a separable one.
         exponent: :math:`\alpha` in (0, 1): paths in time are rough at 1/2 and almost smooth at 1.
-        decay: :math:`\delta > 0`: the correlation of one place with itself falls as :math:`|u|^{-2 \alpha \delta}`
-            beyond that of the interaction.
+        decay: :math:`\delta > 0`: the correlation at lag h = 0 falls as :math:`|u|^{-2 \alpha \delta}`, in addition to
+            the effect of the interaction.
 
     Raises:
         TypeError: if ``kern`` is another kernel.
@@ -67,26 +68,21 @@ class Gneiting(Wrapper):
     @pyro_entry
     def bind(self) -> Covariance:
         cov = self.kern.bind()
-        parts = cov.radial
-        assert parts is not None
-        values = self.read_all()
+        parts, values = cast(radial.Radial, cov.radial), self.read_all()
         batch = torch.broadcast_shapes(self.batch_shape_of(values), cov.batch_shape or ())
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
             tau, beta, alpha, delta = (
-                radial.of_numbers(values[arg].to(x.dtype), rank)
+                radial.broadcast_numbers(values[arg].to(x.dtype), rank)
                 for arg in ("timescale", "interaction", "exponent", "decay")
             )
             u = (x[..., self.time_dim, None] - z[..., None, :, self.time_dim]) / tau
             power = torch.where(u.square() > _FLOOR, u.square().clamp(min=_FLOOR).pow(alpha), 0.0)
             log_psi = torch.log1p(power)
-            scale = parts.lengthscale.to(x.dtype) * parts.profile.stretch
-            q = radial.block(parts.columns(x), parts.columns(z), scale, x.new_ones(()), radial.SQUARED_DISTANCE)
-            q = q * (-beta * log_psi).exp()
-            variance = radial.of_numbers(parts.variance.to(x.dtype), rank)
+            q = parts.scaled_squares(x, z) * (-beta * log_psi).exp()
             fall = (-(delta + beta * self.kern.input_dim / 2) * log_psi).exp()
-            return fall * radial.of_distance(q, variance, parts.profile)
+            return fall * parts.covariance_at(q, rank)
 
         def diag(x: Tensor) -> Tensor:
             variances = cov.diag(x)

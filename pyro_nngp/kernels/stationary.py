@@ -76,24 +76,21 @@ class Stationary(Kernel):
         self.declare("lengthscale", lengthscale, 1 if isotropic else input_dim)
 
     def columns_of(self, lengthscale: Tensor) -> Tensor:
-        """A lengthscale that :meth:`read` has read as :func:`radial.of_columns` takes it, columns last."""
+        """The lengthscale with its columns as last dimension, as :func:`radial.broadcast_columns` takes it."""
         return lengthscale[..., None] if self.isotropic and lengthscale.dim() else lengthscale
 
     @pyro_entry
     def bind(self) -> Covariance:
         values = self.read_all()
-        scale, variance, shape = self.columns_of(values["lengthscale"]), values["variance"], values.get("smoothness")
-        parts = radial.Radial(self.profile, scale, variance, self._columns, shape)
+        scale, variance = self.columns_of(values["lengthscale"]), values["variance"]
+        smoothness = values.get("smoothness")
+        parts = radial.Radial(self.profile, scale, variance, self._columns, smoothness)
         return Covariance(
-            lambda x, z: radial.block(*self._column_pair(x, z), scale, variance, self.profile, shape),
+            lambda x, z: radial.block(*self._column_pair(x, z), scale, variance, self.profile, smoothness),
             lambda x: self._variances(x, parts.variance),
             parts,
             self.batch_shape_of(values),
         )
-
-    def _variances(self, x: Tensor, variance: Tensor) -> Tensor:
-        shape = self._columns(x).shape[:-1]
-        return radial.of_numbers(variance.to(x.dtype), len(shape)).expand(*variance.shape, *shape)
 
 
 class RBF(Stationary):
@@ -179,11 +176,11 @@ class RationalQuadratic(Stationary):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            alpha = radial.of_numbers(values["scale_mixture"].to(x.dtype), rank)
-            scale = radial.of_columns(lengthscale.to(x.dtype), rank) * (2 * alpha).sqrt()
-            variance = radial.of_numbers(values["variance"].to(x.dtype), rank)
-            x, z = radial.map_pair(lambda y: y / scale, *self._column_pair(x, z))
-            q = radial.radial(x, z, x.new_ones(()), radial.SQUARED_DISTANCE)
+            alpha = radial.broadcast_numbers(values["scale_mixture"].to(x.dtype), rank)
+            scale = radial.broadcast_columns(lengthscale.to(x.dtype), rank) * (2 * alpha).sqrt()
+            variance = radial.broadcast_numbers(values["variance"].to(x.dtype), rank)
+            x, z = radial.map_centered(lambda y: y / scale, *self._column_pair(x, z))
+            q = radial.scaled_block(x, z, x.new_ones(()), radial.SQUARED_DISTANCE)
             return variance * torch.exp(-alpha * torch.log1p(q))
 
         return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))
@@ -219,14 +216,14 @@ class Periodic(Stationary):
 
         def block(x: Tensor, z: Tensor) -> Tensor:
             rank = max(x.dim(), z.dim())
-            period = radial.of_columns(values["period"].to(x.dtype), rank)
-            scale = radial.of_columns(lengthscale.to(x.dtype), rank) * self.profile.stretch
+            period = radial.broadcast_columns(values["period"].to(x.dtype), rank)
+            scale = radial.broadcast_columns(lengthscale.to(x.dtype), rank) * self.profile.stretch
 
             def wind(x: Tensor) -> Tensor:
                 angle = 2 * math.pi * x / period
                 return torch.cat([angle.sin() / scale, angle.cos() / scale], -1)
 
-            variance = radial.of_numbers(values["variance"].to(x.dtype), rank)
-            return radial.radial(*radial.map_pair(wind, *self._column_pair(x, z)), variance, self.profile)
+            variance = radial.broadcast_numbers(values["variance"].to(x.dtype), rank)
+            return radial.scaled_block(*radial.map_centered(wind, *self._column_pair(x, z)), variance, self.profile)
 
         return Covariance(block, lambda x: self._variances(x, values["variance"]), None, self.batch_shape_of(values))

@@ -1,8 +1,8 @@
 r"""Kernels of mapped inputs, :math:`k(w(x), w(z))`: deep kernels, rotated anisotropy.
 
 The map is applied once to each point, not to each pair, and where the inner kernel is stationary the nearest-neighbor
-conditional stays in compiled code. Cost: that of the inner kernel, and of the map. Symbols: D input columns, F columns
-of the map.
+conditional stays in compiled code. Cost: the inner kernel, and the map once per point. Symbols: D input columns, F
+columns of the map.
 
 Reference: Wilson, Hu, Salakhutdinov and Xing (2016), "Deep kernel learning".
 """

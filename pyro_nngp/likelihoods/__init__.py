@@ -13,8 +13,8 @@ from pyro_nngp.likelihoods.continuous import (
     LogNormal,
     StudentT,
 )
-from pyro_nngp.likelihoods.convolved import convolved
-from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial, Ordinal, Poisson
+from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods.labels import Bernoulli, Categorical, Ordinal
 from pyro_nngp.likelihoods.multinomial import BinomialSplit, binomial_splits, log_shares
 from pyro_nngp.likelihoods.per_output import PerOutput
 from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
@@ -53,6 +53,5 @@ __all__ = [
     "ZeroInflated",
     "ZeroTruncated",
     "binomial_splits",
-    "convolved",
     "log_shares",
 ]

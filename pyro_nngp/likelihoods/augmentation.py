@@ -11,9 +11,8 @@ observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Studen
 all.
 
 The factor that remains after completing the square, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not
-depend on f, so it cancels in the density of f given y and :math:`\omega`. It does enter the joint density of y and
-:math:`\omega`: for
-:math:`f \sim N(m, v)`
+depend on f, so it cancels in the density of f given y and :math:`\omega`. It enters the joint density of y and
+:math:`\omega`: for :math:`f \sim N(m, v)`
 
 .. math:: \log p(y, \omega) = \log PG(\omega \mid b, 0) + g, \quad g = \log c_y - b \log 2 - \tfrac12 \log(1 + \omega v)
    + \frac{\kappa^2 v + 2 \kappa m - \omega m^2}{2 (1 + \omega v)},
@@ -42,11 +41,11 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions import PolyaGamma
 from pyro_nngp.likelihoods.base import Likelihood, check_likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, StudentT
-from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial
+from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial
+from pyro_nngp.likelihoods.labels import Bernoulli, Categorical
 from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
 
 _AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
-
 
 Coupling: TypeAlias = Literal["odds", "probabilities"]
 
@@ -114,7 +113,7 @@ def gaussian_observations(
         likelihood: bound.
         y: targets, outputs first, (*T, U).
         omega: auxiliary variables, (*L, U); None for a Gaussian likelihood.
-        dtype: of the result.
+        dtype: dtype of the result.
 
     Returns:
         Pseudo-targets, and noise variances that broadcast against them.
@@ -150,11 +149,11 @@ def predictive(
 def squared_latent(
     likelihood: Likelihood, y: Tensor, omega: Tensor, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]
 ) -> Float[Tensor, "*L B"]:
-    r"""The statistic behind the posterior of omega: :math:`E f^2`, or for Student-t data :math:`E (y - f)^2 / s^2`.
+    r"""The statistic that determines q(omega): :math:`E f^2`, or for Student-t data :math:`E (y - f)^2 / s^2`.
 
     Args:
         likelihood: bound.
-        y: data, as :func:`auxiliary_prior` takes them.
+        y: data, as in :func:`auxiliary_prior`.
         omega: means of the auxiliary variables of these data.
         loc: means of f given other data.
         var: variances of f given other data.
@@ -170,7 +169,7 @@ class AugmentedMarginal(TorchDistribution):
     r"""The distribution of y for f ~ N(loc, var), whose log density is :math:`\log p(y, \omega) - \log p(\omega)`.
 
     Minus the divergence of a guide from the prior of omega, it gives :math:`\log p(y)` minus the divergence from the
-    posterior (see the module's docstring). Draws are those of :func:`predictive`. For classes the log density is that
+    posterior (see the module's docstring). Draws come from :func:`predictive`. For classes the log density is that
     of the label plus, for each class, :math:`g - \log p` of its binary set.
 
     Args:
@@ -178,7 +177,7 @@ class AugmentedMarginal(TorchDistribution):
         loc: means of f, of the batch shape; (C, \*batch) for C classes.
         var: variances of f, of the same shape.
         omega: auxiliary variables of the data, of the same shape.
-        coupling: of classes, as :func:`predictive` takes it.
+        coupling: coupling of classes, as in :func:`predictive`.
     """
 
     arg_constraints: dict[str, constraints.Constraint] = {}
@@ -218,7 +217,7 @@ def _binary(loc: Tensor, var: Tensor) -> dist.Bernoulli:
 
 
 def _one_against_all(binary: dist.Bernoulli, coupling: Coupling) -> dist.Categorical:
-    """Classes from their binary sets, classes first."""
+    """Distribution of the class given one-against-all probabilities, classes first."""
     logits = binary.logits if coupling == "odds" else logsigmoid(binary.logits)
     return dist.Categorical(logits=logits.movedim(0, -1))
 

@@ -23,6 +23,7 @@ from torch.distributions import Distribution, constraints
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
+from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
 
 
@@ -47,7 +48,8 @@ class Likelihood(GPModule):
         sd_per_scale: a robust standard deviation of the noise, in multiples of the attribute `scale`.
 
     Args:
-        num_quadrature: number Q of nodes for expectations; for several latents they are quasi-random nodes.
+        num_quadrature: number Q of nodes of expectations, quasi-random ones for several latents; also an attribute of
+            every likelihood, as in ``likelihood.num_quadrature = 100``.
 
     Raises:
         ValueError, TypeError: if ``num_quadrature`` is not an integer >= 2.
@@ -78,17 +80,18 @@ class Likelihood(GPModule):
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
-        A model hands the copy to whatever evaluates the likelihood later, outside the model's Pyro context. Where a
-        vector with a prior has batch dimensions of vectorized plates, it takes the place of those of the data's plates;
-        one that is not `elementwise` stays behind them.
+        A model passes the copy to code that evaluates the likelihood later, outside the model's Pyro context. Where a
+        vector with a prior has batch dimensions of vectorized plates, its own dimension replaces those of the data's
+        plates, which have size one in it; if the likelihood is not `elementwise`, it stays behind them.
         """
         bound = bound_copy(self)
         for name in self._pyro_samples:
             value = bound.__dict__[name]
             batch = batch_shape_of(self, name, value)
             own, batch = value.shape[len(batch) :], placed(batch)
-            if self.elementwise:
-                batch = batch[: max(0, len(batch) - len(own))]
+            outer = max(0, len(batch) - len(own))
+            if self.elementwise and batch[outer:].numel() == 1:
+                batch = batch[:outer]
             bound.__dict__[name] = value.reshape((*batch, *own))
         for name, part in self.named_children():
             if isinstance(part, Likelihood):
@@ -97,29 +100,29 @@ class Likelihood(GPModule):
 
     @property
     def differs_by_row(self) -> bool:
-        """Whether data of each row have their own number of trials or limit."""
+        """Whether each row has its own number of trials or its own limit."""
         return self.takes_trials or self.takes_limits
 
     def for_rows(
         self, weights: Tensor | None = None, trials: Tensor | None = None, limits: Tensor | None = None
     ) -> "Likelihood":
-        """A bound likelihood for some rows of the data; its expected log densities have no weights yet.
+        """Copy a bound likelihood for some rows of the data; its expected log densities do not include the weights.
 
         Args:
             weights: weights of these rows, which broadcast against the batch; None is 1.
-            trials: their numbers of trials, of a likelihood that takes them.
-            limits: their limits of detection, of a likelihood that takes them.
+            trials: numbers of trials of these rows, for a likelihood that takes them.
+            limits: limits of detection of these rows, for a likelihood that takes them.
         """
         if weights is None and trials is None and limits is None:
             return self
         copied = copy.copy(self)
         if weights is not None:
             copied.__dict__["weights"] = weights
-        copied.take_rows(trials, limits)
+        copied._set_rows(trials, limits)
         return copied
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
-        """Set what a copy for some rows has of them, besides weights: a hook for likelihoods that take one of these."""
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+        """Set the trials and limits of a copy for some rows; a hook for likelihoods that take one of these."""
 
     @pyro_entry
     def expected_log_prob(
@@ -152,7 +155,7 @@ class Likelihood(GPModule):
         return Marginal(self.bind(), loc, var)
 
     def focus(self, y: Tensor) -> Focus | None:
-        r"""Where :math:`\log p(y \mid f)` bends most sharply as a function of f, and over what distance.
+        r"""The place where :math:`\log p(y \mid f)` bends most sharply as a function of f, and the width of the bend.
 
         Quadrature concentrates its nodes there. None (the default) finds the place by evaluating the density at 85 more
         points, which a likelihood that knows the place avoids.
@@ -165,25 +168,30 @@ class Likelihood(GPModule):
         """
         return None
 
-    def possible(self, y: Tensor) -> Tensor:
-        """Data that can occur in each row, of the shape of y, to stand in for missing ones where data are checked."""
+    def admissible(self, y: Tensor) -> Tensor:
+        """Values within the support of each row, of the shape of y, to replace missing ones in checks."""
         return torch.zeros_like(y)
 
-    def direct(self, y: Tensor) -> Tensor | None:
-        """Observations of f with noise of constant scale, the attribute `variance` or `scale`, if the data are that.
+    def observations(self, y: Tensor) -> PseudoObservations | None:
+        """Gaussian observations of f that the data are, or are by a transform; methods start from them.
 
-        Methods start from them. The default takes all real data of one latent function to be f with noise.
-
-        Returns:
-            A tensor of the shape of y, or None for data that are related to f by a link.
-        """
-        return y if self.num_latents is None and self.support is constraints.real else None
-
-    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
-        """A first value of a hyperparameter that the user has not set, as if neighbors had the same f.
+        The default takes all real data of one latent function to be f with noise of constant scale, the attribute
+        `variance` or `scale`.
 
         Args:
-            name: of the hyperparameter.
+            y: data in float64, outputs first.
+
+        Returns:
+            None for data that are related to f by a link; those are observed by a Laplace approximation, see
+            :mod:`pyro_nngp.likelihoods.pseudo_observations`.
+        """
+        return PseudoObservations.of(y) if self.num_latents is None and self.support is constraints.real else None
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        """First value of an unset hyperparameter, estimated as if neighbors had the same f.
+
+        Args:
+            name: name of the hyperparameter.
             y: some of the data in float64, shape (n,).
             near: data at the K nearest other points, nearest first, shape (n, K).
 

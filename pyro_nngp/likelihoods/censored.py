@@ -1,9 +1,8 @@
 r"""Data that are known only in part: censored at a limit (Tobit), or recorded as one of several intervals.
 
-Both are of a normal or log-normal variable, whose distribution function is known, so that marginals have closed forms,
-and expected log-densities too where a value is observed. Probabilities are those of the normal distribution by
-logarithms, finite in the far tails. Reference: Tobin (1958), "Estimation of relationships for limited dependent
-variables", Econometrica. Cost: O(1) per value; O(C) for C intervals.
+The variable is normal or log-normal, so that marginals have closed forms, and so have expected log-densities of values
+that are observed. Normal probabilities are computed as logarithms, finite in the far tails. Reference: Tobin (1958),
+"Estimation of relationships for limited dependent variables", Econometrica. Cost: O(1) per value; O(C) for C intervals.
 """
 
 import math
@@ -22,17 +21,16 @@ from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, LogNormal
-from pyro_nngp.likelihoods.discrete import interval_probabilities
+from pyro_nngp.likelihoods.labels import interval_middles, interval_probabilities
+from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import BRANCH, Focus
 
-_FAR = 1e4  # standard deviations to a limit that is not there
-
-
+_FAR = 1e4  # standardized value of an absent limit
 _BY_ROW = "limits"
 
 
 class _Recorded(constraints.Constraint):
-    """Numbers above `least`, from one limit to the other."""
+    """Numbers above `least` and between two limits."""
 
     def __init__(self, least: float, lower: float | Tensor, upper: float | Tensor) -> None:
         self.least, self.lower, self.upper = least, lower, upper
@@ -42,12 +40,12 @@ class _Recorded(constraints.Constraint):
 
 
 class _PartlyObserved(Likelihood):
-    """What is known of a value with normal noise on the scale of f, whose likelihood is the attribute `values`."""
+    """Base class of partial observations of a value with normal noise on the scale of f; its likelihood is `values`."""
 
     values: Likelihood
 
-    def __init__(self, values: Likelihood, num_quadrature: int) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, values: Likelihood) -> None:
+        super().__init__()
         if not isinstance(values, Gaussian | LogNormal):
             name, cure = type(self).__name__, "Pass one of them."
             fail(name, "values", "to be Gaussian or LogNormal", f"{values!r:.60}", cure, TypeError)
@@ -55,24 +53,28 @@ class _PartlyObserved(Likelihood):
 
     @property
     def is_log(self) -> bool:
+        """Whether f is the mean of the logarithm of the value."""
         return isinstance(self.values, LogNormal)
+
+    def _latent_scale(self, y: Tensor) -> Tensor:
+        """Values on the scale of f."""
+        return y.log() if self.is_log else y
 
 
 class Censored(_PartlyObserved):
-    r"""A normal or log-normal value that is recorded as a limit where it lies beyond it (Tobit).
+    r"""A normal or log-normal value that is recorded as the limit where it lies beyond the limit (Tobit).
 
-    A measurement below the limit of detection, for instance, is recorded as that limit. Predictions of y are of what
-    would be recorded; those of f are of the value itself.
+    A measurement below the limit of detection, for instance, is recorded as that limit. Predictions of y are of the
+    record, predictions of f of the value itself.
 
-    Limits may differ between the rows, as those of several laboratories do, or times at which a study ends. The method
-    then gets them as ``limits``, as it gets offsets: for the data, and for new rows where predictions are to be of what
-    would be recorded there. Without limits of new rows predictions are of the value itself.
+    Limits may differ between rows, as between laboratories, or between times at which a study ends. The method then
+    gets them as ``limits``: for the data, and for new rows where predictions are to be of the record. Without limits of
+    new rows predictions are of the value itself.
 
     Args:
         values: :class:`Gaussian` or :class:`LogNormal`, the likelihood of the value.
-        lower: data equal to it are at most that; None is no such limit, and "limits" one for each row.
-        upper: data equal to it are at least that; None, or "limits".
-        num_quadrature: number of nodes of the expected log-density of a censored value.
+        lower: lower limit; data equal to it stand for this value or less. None for no limit, "limits" for one per row.
+        upper: upper limit, likewise.
 
     Raises:
         TypeError: if ``values`` is another likelihood, or a limit not a number.
@@ -85,9 +87,8 @@ class Censored(_PartlyObserved):
         values: Likelihood,
         lower: float | Literal["limits"] | None = None,
         upper: float | Literal["limits"] | None = None,
-        num_quadrature: int = 48,
     ) -> None:
-        super().__init__(values, num_quadrature)
+        super().__init__(values)
         least, numbers = 0.0 if self.is_log else -math.inf, []
         for arg, limit, without in (("lower", lower, -math.inf), ("upper", upper, math.inf)):
             if limit is not None and limit != _BY_ROW:
@@ -103,7 +104,7 @@ class Censored(_PartlyObserved):
         self.cure = "Record values beyond a limit as that limit."
         self._limit(low, high)
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         if limits is not None:
             ends = zip(self._by_row, self._ends, strict=True)
             self._limit(*(limits if is_of_row else own for is_of_row, own in ends))
@@ -115,7 +116,7 @@ class Censored(_PartlyObserved):
         self.__dict__["_ends"], self.__dict__["support"] = (low, high), _Recorded(least, low, high)
         self.__dict__["expectation"] = f"to be from {lower} to {upper}"
 
-    def possible(self, y: Tensor) -> Tensor:
+    def admissible(self, y: Tensor) -> Tensor:
         low, high = self._ends
         return _finite(*_Ends.of(low, high, y), torch.ones_like(y))
 
@@ -124,16 +125,14 @@ class Censored(_PartlyObserved):
 
     def focus(self, y: Tensor) -> Focus:
         """The limit, where the distribution function bends; only censored data need quadrature."""
-        limit = self.direct(y)
+        limit = self._latent_scale(y)
         return limit, BRANCH * self.values.variance.detach().to(limit.dtype).sqrt().expand_as(limit)
 
-    def direct(self, y: Tensor) -> Tensor:
-        return y.log() if self.is_log else y
+    def observations(self, y: Tensor) -> PseudoObservations:
+        return PseudoObservations.of(self._latent_scale(y))
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         low, high = self._ends
         ends = _Ends.of(low, high, loc)
         is_seen = ends.inside(y)
@@ -154,7 +153,6 @@ class IntervalCensored(_PartlyObserved):
     Args:
         values: :class:`Gaussian` or :class:`LogNormal`, the likelihood of the value.
         edges: the edges between the intervals, shape (R,), in the unit of the value.
-        num_quadrature: number of nodes of the expected log-density.
 
     Raises:
         TypeError: if ``values`` is another likelihood, or ``edges`` not a tensor.
@@ -162,8 +160,8 @@ class IntervalCensored(_PartlyObserved):
             :class:`LogNormal`.
     """
 
-    def __init__(self, values: Likelihood, edges: Float[Tensor, " R"], num_quadrature: int = 48) -> None:
-        super().__init__(values, num_quadrature)
+    def __init__(self, values: Likelihood, edges: Float[Tensor, " R"]) -> None:
+        super().__init__(values)
         name = type(self).__name__
         check_tensor(name, "edges", edges)
         is_vector = edges.dim() == 1 and len(edges) > 0 and edges.is_floating_point()
@@ -181,24 +179,19 @@ class IntervalCensored(_PartlyObserved):
 
     def focus(self, y: Tensor) -> Focus:
         """The middle of the interval, or its only finite end."""
-        middle = self.direct(y)
+        middle = interval_middles(self._latent_scale(self.edges), y)
         return middle, BRANCH * self.values.variance.detach().to(middle.dtype).sqrt().expand_as(middle)
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return self._intervals(loc, var)
 
-    def direct(self, y: Tensor) -> Tensor:
-        edges, number = self._edges(), y.long()
-        return (edges[number.clamp(max=len(edges) - 1)] + edges[(number - 1).clamp(min=0)]) / 2
-
-    def _edges(self) -> Tensor:
-        """On the scale of f."""
-        return self.edges.log() if self.is_log else self.edges
+    def observations(self, y: Tensor) -> PseudoObservations:
+        return PseudoObservations.of(interval_middles(self._latent_scale(self.edges), y))
 
     def _intervals(self, loc: Tensor, var: Tensor) -> Distribution:
         sd = (var + self.values.variance.to(loc.dtype)).sqrt()
-        return interval_probabilities(self._edges().to(loc.dtype) / sd[..., None], loc / sd, "probit")
+        return interval_probabilities(self._latent_scale(self.edges).to(loc.dtype) / sd[..., None], loc / sd, "probit")
 
 
 class _Ends(NamedTuple):
@@ -209,7 +202,7 @@ class _Ends(NamedTuple):
 
     @staticmethod
     def of(lower: float | Tensor, upper: float | Tensor, like: Tensor) -> "_Ends":
-        """In the dtype of a tensor and on its device."""
+        """Limits in the dtype of a tensor and on its device."""
         lower, upper = (torch.as_tensor(limit, dtype=like.dtype, device=like.device) for limit in (lower, upper))
         return _Ends(lower, upper)
 
@@ -221,7 +214,6 @@ class _Ends(NamedTuple):
 class _Clamped(Expandable):
     """A normal or log-normal value clamped to limits."""
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     batched = ()
     has_atoms = True  # at the limits
 
@@ -289,6 +281,6 @@ class _Clamped(Expandable):
 
 
 def _finite(lower: Tensor, upper: Tensor, value: Tensor) -> Tensor:
-    """A possible value of y, for places whose result is not used: a limit, or where there is none the value."""
+    """An admissible value for entries whose result is not used: a finite limit, else the value itself."""
     limit = torch.where(lower.isfinite() & (lower != 0), lower, upper)
     return torch.where(limit.isfinite(), limit, value)

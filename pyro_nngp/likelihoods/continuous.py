@@ -21,11 +21,12 @@ from pyro_nngp._checks import check_number, fail
 from pyro_nngp.distributions.normal_laplace import NormalLaplace, asymmetric_laplace
 from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, bounded
+from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import Focus
 
 _NODES = 64  # components of the mixtures of normals
 _EVEN = 10.0  # log precisions of Student-t noise up to which its nodes are about equally spaced
-_RANGE = 8.0  # of the standardized log noise variance, in standard deviations
+_RANGE = 8.0  # half width of the grid of log noise variances, in standard deviations
 
 
 class _NormalNoise(Likelihood):
@@ -41,9 +42,7 @@ class _NormalNoise(Likelihood):
         return self.family(f, self.variance.to(f.dtype).sqrt())
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         noise = self.variance.to(loc.dtype)
         return self.family(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
@@ -68,12 +67,15 @@ class HeteroskedasticGaussian(Likelihood):
 
     num_latents = 2
 
+    def observations(self, y: Tensor) -> PseudoObservations:
+        """Data as observations of the mean; the log noise has the level of their median absolute deviation."""
+        residual = (y - y.median()).abs().median().clamp(min=torch.finfo(y.dtype).tiny)
+        return PseudoObservations(torch.stack([y.median(), 2 * (residual / 0.6745).log()]), y[None], None)
+
     def forward(self, f: Float[Tensor, "2 ..."]) -> Distribution:
         return dist.Normal(f[0], (bounded(f[1]) / 2).exp())
 
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "2 ..."], var: Float[Tensor, "2 ..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "2 ..."], var: Float[Tensor, "2 ..."]) -> Tensor:
         misfit = ((y - loc[0]).square() + var[0]) * bounded(var[1] / 2 - loc[1]).exp()
         return -(math.log(2 * math.pi) + loc[1] + misfit) / 2
 
@@ -90,15 +92,12 @@ class StudentT(Likelihood):
     Args:
         df: degrees of freedom :math:`\nu`, default 4.
         scale: :math:`s`, default 1.
-        num_quadrature: number of nodes of the expected log-density.
     """
 
     sd_per_scale = 1.2
 
-    def __init__(
-        self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None, num_quadrature: int = 48
-    ) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, df: Hyperparameter | None = None, scale: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.df = positive("StudentT", "df", df, 4.0)
         self.scale = positive("StudentT", "scale", scale)
 
@@ -132,8 +131,8 @@ class AsymmetricLaplace(Likelihood):
 
     .. math:: p(y \mid f) = \frac{\tau (1 - \tau)}{s} \exp\Big(-\frac{y - f}{s} (\tau - [y < f])\Big)
 
-    The mode of f minimizes the check loss of Koenker and Bassett (1978); the density is a device for that (Yu and
-    Moyeed 2001), so intervals of f are those of a pseudo-likelihood.
+    The mode of f minimizes the check loss of Koenker and Bassett (1978); the density only serves to pose this as
+    inference (Yu and Moyeed 2001), so intervals of f come from a pseudo-likelihood.
 
     Args:
         quantile: level :math:`\tau` in (0, 1), a constant.
@@ -159,9 +158,7 @@ class AsymmetricLaplace(Likelihood):
         return y, torch.zeros_like(y)
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         tau, scale, distance = self.quantile, self.scale.to(loc.dtype), y - loc
         sd = var.clamp(min=torch.finfo(loc.dtype).tiny).sqrt()
         z = distance / sd
@@ -185,8 +182,8 @@ class LogNormal(_NormalNoise):
     cure = "Drop them, or use another likelihood for data with zeros."
     family = dist.LogNormal
 
-    def direct(self, y: Tensor) -> Tensor:
-        return y.log()
+    def observations(self, y: Tensor) -> PseudoObservations:
+        return PseudoObservations.of(y.log())
 
 
 class Gamma(Likelihood):
@@ -194,15 +191,14 @@ class Gamma(Likelihood):
 
     Args:
         concentration: a.
-        num_quadrature: number of nodes of the marginal moments.
     """
 
     support = constraints.positive
     expectation = "to be positive"
     cure = "Drop them, or use another likelihood for data with zeros."
 
-    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, concentration: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.concentration = positive("Gamma", "concentration", concentration)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -213,13 +209,17 @@ class Gamma(Likelihood):
         return y.log(), torch.ones_like(y)
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         a = self.concentration.to(loc.dtype)
         log_y = y.log()
         mean_ratio = bounded(log_y - loc + var / 2).exp()  # E y exp(-f)
         return a * (a.log() + log_y - loc - mean_ratio) - log_y - torch.lgamma(a)
+
+    def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
+        if name != "concentration":
+            return None
+        residual = y.log() - near.log().mean(-1)
+        return (1 / residual.square().mean().clamp(min=1e-4)).clamp(0.1, 1e4)
 
 
 def _normal_mixture(log_weights: Tensor, loc: Tensor, var: Tensor, noise: Tensor) -> Distribution:

@@ -19,7 +19,7 @@ from pyro_nngp.likelihoods.quadrature import Focus
 
 
 def convolved(likelihood: Likelihood, var: Float[Tensor, "..."]) -> Likelihood:
-    """The likelihood of g, bound.
+    """Return the likelihood of g, bound.
 
     Args:
         likelihood: p(y | f), as :meth:`Likelihood.bind` returns it.

@@ -1,4 +1,4 @@
-r"""Integrals of the softmax over independent normal f, by the Gumbel-max identity: one integral, however many classes.
+r"""Integrals of the softmax over independent normal f, by the Gumbel-max identity: one integral for any C classes.
 
 With independent standard Gumbel noise g, a draw from the softmax is the class with the largest :math:`f_c + g_c`,
 and the mean of that maximum is the log-normalizer plus Euler's constant :math:`\gamma`. So
@@ -34,13 +34,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from pyro_nngp._provenance import apply
+from pyro_nngp._autograd import apply
 from pyro_nngp.likelihoods.quadrature import gauss_hermite
 
 _NARROW = 1.2  # standard deviation where both rules are equally accurate
 _RANGE = 5.0  # standard deviations of f
 _BELOW, _ABOVE = 3.0, 13.0  # the standard Gumbel density has 2e-9 and 2e-6 of its mass beyond them
-_FURTHEST = 30.0  # of f - x, where F is 0
+_FURTHEST = 30.0  # largest f - x; F is 0 there
 
 
 @functools.lru_cache(maxsize=16)

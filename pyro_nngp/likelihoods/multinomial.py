@@ -1,7 +1,7 @@
-r"""Counts of several kinds as a sequence of binomial ones: multinomial data by stick breaking.
+r"""Multinomial counts as a sequence of binomial counts, by stick breaking.
 
-Counts :math:`y_1..y_C` of a total n, with shares :math:`\pi_c`, are multinomial if and only if the first is binomial of
-n, the second binomial of what the first has left, and so on:
+Counts :math:`y_1..y_C` of a total n, with shares :math:`\pi_c`, are multinomial if and only if the first count is
+binomial of n, the second binomial of the remainder, and so on:
 
 .. math:: p(y \mid n, \pi) = \prod_{c < C} \mathrm{Binomial}\big(y_c \mid n - \textstyle\sum_{j < c} y_j,\;
    \sigma(f_c)\big), \qquad \pi_c = \sigma(f_c) \prod_{j < c} \sigma(-f_j)
@@ -31,7 +31,7 @@ class BinomialSplit(NamedTuple):
     """One of the splits of multinomial counts: the data of a binomial model."""
 
     rows: Int[Tensor, " n"]
-    """Rows of the counts that have something left to split."""
+    """Rows of the counts with a remainder to split."""
     successes: Float[Tensor, " n"] | Int[Tensor, " n"]
     """Counts of this kind there."""
     trials: Float[Tensor, " n"] | Int[Tensor, " n"]
@@ -77,8 +77,8 @@ def binomial_splits(counts: Float[Tensor, "N C"] | Int[Tensor, "N C"]) -> list[B
 def log_shares(logits: Float[Tensor, "C1 *B"]) -> Float[Tensor, "C *B"]:
     r"""Logarithms of the shares of C kinds from the logits of the C - 1 splits, the dimension of kinds first.
 
-    Of draws of f they are :math:`\log \pi`. Of the logits of expected probabilities, as above, they are those of
-    the expected shares: exactly if the splits have independent posteriors, as separate models do.
+    Draws of f give draws of :math:`\log \pi`. Logits of expected probabilities, as above, give the logarithms of the
+    expected shares, exactly if the splits have independent posteriors, as separate models do.
 
     Finite for all finite logits, also in float32.
     """

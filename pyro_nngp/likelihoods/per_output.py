@@ -1,6 +1,6 @@
-"""A likelihood for each of several outputs: a count beside a measurement, at the same sites or at others.
+"""One likelihood per output, such as a count beside a measurement, at the same locations or at others.
 
-Cost: that of each. Symbols: T outputs, B points.
+Cost: the sum over outputs. Symbols: T outputs, B points.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ class PerOutput(Likelihood):
         bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
         return bound
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         """Trials and limits may be (T, B), one set for each output, as weights may."""
         outputs = enumerate(self.outputs)
         self.__dict__["outputs"] = [part.for_rows(None, _row(trials, t), _row(limits, t)) for t, part in outputs]
@@ -67,9 +67,7 @@ class PerOutput(Likelihood):
         return Outputs([part(f[..., t, :]) for t, part in enumerate(self.outputs)])
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         def expected(t: int, known: Tensor) -> Tensor:
             return self.outputs[t].expected_log_prob(known, loc[..., t, :], var[..., t, :])
 
@@ -87,7 +85,7 @@ class PerOutput(Likelihood):
         for part, values in zip(self.outputs, y, strict=True):
             missing = missing_values(values)
             if part.differs_by_row:
-                part.check(torch.where(missing, part.possible(values), values))
+                part.check(torch.where(missing, part.admissible(values), values))
             elif not bool(missing.all()):
                 part.check(values[~missing])
 
@@ -97,7 +95,7 @@ def _row(values: Tensor | None, output: int) -> Tensor | None:
 
 
 def _without_outputs(part: Any) -> Any:
-    """A bound likelihood of one output: batches of its hyperparameters, (*S, 1, 1), less the dimension of outputs."""
+    """Drop the dimension of outputs from batches (*S, 1, 1) of hyperparameters of a bound likelihood."""
     for name, value in list(part.__dict__.items()):
         if isinstance(value, Likelihood):
             part.__dict__[name] = _without_outputs(value)

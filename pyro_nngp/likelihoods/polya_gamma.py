@@ -23,7 +23,9 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import log_cosh
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
-from pyro_nngp.likelihoods.discrete import Bernoulli, Binomial, Categorical, NegativeBinomial
+from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial
+from pyro_nngp.likelihoods.labels import Bernoulli, Categorical
+from pyro_nngp.likelihoods.observations import PseudoObservations
 
 
 class PolyaGammaBound(Likelihood):
@@ -51,9 +53,12 @@ class PolyaGammaBound(Likelihood):
         self.support, self.expectation, self.cure = likelihood.support, likelihood.expectation, likelihood.cure
         self.takes_trials = likelihood.takes_trials
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         base = self.base.for_rows(trials=trials)
         self.__dict__.update(base=base, support=base.support)
+
+    def observations(self, y: Tensor) -> PseudoObservations | None:
+        return self.base.observations(y)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.base(f)
@@ -63,9 +68,7 @@ class PolyaGammaBound(Likelihood):
         return self.base.marginal(loc, var)
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         base = self.base.bind()
         b, kappa = polya_gamma_terms(base, y, loc.dtype)
         c = (loc.square() + var).sqrt()

@@ -27,15 +27,14 @@ class InverseGaussian(Likelihood):
 
     Args:
         concentration: :math:`\lambda`, in the unit of y.
-        num_quadrature: number of nodes of the marginal moments.
     """
 
     support = constraints.positive
     expectation = "to be positive"
     cure = "Drop them, or use Tweedie() for data with zeros."
 
-    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, concentration: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.concentration = positive("InverseGaussian", "concentration", concentration)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -45,9 +44,7 @@ class InverseGaussian(Likelihood):
         return y.log(), torch.full_like(y, 0.5)
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         a = self.concentration.to(loc.dtype)
         spread = y * bounded(2 * var - 2 * loc).exp() - 2 * bounded(var / 2 - loc).exp() + 1 / y
         return (a.log() - _LOG_2PI - 3 * y.log() - a * spread) / 2
@@ -66,17 +63,14 @@ class Tweedie(Likelihood):
     Args:
         dispersion: :math:`\phi`.
         power: p in (1, 2): near 1 like counts, near 2 like a gamma distribution.
-        num_quadrature: number of nodes of the marginal moments.
     """
 
     support = constraints.nonnegative
     expectation = "to be zero or positive"
     cure = "Drop negative values, or shift the data."
 
-    def __init__(
-        self, dispersion: Hyperparameter | None = None, power: Hyperparameter | None = None, num_quadrature: int = 48
-    ) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, dispersion: Hyperparameter | None = None, power: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.dispersion = positive("Tweedie", "dispersion", dispersion)
         self.power = between("Tweedie", "power", power, 1.0, 2.0, 1.5)
 
@@ -90,9 +84,7 @@ class Tweedie(Likelihood):
         return torch.where(y > 0, torch.where(y > 0, y, 1.0).log(), zero.to(y.dtype)), torch.ones_like(y)
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         p = self.power.to(loc.dtype)
         first, second = (bounded((k - p) * loc + ((k - p) * var.sqrt()).square() / 2).exp() for k in (1, 2))
         return tweedie_log_prob(y, first, second, self.dispersion.to(loc.dtype), p)
@@ -111,15 +103,14 @@ class GeneralizedPareto(Likelihood):
 
     Args:
         concentration: the tail index :math:`\xi`. The mean is finite below 1, the variance below 1/2.
-        num_quadrature: number of nodes of expectations.
     """
 
     support = constraints.positive
     expectation = "to be positive"
     cure = "Subtract the threshold and keep the excesses."
 
-    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, concentration: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.concentration = positive("GeneralizedPareto", "concentration", concentration, 0.1)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:

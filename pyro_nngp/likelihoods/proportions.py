@@ -1,4 +1,4 @@
-r"""Likelihoods of shares: proportions between 0 and 1, and counts out of n that vary more than binomial ones.
+r"""Likelihoods of shares: proportions between 0 and 1, and overdispersed counts out of n.
 
 Both have the mean :math:`\sigma(f)` and a concentration. Expectations are by quadrature. Reference: Ferrari and
 Cribari-Neto (2004), "Beta regression for modelling rates and proportions", Journal of Applied Statistics.
@@ -12,7 +12,7 @@ from torch.distributions import Distribution, constraints
 
 from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
-from pyro_nngp.likelihoods.discrete import OutOfTrials
+from pyro_nngp.likelihoods.counts import SuccessCounts
 from pyro_nngp.likelihoods.quadrature import Focus, at_zero
 
 
@@ -36,15 +36,14 @@ class Beta(Likelihood):
 
     Args:
         concentration: :math:`\phi`.
-        num_quadrature: number of nodes of expectations.
     """
 
     support = _OpenUnitInterval()
     expectation = "to lie strictly between 0 and 1"
     cure = "Squeeze shares of 0 and 1 inside: (y * (N - 1) + 0.5) / N."
 
-    def __init__(self, concentration: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, concentration: Hyperparameter | None = None) -> None:
+        super().__init__()
         self.concentration = positive("Beta", "concentration", concentration, 5.0)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -57,25 +56,22 @@ class Beta(Likelihood):
         return _start(y, near)
 
 
-class BetaBinomial(OutOfTrials):
+class BetaBinomial(SuccessCounts):
     r"""Successes among n trials whose probability varies: :math:`p \sim Beta(\phi \mu, \phi (1 - \mu))`.
 
-    The mean is :math:`n \mu` with :math:`\mu = \sigma(f)`; the variance is :math:`1 + (n - 1) / (1 + \phi)` times that
-    of :class:`Binomial`.
+    The mean is :math:`n \mu` with :math:`\mu = \sigma(f)`; the variance is :math:`1 + (n - 1) / (1 + \phi)` times the
+    binomial one.
 
     Args:
         total_count: number n of trials, if it is the same for all data; None where the method gets one per row.
         concentration: :math:`\phi`; the binomial is the limit of a large one.
-        num_quadrature: number of nodes of expectations.
 
     Raises:
         ValueError, TypeError: if ``total_count`` is not an integer >= 1.
     """
 
-    def __init__(
-        self, total_count: int | None = None, concentration: Hyperparameter | None = None, num_quadrature: int = 48
-    ) -> None:
-        super().__init__(total_count, num_quadrature)
+    def __init__(self, total_count: int | None = None, concentration: Hyperparameter | None = None) -> None:
+        super().__init__(total_count)
         self.concentration = positive("BetaBinomial", "concentration", concentration, 5.0)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -94,11 +90,11 @@ class BetaBinomial(OutOfTrials):
 
 
 def _start(share: Tensor, near: Tensor, binomial: float = 0.0) -> Tensor:
-    """The concentration by moments, as if neighbors had the same mean.
+    """Estimate the concentration by moments, as if neighbors had the same mean.
 
     Args:
         share: y, or y / n.
-        near: those of the neighbors, (n, K).
+        near: shares of the neighbors, (n, K).
         binomial: variance of the share, relative to m (1 - m), when the probability does not vary.
     """
     mean = near.mean(-1).clamp(0.01, 0.99)

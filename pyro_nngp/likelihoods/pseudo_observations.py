@@ -1,6 +1,6 @@
 r"""Gaussian observations of f that replace the data before any model of f is known.
 
-Targets with an identity link are observations themselves. For other links, each datum gives one by a Laplace
+Targets with an identity link are observations themselves. For other links, each datum gives an observation by a Laplace
 approximation of its likelihood under a wide prior around the level :math:`f_0` that fits all data best,
 
 .. math:: \hat f_i = \arg\max_f \log p(y_i \mid f) - (f - f_0)^2 / 2 s^2, \qquad
@@ -11,45 +11,24 @@ Cost: 60 log densities per distinct datum, and 200 at some 1,024 of them for the
 functions or outputs.
 """
 
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods.base import Likelihood
-from pyro_nngp.likelihoods.continuous import Gamma, HeteroskedasticGaussian
-from pyro_nngp.likelihoods.discrete import Categorical, NegativeBinomial, OutOfTrials
-from pyro_nngp.likelihoods.polya_gamma import PolyaGammaBound
-from pyro_nngp.likelihoods.softmax_counts import Multinomial
+from pyro_nngp.likelihoods.labels import Categorical
+from pyro_nngp.likelihoods.observations import PseudoObservations
 
 _SPREAD = 2.0  # s, on the scale of a logarithm or logit
-_FARTHEST = 6.0  # that an observation may lie from the mode: log densities that are all but linear have no other bound
-_RANGE, _ACCURACY = 60.0, 1e-4  # of levels
+_FARTHEST = 6.0  # largest distance of an observation from the mode, for log densities that are almost linear
+_RANGE, _ACCURACY = 60.0, 1e-4  # half width of the first grid of levels, and of the last
 _GRID = 17  # levels tried at a time; the next ones lie within two of their steps around the best
-_ENTRIES = 2**22  # log densities at once
+_ENTRIES = 2**22  # log densities computed at once
 _STEPS = 20
 _STEP = 1e-3  # of central differences
 _LEAST_PRECISION = 1e-3
 _LEVEL_POINTS = 512  # or up to twice as many
-_SHARING = 4  # neighbors that are taken to have the f of a count
-_SIZES = (-1.0, 3.0, 81)  # r from .1 to 1,000
-_EXTRA_ZERO = 10.0  # times the noise of a zero that may have come from elsewhere
-
-
-class PseudoObservations(NamedTuple):
-    """Observations of f.
-
-    Attributes:
-        level: a robust level of each latent function, () or (L,).
-        obs: observations, (N,) or (L, N).
-        noise: their noise variances, of the same shape; None if they are the targets themselves, whose noise is to be
-            estimated.
-    """
-
-    level: Tensor
-    obs: Tensor
-    noise: Tensor | None
 
 
 @torch.no_grad()
@@ -59,29 +38,11 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
     Args:
         likelihood: with its hyperparameters read, as :meth:`Likelihood.bind` returns it.
         y: targets, outputs first, (*T, N), of any dtype.
-        level: level of labels and counts, if that of y does not count; see :class:`PseudoObservations`.
+        level: level of labels and counts in place of the level of y; see :class:`PseudoObservations`.
     """
-    if isinstance(likelihood, HeteroskedasticGaussian):
-        y = y.double()
-        residual = (y - y.median()).abs().median().clamp(min=torch.finfo(y.dtype).tiny)
-        level = torch.stack([y.median(), 2 * (residual / 0.6745).log()])
-        return PseudoObservations(level, y[None], None)
-    base = likelihood.base if isinstance(likelihood, PolyaGammaBound) else likelihood
-    if isinstance(base, Multinomial):  # logarithms of the shares, up to a constant of each row
-        f = (y.double() + 0.5).log()
-        f, noise = f - f.mean(-2, keepdim=True), 1 / (y.double() + 0.5)
-        return PseudoObservations(_weighted_mean(f, noise), f, noise)
-    inflated = base.takes_trials and not isinstance(base, OutOfTrials)
-    base = cast(Likelihood, getattr(base, "counts", base)) if inflated else base
-    if isinstance(base, OutOfTrials) and isinstance(base.total_count, Tensor):
-        share = (y.double() + 0.5) / (base.total_count + 1)
-        noise = base.overdispersion() / ((base.total_count + 1) * share * (1 - share))
-        if inflated:
-            noise = torch.where(y > 0, noise, _EXTRA_ZERO * noise)
-        return PseudoObservations(_weighted_mean(share.logit(), noise), share.logit(), noise)
-    direct = likelihood.direct(y.double())
-    if direct is not None:
-        return PseudoObservations(direct.median(-1).values, direct, None)
+    known = likelihood.observations(y.double())
+    if known is not None:
+        return known
     y, places, counts = y.unique(return_inverse=True, return_counts=True, dim=-1)  # labels and counts repeat
     level = _level(likelihood, y, counts) if level is None else level
     prior = level[..., None]
@@ -93,61 +54,6 @@ def pseudo_observations(likelihood: Likelihood, y: Tensor, level: Tensor | None 
     slope, precision = _derivatives(likelihood, y, f)
     precision = torch.maximum(precision, slope.abs() / _FARTHEST)
     return PseudoObservations(level, (f + slope / precision)[..., places], (1 / precision)[..., places])
-
-
-def without_offset(seen: PseudoObservations, offset: Float[Tensor, "*L N"]) -> PseudoObservations:
-    """Observations of f less a known part of it."""
-    obs = seen.obs - offset
-    level = obs.median(-1).values if seen.noise is None else _weighted_mean(obs, seen.noise)
-    return PseudoObservations(level, obs, seen.noise)
-
-
-def _weighted_mean(obs: Tensor, noise: Tensor) -> Tensor:
-    return (obs / noise).sum(-1) / (1 / noise).sum(-1)
-
-
-@torch.no_grad()
-def start_shape(likelihood: Likelihood, attribute: str, y: Tensor, near: Tensor) -> Tensor | None:
-    """An estimate of a shape parameter from targets (n,) and their neighbors' targets (n, K), nearest first, or None.
-
-    As if neighbors had the same f: from moments; for counts, the size of a negative binomial that predicts best; or
-    what :meth:`Likelihood.start` says.
-
-    Args:
-        likelihood: of the data.
-        attribute: name of the hyperparameter.
-        y: targets.
-        near: targets of their neighbors.
-    """
-    y, near = y.double(), near.double()
-    if isinstance(likelihood, Gamma) and attribute == "concentration":
-        residual = y.log() - near.log().mean(-1)
-        return (1 / residual.square().mean().clamp(min=1e-4)).clamp(0.1, 1e4)
-    if isinstance(likelihood, NegativeBinomial) and attribute == "total_count":
-        return _predictive_size(y, near[:, :_SHARING])
-    return likelihood.start(attribute, y, near)
-
-
-def _predictive_size(y: Tensor, near: Tensor) -> Tensor:
-    """The size r of a negative binomial that predicts counts (n,) best from those of neighbors (n, K)."""
-    r = torch.logspace(*_SIZES, dtype=y.dtype, device=y.device)[:, None]
-    return r[predictive_log_density(y, near, r).mean(-1).argmax(), 0]
-
-
-def predictive_log_density(y: Tensor, near: Tensor, r: Tensor) -> Tensor:
-    """Log densities of counts (n,) given K negative binomial counts each, (n, K), of one size r and probability.
-
-    The probability has a beta distribution with a = 1 and b = 1/2, which K counts of sum S make one with a + K r and
-    b + S; the next count is beta negative binomial (Johnson, Kemp, Kotz 2005, "Univariate discrete distributions",
-    section 6.2.3).
-    """
-    size, total, a, b = near.shape[-1], near.sum(-1), 1.0, 0.5
-
-    def log_beta(p: Tensor, q: Tensor) -> Tensor:
-        return torch.lgamma(p) + torch.lgamma(q) - torch.lgamma(p + q)
-
-    ratio = log_beta(a + (size + 1) * r, b + total + y) - log_beta(a + size * r, b + total)
-    return torch.lgamma(y + r) - torch.lgamma(r) - torch.lgamma(y + 1) + ratio
 
 
 def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:

@@ -38,17 +38,17 @@ from jaxtyping import Float
 from torch import Tensor
 from torch._C._functorch import is_batchedtensor
 
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import cholesky, half_solve
 
 _HERMITE_NODES, _HERMITE_TAIL = 24, 4
 _SMOOTH = 2e-4  # largest coefficient of the tail, of the norm of all: relative errors below 1e-4
 _WINDOW_ROUNDS, _WINDOW_NODES, _NODES = 4, 24, 64
 _START = 9.0  # first window of log_expectation: the normal density is e^-40 at its ends
 _RANGE = 8.0  # window of expectation: the normal density is 1e-14 of its peak at its ends
-_DROP = 30.0  # nodes further than this below the largest log-integrand are outside
+_DROP = 30.0  # nodes whose log-integrand is further than this below the largest are outside the window
 _FOCUS_ROUNDS, _FOCUS_NODES = 5, 17
 _FOCUS_WEIGHT = 4e-5  # a focus lies where the weight is at least this part of its maximum
-_FURTHEST = 4.5  # from 0, where the normal density has that weight
+_FURTHEST = 4.5  # |t| at which the normal density has this weight
 _BROAD = 1.2  # functions whose singularities are further off the real axis, in sd, suit Gauss-Hermite quadrature
 _SHARP = 0.5  # features of a smaller scale stay where they are when the mean and variance of f move
 _KINK = 1 / 8  # of the finest spacing of the search, the scale of a feature that it did not resolve
@@ -102,7 +102,7 @@ def normal_nodes(num_dims: int, num_nodes: int, dtype: torch.dtype, device: torc
         half = torch.special.ndtri(engine.draw((num_nodes + 1) // 2, dtype=torch.float64).clamp(1e-10, 1 - 1e-10)).mT
         if half.shape[1] > num_dims:
             root = cholesky(half @ half.mT / half.shape[1], 0.0)
-            half = torch.linalg.solve_triangular(root, half, upper=False)
+            half = half_solve(root, half)
         return torch.cat([half, -half], -1).to(dtype=dtype, device=device)
 
 

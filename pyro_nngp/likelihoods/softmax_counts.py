@@ -6,10 +6,10 @@ one latent function for each kind. Up to the multinomial coefficient,
 
 .. math:: E \log p(y \mid f) = \sum_c y_c\, (m_c - E \log \textstyle\sum_j e^{f_j}), \quad f_c \sim N(m_c, v_c),
 
-has one integral for any number of kinds, that of classes (:mod:`pyro_nngp.likelihoods.gumbel_max`), and so have the
-expected shares. The predictive density of counts is an integral over f whose integrand is narrow where n is large: its
-nodes are spread around its peak, with the covariance of the Laplace approximation, as importance samples: errors are
-.001 nats on average, at most .01.
+needs one integral for any number of kinds (:mod:`pyro_nngp.likelihoods.gumbel_max`), and so do the expected shares. The
+predictive density of counts is an integral over f whose integrand is narrow where n is large: its nodes are spread
+around its peak, with the covariance of the Laplace approximation, as importance samples: errors are .001 nats on
+average, at most .01.
 
 Cost: O(C) per expectation; O(Q C + C^3) per predictive density. Symbols: C kinds, B rows, Q nodes.
 """
@@ -28,7 +28,9 @@ from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.gumbel_max import expected_logsumexp, softmax_log_probs
+from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import normal_nodes
+from pyro_nngp.linalg import cholesky, factor_log_det, factor_solve, half_solve
 
 _NODES, _NEWTON_STEPS = 512, 20
 _WIDER = 1.1  # standard deviations of the importance samples, in those of the Laplace approximation
@@ -42,11 +44,8 @@ class Multinomial(Likelihood):
     counts are (C, N). All kinds are alike in the prior of the shares, whereas
     :func:`~pyro_nngp.likelihoods.binomial_splits` has an order.
 
-    A row has one log density: it is in the place of the first kind, and zeros are in those of the others, so that sums
-    and leave-one-out are those of rows.
-
-    Args:
-        num_quadrature: number of nodes of the expected log-density.
+    The log density of a row stands in the place of the first kind, with zeros for the other kinds, so that sums and
+    leave-one-out run over rows.
     """
 
     support = constraints.nonnegative_integer
@@ -55,12 +54,17 @@ class Multinomial(Likelihood):
     takes_trials = True
     total_count: Any = 1
 
-    def __init__(self, num_quadrature: int = 32) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self) -> None:
+        super().__init__(num_quadrature=32)
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         if trials is not None:
             self.__dict__["total_count"] = trials
+
+    def observations(self, y: Tensor) -> PseudoObservations:
+        """Logarithms of the shares, up to a constant of each row."""
+        f = (y + 0.5).log()
+        return PseudoObservations.of(f - f.mean(-2, keepdim=True), 1 / (y + 0.5))
 
     def check(self, y: Tensor) -> None:
         """Raise unless y, (C, N), are counts of at least two kinds that sum to their row's trials."""
@@ -97,7 +101,6 @@ class Multinomial(Likelihood):
 class _SoftmaxCounts(Expandable):
     r"""Multinomial counts of n trials for independent :math:`f_c \sim N(loc, var)`, batch shape (\*S, C, B)."""
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.nonnegative_integer
     batched = "loc", "var"
 
@@ -114,7 +117,7 @@ class _SoftmaxCounts(Expandable):
         shares = self._shares()
         if not bool((self.var > 0).any()):
             return self.trials * shares * (1 - shares)
-        with torch.enable_grad():  # of the normalizer in the variance of f: E pi (1 - pi) / 2
+        with torch.enable_grad():  # d E log sum exp f / d var = E pi (1 - pi) / 2
             var = self.var.detach().movedim(-2, 0).requires_grad_()
             total = expected_logsumexp(self.loc.detach().movedim(-2, 0), var).sum()
             within = 2 * torch.autograd.grad(total, var)[0].movedim(0, -2)
@@ -136,7 +139,7 @@ class _SoftmaxCounts(Expandable):
             shape = (*sample_shape, *self.loc.shape)
             left = torch.as_tensor(self.trials).to(self.loc).expand(*shape[:-2], shape[-1])
             shares, rest, found = self._draw(shape).softmax(-2), torch.ones_like(left), []
-            for share in shares.unbind(-2)[:-1]:  # each kind is binomial of what is left
+            for share in shares.unbind(-2)[:-1]:  # each kind is binomial of the remainder
                 found.append(torch.binomial(left.contiguous(), (share / rest.clamp(min=1e-30)).clamp(0, 1)))
                 left, rest = left - found[-1], rest - share
             return torch.stack([*found, left], -2)
@@ -175,12 +178,12 @@ def _log_expectation(y: Tensor, loc: Tensor, var: Tensor) -> Float[Tensor, "*S B
     mode, tril = _laplace(y, loc, var)
     nodes = normal_nodes(loc.shape[-1], _NODES, torch.float64, loc.device).mT
     t = _WIDER * nodes.reshape(-1, *[1] * (loc.dim() - 1), loc.shape[-1])
-    f = mode + torch.linalg.solve_triangular(tril.mT, t[..., None], upper=True)[..., 0]
+    f = mode + half_solve(tril, t[..., None], transposed=True)[..., 0]
     log_density = (y * f.log_softmax(-1)).sum(-1) + dist.Normal(loc, var.sqrt(), validate_args=False).log_prob(f).sum(
         -1
     )
     proposal = dist.Normal(0.0, 1.0, validate_args=False).log_prob(t / _WIDER).sum(-1)
-    log_det = tril.diagonal(dim1=-2, dim2=-1).log().sum(-1) - loc.shape[-1] * torch.tensor(_WIDER).log().double()
+    log_det = factor_log_det(tril) / 2 - loc.shape[-1] * torch.tensor(_WIDER).log().double()
     weights = log_density - proposal - log_det
     return (torch.logsumexp(weights, 0) - torch.tensor(float(len(nodes))).log()).to(dtype)
 
@@ -192,10 +195,10 @@ def _laplace(y: Tensor, loc: Tensor, var: Tensor) -> tuple[Tensor, Tensor]:
     for _ in range(_NEWTON_STEPS):
         shares = f.softmax(-1)
         slope = y - total * shares - (f - loc) / var
-        tril = torch.linalg.cholesky(_precision(shares, total, var))
-        step = torch.cholesky_solve(slope[..., None], tril)[..., 0]
+        tril = cholesky(_precision(shares, total, var), 0.0)
+        step = factor_solve(tril, slope[..., None])[..., 0]
         f = f + step / (1 + step.abs().amax(-1, keepdim=True) / 2)  # a step far beyond the peak is shortened
-    return f, torch.linalg.cholesky(_precision(f.softmax(-1), total, var))
+    return f, cholesky(_precision(f.softmax(-1), total, var), 0.0)
 
 
 def _precision(shares: Tensor, total: Tensor, var: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 r"""Counts with more, or fewer, zeros than their distribution has: zero-inflated, zero-truncated, hurdle.
 
-Each is made of another likelihood of counts: ``ZeroInflated(NegativeBinomial())``. Draws of zero-truncated counts are
-exact at any mean, without rejection: a Poisson or negative binomial count is that of a process of events on (0, 1), of
-which the time of the first has a truncated exponential distribution.
+Each wraps another likelihood of counts: ``ZeroInflated(NegativeBinomial())``. Draws of zero-truncated counts are exact
+at any mean, without rejection: a Poisson or negative binomial count is the number of events of a process on (0, 1), and
+the time of the first event, given that there is one, has a truncated exponential distribution.
 
 Reference: Kemp (1981), "Efficient generation of logarithmically distributed pseudo-random variables", Applied
-Statistics, for the first batch of events of a negative binomial process. Cost: that of the other likelihood.
+Statistics, for the first batch of events of a negative binomial process. Cost: the wrapped likelihood.
 """
 
 from typing import Any
@@ -22,32 +22,34 @@ from pyro_nngp._checks import fail
 from pyro_nngp.distributions.expandable import Expandable
 from pyro_nngp.hyperparameters import Hyperparameter, between, pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
-from pyro_nngp.likelihoods.discrete import Binomial, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
+from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.proportions import BetaBinomial
 
+_EXTRA_ZERO = 10.0  # times the noise of a zero that may have come from elsewhere
 
-class _OfCounts(Likelihood):
-    """Made of the likelihood `counts`, one of the classes in `allowed`."""
+
+class _CountWrapper(Likelihood):
+    """Base class of likelihoods that wrap another likelihood of counts, `counts`, of a class in `allowed`."""
 
     counts: Likelihood
     allowed: tuple[type[Likelihood], ...] = (NegativeBinomial, Poisson)
 
-    def __init__(self, counts: Likelihood, num_quadrature: int) -> None:
-        super().__init__(num_quadrature)
+    def __init__(self, counts: Likelihood) -> None:
+        super().__init__()
         if not isinstance(counts, self.allowed):
             names = " or ".join(c.__name__ for c in self.allowed)
             fail(type(self).__name__, "counts", f"to be {names}", f"{counts!r:.60}", "Pass one of them.", TypeError)
         self.counts = counts
 
 
-class ZeroInflated(_OfCounts):
+class ZeroInflated(_CountWrapper):
     r"""Zero with probability :math:`\pi`, else a count, which may be zero too.
 
     Args:
         counts: the likelihood of the counts: :class:`Poisson`, :class:`NegativeBinomial`, :class:`Binomial` or
             :class:`BetaBinomial`, these two also with the ``trials`` of each row.
         gate: probability :math:`\pi` of an extra zero.
-        num_quadrature: number of nodes of the expected log-density of a zero.
 
     Raises:
         TypeError: if ``counts`` is another likelihood.
@@ -56,13 +58,13 @@ class ZeroInflated(_OfCounts):
 
     allowed = (NegativeBinomial, Poisson, Binomial, BetaBinomial)
 
-    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(counts, num_quadrature)
+    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None) -> None:
+        super().__init__(counts)
         self.gate = between(type(self).__name__, "gate", gate, 0.0, 1.0, 0.2)
         self.takes_trials = counts.takes_trials
         self.support, self.expectation, self.cure = counts.support, counts.expectation, counts.cure
 
-    def take_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
+    def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         if trials is not None:
             counts = self.counts.for_rows(trials=trials)
             self.__dict__.update(counts=counts, support=counts.support, expectation=counts.expectation)
@@ -71,9 +73,7 @@ class ZeroInflated(_OfCounts):
         return dist.ZeroInflatedDistribution(self.counts(f), gate_logits=self._gate_logits(f))
 
     @pyro_entry
-    def expected_log_prob(
-        self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
-    ) -> Float[Tensor, "..."]:
+    def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         counted = self.counts.expected_log_prob(y, loc, var) + torch.log1p(-self.gate.to(loc.dtype))
         return torch.where(y > 0, counted, super().expected_log_prob(torch.zeros_like(y), loc, var))
 
@@ -81,8 +81,15 @@ class ZeroInflated(_OfCounts):
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return dist.ZeroInflatedDistribution(self.counts.marginal(loc, var), gate_logits=self._gate_logits(loc))
 
+    def observations(self, y: Tensor) -> PseudoObservations | None:
+        """Observations by the counts, with more noise at zeros, which may be extra zeros."""
+        counted = self.counts.observations(y)
+        if counted is None or counted.noise is None:
+            return None
+        return PseudoObservations.of(counted.obs, torch.where(y > 0, counted.noise, _EXTRA_ZERO * counted.noise))
+
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
-        """The gate that explains the zeros beside positive counts, if those are Poisson at the mean of the others."""
+        """The gate that explains the zeros among the data if counts are Poisson with the mean of positive neighbors."""
         if name != "gate" or self.takes_trials:  # counts of different numbers of trials do not compare
             return None
         some = (near > 0).sum(-1)
@@ -95,13 +102,12 @@ class ZeroInflated(_OfCounts):
         return gate.log() - torch.log1p(-gate)
 
 
-class Hurdle(_OfCounts):
+class Hurdle(_CountWrapper):
     r"""Zero with probability :math:`\pi`, else a positive count: zeros say nothing about f.
 
     Args:
         counts: as for :class:`ZeroTruncated`.
         gate: probability :math:`\pi` of a zero.
-        num_quadrature: number of nodes of expectations.
 
     Raises:
         TypeError: if ``counts`` is another likelihood.
@@ -112,8 +118,8 @@ class Hurdle(_OfCounts):
     expectation = "to be counts 0, 1, 2, .."
     cure = "Round them, or use a likelihood of continuous data."
 
-    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None, num_quadrature: int = 48) -> None:
-        super().__init__(counts, num_quadrature)
+    def __init__(self, counts: Likelihood, gate: Hyperparameter | None = None) -> None:
+        super().__init__(counts)
         self.gate = between("Hurdle", "gate", gate, 0.0, 1.0, 0.2)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
@@ -123,7 +129,7 @@ class Hurdle(_OfCounts):
         return ((y == 0).to(y.dtype).sum() + 1) / (len(y) + 2) if name == "gate" else None
 
 
-class ZeroTruncated(_OfCounts):
+class ZeroTruncated(_CountWrapper):
     r"""Counts 1, 2, ..: a count given that it is not zero.
 
     With a :class:`Bernoulli` of zero or not, a second Gaussian process, this is the hurdle (delta) model whose zeros
@@ -131,7 +137,6 @@ class ZeroTruncated(_OfCounts):
 
     Args:
         counts: the likelihood of the counts: :class:`Poisson` or :class:`NegativeBinomial`.
-        num_quadrature: number of nodes of expectations.
 
     Raises:
         TypeError: if ``counts`` is another likelihood.
@@ -141,9 +146,6 @@ class ZeroTruncated(_OfCounts):
     expectation = "to be counts 1, 2, .."
     cure = "Drop the zeros, or use Hurdle()."
 
-    def __init__(self, counts: Likelihood, num_quadrature: int = 48) -> None:
-        super().__init__(counts, num_quadrature)
-
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return _ZeroTruncated(self.counts(f))
 
@@ -151,7 +153,6 @@ class ZeroTruncated(_OfCounts):
 class _Hurdle(Expandable):
     """Zero with probability `gate`, else a draw of `positive`."""
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.nonnegative_integer
     batched = ("gate",)
 
@@ -186,7 +187,6 @@ class _Hurdle(Expandable):
 class _ZeroTruncated(Expandable):
     """A Poisson or negative binomial distribution given that the count is positive."""
 
-    arg_constraints: dict[str, constraints.Constraint] = {}
     support = constraints.positive_integer
     batched = ()
 
@@ -223,7 +223,7 @@ class _ZeroTruncated(Expandable):
             return _logarithmic(logits) + dist.NegativeBinomial(size, logits=logits).sample()
 
     def _log_zero(self) -> Tensor:
-        """The log probability of a zero, with all its digits where it is tiny."""
+        """The log probability of a zero, accurate where it is tiny."""
         if isinstance(self.counts, dist.Poisson):
             return -self.counts.rate
         return self.counts.total_count * logsigmoid(-self.counts.logits)

@@ -16,8 +16,8 @@ def in_blocks(
 ) -> tuple[Tensor, ...]:
     """Compute results for all rows in blocks whose temporaries have about 2^24 entries.
 
-    Results without gradients are written into memory allocated beforehand: small results kept between blocks would
-    leave holes in memory that are too small for the temporaries of the next block.
+    Results without gradients are written into memory allocated beforehand, since small results kept between blocks
+    would fragment the memory for the temporaries.
 
     Args:
         compute: maps a slice of the rows to a tuple of results.
@@ -34,7 +34,7 @@ def in_blocks(
         return tuple(torch.cat(parts, dim) for parts in zip(results, *map(compute, rest), strict=True))
     rows_first = [result.movedim(dim, 0) for result in results]
     whole = [result.new_empty(num_rows, *result.shape[1:]) for result in rows_first]
-    for part, found in chain([(first, results)], ((part, compute(part)) for part in rest)):
-        for result, values in zip(whole, found, strict=True):
+    for part, block in chain([(first, results)], ((part, compute(part)) for part in rest)):
+        for result, values in zip(whole, block, strict=True):
             result[part] = values.movedim(dim, 0)
     return tuple(result.movedim(0, dim) for result in whole)

@@ -9,13 +9,14 @@ have a different system, and a stopping rule by energy. Cost: one product per it
 """
 
 import math
-import warnings
 from collections import deque
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from pyro_nngp._checks import warn
 
 _DELAY = 8  # iterations in the estimate of the missing energy
 
@@ -48,10 +49,10 @@ def conjugate_gradients(
         size: None is the norm of the right-hand side.
         every: iterations between checks of the residual, for a norm that is expensive.
         halving: whether to stop when the residual has not halved since the last check.
-        energy: whether the tolerance is on the energy missing at z relative to that of the solution, in place of the
-            residual; from a start at zero only.
+        energy: whether the tolerance is on the energy missing at z relative to the energy of the solution, in place of
+            the residual; from a start at zero only.
         precondition: maps residuals to the solutions of an approximate system; replaces `diagonal`.
-        total: sums parts of dot products over processes that have parts of the vectors; `norm` does so itself.
+        total: sums dot products over processes that hold parts of the vectors; `norm` does so itself.
 
     Returns:
         z, and the largest relative residual or missing energy: above `tolerance` if the iterations did not suffice, and
@@ -88,15 +89,13 @@ def conjugate_gradients(
     return z, worst
 
 
-def warn_of_residual(where: str, residual: float, iterations: int, stacklevel: int) -> None:
+def warn_of_residual(where: str, residual: float, iterations: int) -> None:
     """Warn that the iterations ended at a relative residual above the tolerance, for a prior with Gaussian noise."""
     reached = f"after {iterations} iterations at a relative residual of {residual:.1e}"
     cause = "noise far below the conditional variances of the prior"
     if math.isnan(residual):
         reached, cause = "at a residual of NaN", "NaN among data or hyperparameters"
-    warnings.warn(
-        f"{where}: conjugate gradients stopped {reached}. The usual cause is {cause}.", stacklevel=stacklevel + 1
-    )
+    warn(f"{where}: conjugate gradients stopped {reached}. The usual cause is {cause}.")
 
 
 def _whole(part: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.linalg.cholesky import cholesky
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
+from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky, factor_solve, half_solve
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 _DENSE_UP_TO = 3000  # values: beyond, iterations are quicker
@@ -31,12 +31,12 @@ _RELATIVE = 1e-3  # the unit of the residual is at least this part of the right-
 
 
 class CoupledPosterior:
-    """The Gaussian posterior of L latent functions at N points.
+    """Gaussian posterior of L latent functions at N points.
 
     Args:
         factors: (I - A, V) of each prior, from :meth:`~pyro_nngp.linalg.VecchiaFactor.prepared`; one for all L is given
             L times.
-        loading: A, (N, T, L), or (1, T, L) for the same at all points.
+        loading: A, (N, T, L), or (1, T, L) if all points share it.
         precision: tau >= 0, (T, N).
         dense_up_to: number of values up to which P is factorized.
         max_iterations: largest number of iterations in whitened coordinates; a warning reports if they did not suffice.
@@ -70,7 +70,7 @@ class CoupledPosterior:
         tolerance: float = 1e-3,
         reduction: float = 0.0,
     ) -> tuple[Float[Tensor, "L N"], bool]:
-        """The posterior mean; arguments and results as of :func:`~pyro_nngp.variational.posterior_mean.posterior_mean`.
+        """Posterior mean; arguments and results as for :func:`~pyro_nngp.variational.posterior_mean.posterior_mean`.
 
         Args:
             target: values of the observations.
@@ -83,24 +83,23 @@ class CoupledPosterior:
         return self._solve(right, start, easy, tolerance, reduction)
 
     def draw(self, mean: Float[Tensor, "L N"], tolerance: float = 1e-6) -> Float[Tensor, "L N"]:
-        """One draw, with this mean."""
+        """One draw from the posterior with the given mean."""
         noise = torch.randn_like(self.precision), torch.randn_like(mean.double())
         if self.is_dense:
-            tril = self.factor()
-            half = torch.linalg.solve_triangular(tril.mT, noise[1].reshape(-1, 1), upper=True)
-            return mean + half.reshape(mean.shape).to(mean)
+            deviation = half_solve(self.factor(), noise[1].reshape(-1, 1), transposed=True)
+            return mean + deviation.reshape(mean.shape).to(mean)
         right = self.color_transposed(self.transposed(self.precision.sqrt() * noise[0])) + noise[1]
         return mean + self.color(self._solve_white(right, None, tolerance, None)).to(mean)
 
     def central_draws(
         self, of_data: Float[Tensor, "S T N"], of_prior: Float[Tensor, "S L N"], tolerance: float
     ) -> Float[Tensor, "S L N"]:
-        """Draws less the mean, from given standard normal numbers: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
+        """Deviations of draws from the mean for standard normal e and z: P^-1 (A' tau^(1/2) e + Lambda^(1/2)' z)."""
         right = self.transposed(self.precision.sqrt() * of_data) + self._each("whiten_transposed", of_prior)
         return self._solve(right, torch.zeros_like(right), True, tolerance, 0.0)[0]
 
     def at(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S T N"]:
-        """The sums A u that are observed."""
+        """A u, the sums that are observed."""
         return torch.einsum("ntl,...ln->...tn", self.loading, u)
 
     def transposed(self, f: Float[Tensor, "*S T N"]) -> Float[Tensor, "*S L N"]:
@@ -112,7 +111,7 @@ class CoupledPosterior:
         return self.prior_product(u) + self._gram_product(u)
 
     def prior_product(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
-        """The product with the precision of the priors."""
+        """Product of the precision of the priors and u."""
         return self._each("product", u)
 
     def color(self, z: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
@@ -120,24 +119,24 @@ class CoupledPosterior:
         return self._each("color", z)
 
     def color_transposed(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
-        """The transpose of :meth:`color`."""
+        """Product of the transpose of the map :meth:`color` and u."""
         return self._each("color_transposed", u)
 
     def whiten(self, u: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
-        """The inverse of :meth:`color`."""
+        """White values of u; inverts :meth:`color`."""
         return self._each("whiten", u)
 
     def _gram_product(self, u: Tensor) -> Tensor:
         return torch.einsum("nlk,...kn->...ln", self.gram, u)
 
     def _each(self, operation: str, values: Tensor) -> Tensor:
-        found = [getattr(factor, operation)(u) for factor, u in zip(self.factors, values.unbind(-2), strict=True)]
-        return torch.stack(found, -2)
+        each = zip(self.factors, values.unbind(-2), strict=True)
+        return torch.stack([getattr(factor, operation)(u) for factor, u in each], -2)
 
     def _solve(
         self, right: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Tensor, bool]:
-        """Solve P u = right, (*S, L, N); results as of :meth:`mean`."""
+        """Solve P u = right, (*S, L, N); results as for :meth:`mean`."""
         if self.is_dense:
             return self._solve_dense(right), easy
         shape = right.shape
@@ -152,8 +151,8 @@ class CoupledPosterior:
         if reduction:
             tolerance = max(tolerance, reduction * float((norm(right - self.product(start)) / size).max()))
         if easy:
-            own = torch.stack([factor.diagonal() for factor in self.factors], -1)
-            tril = torch.linalg.cholesky(self.gram + torch.diag_embed(own))
+            diagonals = torch.stack([factor.diagonal() for factor in self.factors], -1)
+            tril = cholesky(add_diagonal(self.gram, diagonals), 0.0)
             solution, left = conjugate_gradients(
                 lambda v: flat(self.product(v.reshape(shape))),
                 flat(right),
@@ -176,7 +175,7 @@ class CoupledPosterior:
     def _solve_white(self, right: Tensor, start: Tensor | None, tolerance: float, size: Tensor | None) -> Tensor:
         shape, root = right.shape, torch.stack([factor.var for factor in self.factors], -1).sqrt()
         eye = torch.eye(shape[-2], dtype=root.dtype, device=root.device)
-        tril = torch.linalg.cholesky(eye + root[:, :, None] * self.gram * root[:, None])
+        tril = cholesky(eye + root[:, :, None] * self.gram * root[:, None], 0.0)
 
         def flat(values: Tensor) -> Tensor:
             return values.reshape(*shape[:-2], -1)
@@ -192,7 +191,7 @@ class CoupledPosterior:
             precondition=lambda r: flat(_point_by_point(tril, r.reshape(shape))),
         )
         if not worst <= tolerance:
-            warn_of_residual("CoupledPosterior", worst, self._most, stacklevel=4)
+            warn_of_residual("CoupledPosterior", worst, self._most)
         return z.reshape(shape)
 
     def factor(self) -> Float[Tensor, "LN LN"]:
@@ -208,11 +207,10 @@ class CoupledPosterior:
 
     def _solve_dense(self, right: Tensor) -> Tensor:
         flat = right.reshape(-1, right.shape[-2:].numel())
-        return torch.cholesky_solve(flat.mT, self.factor()).mT.reshape(right.shape)
+        return factor_solve(self.factor(), flat.mT).mT.reshape(right.shape)
 
 
 def _point_by_point(tril: Float[Tensor, "N L L"], values: Float[Tensor, "*S L N"]) -> Float[Tensor, "*S L N"]:
-    """Solve with Cholesky factors of L x L matrices, one for each point."""
+    """Solve with the Cholesky factors of L x L matrices, one for each point."""
     by_point = values.movedim(-1, 0).reshape(len(tril), -1, tril.shape[-1])
-    found = torch.cholesky_solve(by_point.mT, tril).mT
-    return found.reshape(values.shape[-1], *values.shape[:-1]).movedim(0, -1)
+    return factor_solve(tril, by_point.mT).mT.reshape(values.shape[-1], *values.shape[:-1]).movedim(0, -1)

@@ -26,7 +26,7 @@ from scipy.sparse.linalg import SuperLU, splu
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError
+from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
 
 
 class FactoredPrecision:
@@ -65,14 +65,14 @@ class FactoredPrecision:
         """F x, whose squared norm is the quadratic form x' P x."""
         m = self._sparse.shape[1]
         flat = x.detach().double().cpu().reshape(-1, len(self)).numpy()
-        found = (self._sparse @ flat[:, :m].T).T + flat[:, m:] @ self._dense.T
-        return torch.from_numpy(found).reshape(*x.shape[:-1], -1)
+        product = (self._sparse @ flat[:, :m].T).T + flat[:, m:] @ self._dense.T
+        return torch.from_numpy(product).reshape(*x.shape[:-1], -1)
 
     def root_transposed(self, rows: Float[Tensor, "*S r"]) -> Float[Tensor, "*S d"]:
         """F' rows."""
         flat = rows.reshape(-1, rows.shape[-1]).numpy()
-        found = np.concatenate([(self._sparse.T @ flat.T).T, flat @ self._dense], -1)
-        return torch.from_numpy(found).reshape(*rows.shape[:-1], -1)
+        product = np.concatenate([(self._sparse.T @ flat.T).T, flat @ self._dense], -1)
+        return torch.from_numpy(product).reshape(*rows.shape[:-1], -1)
 
     def solve(self, right: Float[Tensor, "*S d"]) -> Float[Tensor, "*S d"]:
         """Solve P x = right."""
@@ -80,34 +80,34 @@ class FactoredPrecision:
         flat = right.reshape(-1, len(self)).numpy()
         half = self._factor.solve(np.ascontiguousarray(flat[:, :m].T))
         dense = cho_solve((self._tril, True), flat[:, m:].T - self._border.T @ half)
-        found = np.concatenate([half - self._solved @ dense, dense])
-        return torch.from_numpy(np.ascontiguousarray(found.T)).reshape(right.shape)
+        solution = np.concatenate([half - self._solved @ dense, dense])
+        return torch.from_numpy(np.ascontiguousarray(solution.T)).reshape(right.shape)
 
     def dense_covariance(self) -> Float[np.ndarray, "p p"]:
         """Covariance of the values of the dense columns."""
         return cho_solve((self._tril, True), np.eye(self._dense.shape[1]))
 
     def slope(self) -> Float[np.ndarray, "m p"]:
-        """Change of the mean of the values of the sparse columns with those of the dense ones."""
+        """Derivative of the conditional mean of the sparse columns' values by the dense columns' values."""
         return -self._solved
 
     def sparse_covariance(self, columns: Int[np.ndarray, "n k"], at_once: int = 256) -> Float[np.ndarray, "n k k"]:
         """Covariances among some sparse columns given the dense ones, for each row of `columns`.
 
-        Only pairs of columns that share a row of R, as those of a conditional do. Cost: a solution for each column,
+        Pairs of columns have to share a row of R, as the columns of a conditional do. Cost: a solution for each column,
         with memory for `at_once` of them.
         """
         m = self._sparse.shape[1]
-        found = (self._sparse.T @ self._sparse).tocsc()
+        cov = (self._sparse.T @ self._sparse).tocsc()  # of which the entries are replaced
         for start in range(0, m, at_once):
             stop = min(start + at_once, m)
             block = self._factor.solve(np.eye(m, stop - start, -start))
-            part = slice(found.indptr[start], found.indptr[stop])
-            number = np.repeat(np.arange(stop - start), np.diff(found.indptr[start : stop + 1]))
-            found.data[part] = block[found.indices[part], number]
+            part = slice(cov.indptr[start], cov.indptr[stop])
+            number = np.repeat(np.arange(stop - start), np.diff(cov.indptr[start : stop + 1]))
+            cov.data[part] = block[cov.indices[part], number]
         shape = (*columns.shape, columns.shape[1])
         left, right = np.broadcast_to(columns[:, :, None], shape), np.broadcast_to(columns[:, None, :], shape)
-        return np.asarray(found[left.ravel(), right.ravel()]).reshape(shape)
+        return np.asarray(cov[left.ravel(), right.ravel()]).reshape(shape)
 
     def draw(self, count: int) -> Float[Tensor, "S d"]:
         """Draws from N(0, P^-1)."""
@@ -120,7 +120,7 @@ class FactoredPrecision:
 
 
 def _cholesky(root: csr_array) -> SuperLU:
-    """SuperLU's factors of R' R without pivoting, which are those of Cholesky up to a diagonal."""
+    """SuperLU's factors of R' R without pivoting, which equal Cholesky factors up to a diagonal."""
     options = {"SymmetricMode": True, "Equil": False}
     precision = (root.T @ root).tocsc()
     try:

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg.dense_factor import half_solve
 from pyro_nngp.linalg.vecchia_factor import VecchiaFactor
 
 DENSE_UP_TO = 1000
@@ -40,7 +40,7 @@ def draw_posterior(
         factor: (I - A, V) of the prior.
         linear: h.
         precision: tau >= 0.
-        tolerance: of the iterative solution, on the norm of the residual relative to that of the right-hand side. It
+        tolerance: of the iterative solution, on the residual relative to the right-hand side, in the 2-norm. It
             also bounds the error of z relative to that norm, which is about sqrt(N).
         max_iterations: largest number of iterations; a warning reports if they did not suffice.
         dense_up_to: number of points up to which the precision is factorized instead.
@@ -51,9 +51,9 @@ def draw_posterior(
     dtype, n = linear.dtype, len(factor)
     linear, precision = linear.double(), precision.double()
     if n <= dense_up_to:
-        tril = cholesky(factor.dense() + torch.diag_embed(precision), 0.0)
-        half = torch.linalg.solve_triangular(tril, linear[:, None], upper=False) + torch.randn_like(linear)[:, None]
-        return torch.linalg.solve_triangular(tril.mT, half, upper=True)[:, 0].to(dtype)
+        tril = factor.posterior_tril(precision)
+        half = half_solve(tril, linear[:, None]) + torch.randn_like(linear)[:, None]
+        return half_solve(tril, half, transposed=True)[:, 0].to(dtype)
 
     first, second = torch.randn(2, n, dtype=linear.dtype, device=linear.device)
     white = factor.prepared()

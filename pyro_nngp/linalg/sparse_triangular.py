@@ -23,8 +23,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import splu
 from torch import Tensor
 
-from pyro_nngp._provenance import apply
-from pyro_nngp._vmap import mapped_first
+from pyro_nngp._autograd import apply, mapped_first
+from pyro_nngp.linalg.dense_factor import half_solve
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.native import triangular as compiled
 
@@ -44,9 +44,9 @@ def solve_triangular(
     """Solve (I - A) u = right, or (I - A)' u = right; differentiable in the weights and the right-hand side.
 
     Args:
-        w: weights, row i those of the neighbors of point i; the value at a -1 is ignored.
+        w: weights; row i belongs to the neighbors of point i, and values at -1 are ignored.
         neighbors: rows of the neighbors, -1 padded.
-        right: right-hand sides, whose leading dimensions broadcast against those of the weights.
+        right: right-hand sides; leading dimensions broadcast against the leading dimensions of the weights.
         levels: dependency levels of the neighbors; None computes them.
         transposed: whether to solve with the transpose.
         dense_up_to: number of points up to which the triangle is filled and solved as a dense one.
@@ -81,8 +81,8 @@ class _Solve(torch.autograd.Function):
         solved = _Solve.apply(w, grad, neighbors, ctx.levels, not ctx.transposed, ctx.dense_up_to)
         grad_w = None
         if ctx.needs_input_grad[0]:
-            own, others = (u, solved) if ctx.transposed else (solved, u)
-            product = own[..., None] * others[..., neighbors.clamp(min=0)]
+            rows, columns = (u, solved) if ctx.transposed else (solved, u)
+            product = rows[..., None] * columns[..., neighbors.clamp(min=0)]
             grad_w = product.masked_fill(neighbors < 0, 0.0).sum_to_size(w.shape)
         return grad_w, solved.sum_to_size(ctx.right_shape), None, None, None, None
 
@@ -93,7 +93,7 @@ class _Solve(torch.autograd.Function):
 
 
 def _compiled(w: Tensor, neighbors: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
-    """The triangles in front, and for each of them its right-hand sides together."""
+    """Solve by compiled code, which takes all right-hand sides of a triangle together."""
     shape, order = torch.broadcast_shapes(right.shape, w.shape[:-1]), torch.cat(levels)
     triangles = shape[len(shape) + 1 - w.dim() : -1]
     weights = w.expand(*triangles, *w.shape[-2:]).flatten(0, -3) if triangles else w[None]
@@ -109,9 +109,7 @@ def _dense(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], tran
     at = place[columns[order]].expand_as(w)
     triangle = triangle.scatter_add(-1, at, -w[..., order, :])
     sorted_right = right[..., order, None]
-    if transposed:
-        return torch.linalg.solve_triangular(triangle.mT, sorted_right, upper=True)[..., place, 0]
-    return torch.linalg.solve_triangular(triangle, sorted_right, upper=False)[..., place, 0]
+    return half_solve(triangle, sorted_right, transposed=transposed)[..., place, 0]
 
 
 def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], transposed: bool) -> Tensor:
@@ -128,7 +126,7 @@ def _by_levels(w: Tensor, columns: Tensor, right: Tensor, levels: list[Tensor], 
 class SparseTriangle:
     """Many solves with one I - A on a CPU: rows in level order, so that weights are read one after the other.
 
-    Without compiled code SciPy's SuperLU does them: in level order, I - A is its own factor.
+    Without compiled code SciPy's SuperLU solves: in level order, I - A is its own factor.
 
     Args:
         w: weights in double precision, 0 where there is no neighbor.
@@ -142,11 +140,11 @@ class SparseTriangle:
     def __init__(self, w: Float[Tensor, "N K"], neighbors: Int[Tensor, "N K"], levels: list[Int[Tensor, " _"]]) -> None:
         self.order = torch.cat(levels)
         self._place = self.order.argsort()
-        near, own = neighbors[self.order], torch.arange(len(w))
+        near, rows = neighbors[self.order], torch.arange(len(w))
         self._w, self._near = w[self.order], torch.where(near < 0, -1, self._place[near])
-        self._rows = own
+        self._rows = rows
         if not compiled.supported(w, w):
-            columns = torch.cat([own[:, None], torch.where(near < 0, own[:, None], self._near)], -1)
+            columns = torch.cat([rows[:, None], torch.where(near < 0, rows[:, None], self._near)], -1)
             matrix = square_matrix(torch.cat([torch.ones_like(w[:, :1]), -self._w], -1), columns).tocsc()
             matrix.sum_duplicates()
             options = {"SymmetricMode": True, "Equil": False}
@@ -157,17 +155,17 @@ class SparseTriangle:
         return self.solve_ordered(right[..., self.order], transposed)[..., self._place]
 
     def solve_ordered(self, right: Float[Tensor, "*L N"], transposed: bool = False) -> Float[Tensor, "*L N"]:
-        """:meth:`solve` of values in level order, in :attr:`order`, which spares looking each of them up twice."""
+        """Solve for right-hand sides and results in level order (:attr:`order`), which saves two reorderings."""
         rows = right.reshape(-1, right.shape[-1])
         if hasattr(self, "_factor"):
-            found = torch.from_numpy(self._factor.solve(rows.numpy().T, "T" if transposed else "N")).mT
+            solution = torch.from_numpy(self._factor.solve(rows.numpy().T, "T" if transposed else "N")).mT
         else:
-            found = compiled.solve(self._w[None], self._near, rows.mT[None], self._rows, transposed)[0].mT
-        return found.reshape(right.shape)
+            solution = compiled.solve(self._w[None], self._near, rows.mT[None], self._rows, transposed)[0].mT
+        return solution.reshape(right.shape)
 
 
 def square_matrix(table: Float[Tensor, "N W"], columns: Int[Tensor, "N W"]) -> csr_array:
-    """The sparse matrix with the entries of each row of `table` at `columns`; entries at one place are added."""
+    """Sparse matrix with the entries of each row of `table` at `columns`; entries at one place are added."""
     n, width = table.shape
     start = np.arange(0, n * width + 1, width)
     return csr_array((table.cpu().numpy().ravel(), columns.cpu().numpy().ravel(), start), shape=(n, n))

@@ -12,11 +12,11 @@ Given Gaussian observations of u with precisions :math:`\tau`, the posterior of 
 .. math:: I + G^\top \mathrm{diag}(\tau)\, G .
 
 All its eigenvalues are at least 1, and only as many exceed 1 as there are directions that the data determine. So
-conjugate gradients take few steps however ill-conditioned the prior is, and a residual bounds the error of z. (In u
-itself the conditioning is that of the prior: measured on 2,000 points with a Matern-5/2 kernel, 20 steps here against
-more than 1,000 there.) The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points; in u
-it is the Vecchia approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} +
-\mathrm{diag}\, \tau) (I - A)`. Where noise is large it takes as many steps as none, where it is small half as many.
+conjugate gradients take few steps however ill-conditioned the prior is, and a residual bounds the error of z. (The
+system for u itself is as ill-conditioned as the prior: on 2,000 points with a Matern-5/2 kernel it took more than 1,000
+steps, the system for z 20.) The preconditioner is :math:`I + V \mathrm{diag}(\tau)`, the matrix of independent points;
+in u it is the Vecchia approximation with diagonal update of Kündig and Sigrist (2025), :math:`(I - A)^\top (V^{-1} +
+\mathrm{diag}\, \tau) (I - A)`. It saves no steps where noise is large, and half of them where noise is small.
 
 Cost: O(N K) time and memory per product or solve. Rows of the precision take O(K^2) time and memory each, on average,
 since they hold the neighbors, the children and the children's other neighbors of a point. Symbols: N points, K
@@ -34,6 +34,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
+from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky
 from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
 
@@ -47,8 +48,8 @@ class VecchiaFactor:
     solves are differentiable in `w` and `var`, and so are :meth:`color`, :meth:`color_transposed`, :meth:`whiten` and
     :meth:`log_det`; the precision and :meth:`solve` are not.
 
-    Weights and variances may have batch dimensions, (*S, N, K) and (*S, N), which broadcast against those of the values
-    that :meth:`color`, :meth:`whiten` and :meth:`solve` take; the precision is that of one set.
+    Weights and variances may have batch dimensions, (*S, N, K) and (*S, N), which broadcast against the batch of values
+    that :meth:`color`, :meth:`whiten` and :meth:`solve` take; the precision is for one set alone.
 
     Args:
         w: weights of the conditionals (N, K); the value is ignored where there is no neighbor.
@@ -81,15 +82,15 @@ class VecchiaFactor:
 
     @property
     def rows(self) -> Int[Tensor, " N"]:
-        """Numbers of the rows."""
+        """Row numbers."""
         return torch.arange(len(self), device=self.var.device)
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum over all processes: of :class:`~pyro_nngp.distributed.ShardedFactor`; here all rows are on one."""
+        """Sum over all processes; here all rows are on one."""
         return part
 
     def near(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N K"]:
-        """Values at the neighbors, anything where there is none."""
+        """Values at the neighbors; arbitrary where there is none."""
         return u[..., self.neighbors.clamp(min=0)]
 
     @property
@@ -105,23 +106,23 @@ class VecchiaFactor:
         return self._levels
 
     def sets(self, batch_shape: torch.Size) -> Iterator["VecchiaFactor"]:
-        """The factor of each index of a batch shape, that of this one or a wider one."""
+        """One factor for each index of the batch shape, or of a wider one."""
         n, k = self.neighbors.shape
         every = self.w.expand(*batch_shape, n, k).reshape(-1, n, k), self.var.expand(*batch_shape, n).reshape(-1, n)
         return (VecchiaFactor(w, var, self.neighbors, self.levels) for w, var in zip(*every, strict=True))
 
     def prepared(self) -> "VecchiaFactor":
-        """The form for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
+        """This factor for iterative solvers: detached, in double precision, and on a CPU with the triangle prepared.
 
         Without gradients a solve with the triangle is then one pass over its rows in their order of dependency, by
         compiled code or SciPy's SuperLU. Preparing it pays from about five solves on.
         """
         if self._triangle is not None:
             return self
-        found = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
+        prepared = VecchiaFactor(self.w.detach().double(), self.var.detach().double(), self.neighbors, self.levels)
         if self.w.device.type == "cpu" and not self.batch_shape:
-            found._triangle = SparseTriangle(found.w, found.neighbors, found.levels)
-        return found
+            prepared._triangle = SparseTriangle(prepared.w, prepared.neighbors, prepared.levels)
+        return prepared
 
     # The root G of the covariance.
 
@@ -134,11 +135,11 @@ class VecchiaFactor:
         return self.var.sqrt() * self._substitute(u, transposed=True)
 
     def whiten(self, u: Float[Tensor, "*L N"]) -> Float[Tensor, "*R N"]:
-        """The inverse of G at u."""
+        """G^-1 u: map values to white ones."""
         return self.residual(u) / self.var.sqrt()
 
     def whiten_transposed(self, z: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-        """The transpose of the inverse of G at z, in double precision; of one set of weights."""
+        """G^-T z, in double precision, for one set of weights."""
         weights = self._root * z.double()[..., None]
         return torch.zeros_like(z, dtype=weights.dtype).index_add_(-1, self._columns.flatten(), weights.flatten(-2))
 
@@ -198,9 +199,9 @@ class VecchiaFactor:
     def sparse(self, rows: np.ndarray | None = None) -> csr_array:
         r"""Rows of :math:`\Lambda` (None: all) in SciPy's format, with sorted columns."""
         by_column = self._matrix.T.tocsr()
-        found = ((by_column if rows is None else by_column[rows]) @ self._matrix).tocsr()
-        found.sort_indices()
-        return found
+        precision = ((by_column if rows is None else by_column[rows]) @ self._matrix).tocsr()
+        precision.sort_indices()
+        return precision
 
     def dense(self, sparse_from: int = _DENSE_FASTER) -> Float[Tensor, "N N"]:
         r""":math:`\Lambda` as one matrix, on the device of the factor.
@@ -214,6 +215,10 @@ class VecchiaFactor:
         return root.mT @ root
 
     # The posterior under Gaussian observations.
+
+    def posterior_tril(self, precision: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N N"]:
+        r"""Dense Cholesky factor of :math:`\Lambda + \mathrm{diag}(\tau)`, in double precision."""
+        return cholesky(add_diagonal(self.dense(), precision.double()), 0.0)
 
     def solve(
         self,
@@ -232,7 +237,7 @@ class VecchiaFactor:
             start: z to start from; None is zero.
             tolerance: on the residual relative to `size`; it bounds the error of z relative to that, too.
             max_iterations: largest number of iterations; a warning reports if they did not suffice.
-            size: what the residual is relative to; None is the norm of the right-hand side.
+            size: unit of the residual; None is the norm of the right-hand side.
 
         Returns:
             z, of the shape of `right`.
@@ -252,5 +257,5 @@ class VecchiaFactor:
         if order is not None:
             z = torch.empty_like(z).index_copy_(-1, order, z)
         if not worst <= tolerance:
-            warn_of_residual("VecchiaFactor.solve", worst, max_iterations, stacklevel=2)
+            warn_of_residual("VecchiaFactor.solve", worst, max_iterations)
         return z

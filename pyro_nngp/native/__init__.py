@@ -11,10 +11,9 @@ a conditional, and whenever a search index is built.
 import ctypes
 import functools
 import os
-import warnings
 from pathlib import Path
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
 from pyro_nngp.native.structures import AdamStep, Arguments, PolyaGammaDraws, Queries, Triangle
 
 FILE = "libnative.so.9"  # the number rises when the interface changes
@@ -47,7 +46,7 @@ SIZES = {
 }
 
 
-def wanted() -> bool:
+def enabled() -> bool:
     """Whether the library is available and not switched off."""
     return os.environ.get("PYRO_NNGP_NATIVE", "1") != "0" and library() is not None
 
@@ -59,18 +58,17 @@ def library() -> ctypes.CDLL | None:
     try:
         return load(path)
     except (OSError, AttributeError, ValueError) as error:
-        warnings.warn(
+        warn(
             f"pyro_nngp: no compiled code ({error}). Results are the same, but nearest-neighbor conditionals take "
             "about twice as long and neighbor searches several times. It is built at installation where there is a "
             "C++17 compiler (GCC or Clang): install one, then run `pip install --force-reinstall --no-deps --no-binary "
-            "pyro-nngp pyro-nngp`, or `pip install -e .` in a checkout. PYRO_NNGP_NATIVE=0 silences this warning.",
-            stacklevel=3,
+            "pyro-nngp pyro-nngp`, or `pip install -e .` in a checkout. PYRO_NNGP_NATIVE=0 silences this warning."
         )
         return None
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load a library and check that its functions and structures are those of this version.
+    """Load a library and check that its functions and structures fit this version.
 
     Raises:
         OSError: if it does not exist, or is built for another system.
@@ -79,22 +77,22 @@ def load(path: Path) -> ctypes.CDLL:
     """
     if not path.exists():
         raise OSError(f"{path} does not exist")
-    found = ctypes.CDLL(str(path))
+    loading = ctypes.CDLL(str(path))
     for name, arguments in FUNCTIONS.items():
-        function = getattr(found, name)
+        function = getattr(loading, name)
         function.restype, function.argtypes = _INTEGER, arguments
     for name, structure in SIZES.items():
-        size, own = getattr(found, name)(), ctypes.sizeof(structure)
-        if size != own:
-            fail(path.name, structure.__name__, f"of {own} bytes", size, "Build the package again.")
-    return found
+        size, expected = getattr(loading, name)(), ctypes.sizeof(structure)
+        if size != expected:
+            fail(path.name, structure.__name__, f"of {expected} bytes", size, "Build the package again.")
+    return loading
 
 
 def loaded() -> ctypes.CDLL:
-    """The library, for callers that have checked `wanted`."""
-    found = library()
-    assert found is not None, "callers ask wanted() first"
-    return found
+    """The library, for callers that have checked `enabled`."""
+    compiled = library()
+    assert compiled is not None, "callers ask enabled() first"
+    return compiled
 
 
 def best_level(level: int | None = None) -> int:

@@ -25,10 +25,10 @@ def address(where: str, arg: str, memory: Any, shape: tuple[int, ...], dtype: An
         memory: a tensor, with a torch dtype, or an array, with a NumPy one.
         shape: its shape.
         dtype: its dtype.
-        alignment: the address has to be a multiple of it.
+        alignment: required divisor of the address.
 
     Raises:
-        ValueError, TypeError: if it is not.
+        ValueError, TypeError: for other memory.
     """
     if isinstance(memory, Tensor):
         _check_dense(where, arg, memory)

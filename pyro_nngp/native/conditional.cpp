@@ -37,25 +37,25 @@ struct Arguments {
     int64_t kernel;              // 0 RBF, 1 Matern-1/2, 2 Matern-3/2, 3 Matern-5/2, 4 by a table
     int64_t noise_of_sets;       // whether each set has its own noise
     int64_t num_threads;
-    int64_t of_shape;            // 1 if derivatives by the shape parameter of a table are wanted, else 0
+    int64_t by_nu;               // 1 if derivatives by the smoothness nu of a table are wanted, else 0
     double jitter;
     const void *x;               // (B, D)
     const void *points;          // (N, D)
     const int64_t *neighbors;    // (B, K), rows of points, negative for none
     const void *scale;           // (S, D), lengthscale times the stretch of the kernel
     const void *variance;        // (S,)
-    const void *table;           // (S, 2, cells, C): correlations and their derivatives by the shape, or null
+    const void *table;           // (S, 2, cells, C): correlations and their derivatives by the smoothness, or null
     const void *noise;           // (S, B, K) or (B, K), or null
     uint8_t *failed;             // (S, B): written by the forward pass, read by the backward pass
     void *factors;               // nn_conditional_factors() bytes, or null: likewise
     void *w, *v;                 // (S, B, K), (S, B): written by the forward pass, read by the backward pass
-    void *tangent_w, *tangent_v; // (S, B, P, K), (S, B, P + 1), or both null, P = D + of_shape: derivatives of w and v
-                                 // by log scale, shape and, the last of v, log variance; without noise. Written
+    void *tangent_w, *tangent_v; // (S, B, P, K), (S, B, P + 1), or both null, P = D + by_nu: derivatives of w and v
+                                 // by log scale, smoothness and, the last of v, log variance; without noise. Written
                                  // forward, read backward
     const void *grad_w, *grad_v; // (S, B, K), (S, B): backward pass; null in the forward pass
     void *grad_noise;            // (S, B, K) or null
     void *grad_x, *grad_z;       // (S, B, D), (S, B, K, D), both or neither
-    double *sums;                // (S, blocks, P + 1) or null: gradients of log scale, shape and log variance
+    double *sums;                // (S, blocks, P + 1) or null: gradients of log scale, smoothness and log variance
 };
 }
 
@@ -183,9 +183,9 @@ template <class T, class V, class Int> INLINE void read_cells(const T *table, co
         for (int l = 0; l < lanes; ++l) out[c][l] = table[cell[l] * count + c];
 }
 
-// The correlation at squared distances q, its slope by q and its derivative by the shape, by the polynomial of the cell
+// The correlation at squared distances q, its slope by q and its derivative by nu, by the polynomial of the cell
 // of q, whose number is exponent and first bits of q and whose place the other bits. NaN stays NaN.
-template <class T, bool SLOPE, bool SHAPE, class V> INLINE V correlation(const T *table, const V q, V *slope, V *shape) {
+template <class T, bool SLOPE, bool NU, class V> INLINE V correlation(const T *table, const V q, V *slope, V *nu_slope) {
     using C = Real<T>;
     using I = typename C::Int;
     typedef I Int __attribute__((vector_size(sizeof(V))));
@@ -211,12 +211,12 @@ template <class T, bool SLOPE, bool SHAPE, class V> INLINE V correlation(const T
         std::memcpy(&width, &reciprocal, sizeof(V)); // one over that of the cell
         *slope = change * width;
     }
-    if (SHAPE) {
+    if (NU) {
         V sum = {};
         read_cells<T>(table + CELLS<T> * C::coefficients, cell, terms);
 #pragma GCC unroll 8
         for (int c = C::coefficients - 1; c >= 0; --c) sum = sum * place + terms[c];
-        *shape = sum;
+        *nu_slope = sum;
     }
     return value;
 }
@@ -227,10 +227,10 @@ template <class T> struct Function {
     T variance;
     const T *table;
 
-    // Of COUNT squared distances q, what is asked for of k(q), its slope dk/dq and its derivative by the shape. k and q
+    // Of COUNT squared distances q, what is asked for of k(q), its slope dk/dq and its derivative by nu. k and q
     // share their memory.
-    template <int COUNT, bool VALUE, bool SLOPE, bool SHAPE, class V>
-    INLINE void evaluate(V *q, V *slope, V *shape) const {
+    template <int COUNT, bool VALUE, bool SLOPE, bool NU, class V>
+    INLINE void evaluate(V *q, V *slope, V *nu_slope) const {
         switch (kernel) {
         case RBF:
             for (int e = 0; e < COUNT; ++e) {
@@ -262,10 +262,10 @@ template <class T> struct Function {
             break;
         default:
             for (int e = 0; e < COUNT; ++e) {
-                V change = {}, by_shape = {};
-                const V k = variance * correlation<T, SLOPE, SHAPE>(table, q[e], &change, &by_shape);
+                V change = {}, nu_change = {};
+                const V k = variance * correlation<T, SLOPE, NU>(table, q[e], &change, &nu_change);
                 if (SLOPE) slope[e] = variance * change;
-                if (SHAPE) shape[e] = variance * by_shape;
+                if (NU) nu_slope[e] = variance * nu_change;
                 if (VALUE) q[e] = k;
             }
         }
@@ -285,10 +285,10 @@ template <class T, int BYTES, int R> struct Block {
     static constexpr int64_t PANEL = 12 * R, SLICE = 64;
 
     const Arguments &arg;
-    const int64_t K, D, P, rows; // P: D + of_shape; rows: K rounded up to a multiple of R
+    const int64_t K, D, P, rows; // P: D + by_nu; rows: K rounded up to a multiple of R
     std::vector<char> memory;
     Status status = DONE;
-    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes, *shapes;
+    V *near, *real, *z, *mask, *diagonal, *tril, *inverse, *solved[2], *left, *grad_z, *total, *slopes, *nu_slopes;
     int64_t first, live; // the points of the block: from `first` on, `live` <= W of them
     int64_t base, block; // of the set at hand: number of its first point, and of the block, in all that is written
     const T *scale;      // likewise
@@ -296,12 +296,12 @@ template <class T, int BYTES, int R> struct Block {
     Function<T> function; // likewise
 
     explicit Block(const Arguments &a)
-        : arg(a), K(a.num_neighbors), D(a.num_dims), P(a.num_dims + a.of_shape), rows(round_up(a.num_neighbors, R)) {
+        : arg(a), K(a.num_neighbors), D(a.num_dims), P(a.num_dims + a.by_nu), rows(round_up(a.num_neighbors, R)) {
         const bool inputs = a.grad_z != nullptr;
         const int64_t own = a.factors ? 0 : factor_size(rows), sharing = a.num_sets > 1 ? 1 : 0;
         const int64_t sloped = a.tangent_w && !a.grad_w ? offset(rows) + rows : 0;
         const size_t count =
-            rows * D * (1 + sharing) + (inputs ? (rows + 1) * D : 0) + 6 * rows + own + P + 1 + sloped * (1 + a.of_shape);
+            rows * D * (1 + sharing) + (inputs ? (rows + 1) * D : 0) + 6 * rows + own + P + 1 + sloped * (1 + a.by_nu);
         memory.resize((count + 1) * BYTES); // one more than needed, to start at a multiple of BYTES
         const uintptr_t start = reinterpret_cast<uintptr_t>(memory.data());
         V *next = reinterpret_cast<V *>((start + BYTES - 1) / BYTES * BYTES);
@@ -310,7 +310,7 @@ template <class T, int BYTES, int R> struct Block {
         near = sharing ? take(rows * D) : z, real = take(rows);
         solved[0] = take(rows), solved[1] = take(rows), left = take(rows), total = take(P + 1);
         grad_z = inputs ? take((rows + 1) * D) : nullptr, slopes = sloped ? take(sloped) : nullptr;
-        shapes = sloped && a.of_shape ? take(sloped) : nullptr;
+        nu_slopes = sloped && a.by_nu ? take(sloped) : nullptr;
     }
     INLINE void place(V *factor) { tril = factor, inverse = factor + offset(rows); }
 
@@ -405,7 +405,7 @@ template <class T, int BYTES, int R> struct Block {
 
     // Cholesky factor of K_nn + noise, in panels of columns and in tiles within them. Panel by panel, first what the
     // columns before it contribute, a slice of columns at a time so that the panel's part of it stays in cache.
-    template <bool SLOPES, bool SHAPES> INLINE void factorize() {
+    template <bool SLOPES, bool NU> INLINE void factorize() {
         typename Real<T>::Int bad[W] = {};
         for (int64_t start = 0; start < rows; start += PANEL) {
             const int64_t end = start + PANEL < rows ? start + PANEL : rows;
@@ -424,12 +424,12 @@ template <class T, int BYTES, int R> struct Block {
                     V q[R * R], tile[R][R] = {};
                     distances(i, j, q);
                     if (SLOPES) {
-                        V slope[R * R], shape[R * R];
-                        function.template evaluate<R * R, true, true, SHAPES>(q, slope, shape);
+                        V slope[R * R], nu_slope[R * R];
+                        function.template evaluate<R * R, true, true, NU>(q, slope, nu_slope);
                         for (int a = 0; a < R; ++a)
                             for (int b = 0; b < R && j + b < i + a; ++b) {
                                 slopes[offset(i + a) + j + b] = slope[a * R + b];
-                                if (SHAPES) shapes[offset(i + a) + j + b] = shape[a * R + b];
+                                if (NU) nu_slopes[offset(i + a) + j + b] = nu_slope[a * R + b];
                             }
                     } else {
                         function.template evaluate<R * R, true, false, false>(q, q, q);
@@ -557,13 +557,13 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // k_n in solved[0].
-    template <bool SLOPES, bool SHAPES> INLINE void cross() {
+    template <bool SLOPES, bool NU> INLINE void cross() {
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope = {}, shape = {};
+            V q = {}, slope = {}, nu_slope = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, true, SLOPES, SHAPES>(&q, &slope, &shape);
+            function.template evaluate<1, true, SLOPES, NU>(&q, &slope, &nu_slope);
             if (SLOPES) slopes[offset(rows) + k] = slope;
-            if (SHAPES) shapes[offset(rows) + k] = shape;
+            if (NU) nu_slopes[offset(rows) + k] = nu_slope;
             solved[0][k] = q * mask[k];
         }
     }
@@ -581,8 +581,8 @@ template <class T, int BYTES, int R> struct Block {
         return relative < tiny ? tiny : relative; // in exact arithmetic v >= jitter k_xx; rounding can violate this
     }
 
-    template <bool SLOPES, bool SHAPES> INLINE void forward() {
-        cross<SLOPES, SHAPES>();
+    template <bool SLOPES, bool NU> INLINE void forward() {
+        cross<SLOPES, NU>();
         solve_lower<1>();
         const V v = explained();
         solve_upper<1>();
@@ -591,21 +591,21 @@ template <class T, int BYTES, int R> struct Block {
             for (int64_t k = 0; k < K; ++k) out_w[(base + l) * K + k] = solved[0][k][l];
             out_v[base + l] = v[l] < floor() ? floor() : v[l];
         }
-        if (SLOPES) tangents<SHAPES>(v);
+        if (SLOPES) tangents<NU>(v);
     }
 
     // Derivatives by the logs of the scales, two at a time: those of K_nn and k_n are -2 dk/dq times the squared
-    // differences of a column, so that dw = K_nn^-1 r with r = dk_n - dK_nn w, and dv = -w' (dk_n + r). By the shape
+    // differences of a column, so that dw = K_nn^-1 r with r = dk_n - dK_nn w, and dv = -w' (dk_n + r). By nu
     // they are known.
-    template <bool SHAPES> INLINE void tangents(const V v) {
+    template <bool NU> INLINE void tangents(const V v) {
         V *const w = left;
         for (int64_t k = 0; k < rows; ++k) w[k] = solved[0][k];
         for (int64_t d = 0; d < P; d += 2) {
             V of_v[2] = {};
             for (int c = 0; c < 2 && d + c < P; ++c) {
                 const V *column = z + d + c;
-                if (SHAPES && d + c == D)
-                    of_v[c] = residual(c, w, shapes, [](int64_t) { return V{} + T(1); },
+                if (NU && d + c == D)
+                    of_v[c] = residual(c, w, nu_slopes, [](int64_t) { return V{} + T(1); },
                                        [](int64_t, int64_t) { return V{} + T(1); });
                 else
                     of_v[c] = residual(c, w, slopes, [&](const int64_t i) { return column[i * D] * column[i * D]; },
@@ -644,7 +644,7 @@ template <class T, int BYTES, int R> struct Block {
         return of_v;
     }
 
-    // Of one scale or the shape, and of the variance; zero for points that have failed, and for v at its floor.
+    // Of one scale or the smoothness, and of the variance; zero for points that have failed, and for v at its floor.
     INLINE void store_tangents(const int64_t d, const V *of_w, const V of_v, const V v) {
         T *out_w = static_cast<T *>(arg.tangent_w), *out_v = static_cast<T *>(arg.tangent_v);
         const T factor = d < D ? T(-2) : T(1);
@@ -705,7 +705,7 @@ template <class T, int BYTES, int R> struct Block {
         if (!arg.sums && !arg.grad_z) return;
         for (int64_t d = 0; d < P; ++d) total[d] = V{};
         total[P] = of_variance;
-        if (arg.of_shape)
+        if (arg.by_nu)
             pull<true, true>();
         else if (arg.grad_z)
             pull<true, false>();
@@ -721,27 +721,27 @@ template <class T, int BYTES, int R> struct Block {
     }
 
     // Gradients through the kernel of every pair of neighbors, then of every neighbor with the target.
-    template <bool INPUTS, bool SHAPES> INLINE void pull() {
+    template <bool INPUTS, bool NU> INLINE void pull() {
         const V *of_w = solved[0], *w = solved[1];
-        const bool store = INPUTS && (!SHAPES || arg.grad_z);
+        const bool store = INPUTS && (!NU || arg.grad_z);
         if (store)
             for (int64_t e = 0; e < (rows + 1) * D; ++e) grad_z[e] = V{};
         for (int64_t i = 0; i < rows; i += R)
             for (int64_t j = 0; j <= i; j += R) {
-                V q[R * R], slope[R * R], shape[R * R], weight[R][R];
+                V q[R * R], slope[R * R], nu_slope[R * R], weight[R][R];
                 distances(i, j, q);
-                function.template evaluate<R * R, false, true, SHAPES>(q, slope, shape);
-                V of_shape = {};
+                function.template evaluate<R * R, false, true, NU>(q, slope, nu_slope);
+                V by_nu = {};
 #pragma GCC unroll 8
                 for (int a = 0; a < R; ++a)
 #pragma GCC unroll 8
                     for (int b = 0; b < R; ++b) {
                         const V grad = left[i + a] * w[j + b] - w[i + a] * of_w[j + b];
                         const bool below = a > b || i != j;
-                        if (SHAPES && below) of_shape += grad * shape[a * R + b];
+                        if (NU && below) by_nu += grad * nu_slope[a * R + b];
                         weight[a][b] = below ? grad * slope[a * R + b] : V{};
                     }
-                if (SHAPES) total[D] += of_shape;
+                if (NU) total[D] += by_nu;
                 for (int64_t d = 0; d < D; ++d) {
                     V right[R], column[R] = {};
                     V squares = {};
@@ -766,10 +766,10 @@ template <class T, int BYTES, int R> struct Block {
                 }
             }
         for (int64_t k = 0; k < rows; ++k) {
-            V q = {}, slope = {}, shape = {};
+            V q = {}, slope = {}, nu_slope = {};
             for (int64_t d = 0; d < D; ++d) q += z[k * D + d] * z[k * D + d];
-            function.template evaluate<1, false, true, SHAPES>(&q, &slope, &shape);
-            if (SHAPES) total[D] -= left[k] * shape;
+            function.template evaluate<1, false, true, NU>(&q, &slope, &nu_slope);
+            if (NU) total[D] -= left[k] * nu_slope;
             for (int64_t d = 0; d < D; ++d) {
                 const V force = left[k] * slope * z[k * D + d];
                 total[d] -= force * z[k * D + d];
@@ -810,7 +810,7 @@ template <class T, int BYTES, int R> struct Block {
             gather();
             for (int64_t set = start; set < start + together; ++set) {
                 load(set);
-                if (shapes) {
+                if (nu_slopes) {
                     factorize<true, true>();
                     forward<true, true>();
                 } else if (slopes) {

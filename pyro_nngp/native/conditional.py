@@ -18,7 +18,7 @@ from pyro_nngp._tape import operation
 from pyro_nngp.kernels.matern_table import layout as table_layout
 from pyro_nngp.kernels.matern_table import tables
 from pyro_nngp.kernels.radial import MATERN, MATERN12, MATERN32, MATERN52, RBF, Profile
-from pyro_nngp.native import best_level, loaded, wanted
+from pyro_nngp.native import best_level, enabled, loaded
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Arguments
 
@@ -46,13 +46,14 @@ class Problem(NamedTuple):
     neighbors: Tensor  # (B, K), rows of points, -1 for none
     profile: Profile
     jitter: float
-    shape: Tensor | None = None  # () or (S,), for profiles that have one
+    smoothness: Tensor | None = None  # () or (S,), for profiles with a table
 
     def one(self, i: int) -> "Problem":
         """The problem of one of several sets."""
         noise = self.noise if self.noise is None or self.noise.dim() == 2 else self.noise[i]
-        shape = None if self.shape is None else self.shape[i]
-        return self._replace(lengthscale=self.lengthscale[i], variance=self.variance[i], noise=noise, shape=shape)
+        smoothness = None if self.smoothness is None else self.smoothness[i]
+        scale, variance = self.lengthscale[i], self.variance[i]
+        return self._replace(lengthscale=scale, variance=variance, noise=noise, smoothness=smoothness)
 
     @property
     def sets(self) -> tuple[int, ...]:
@@ -73,7 +74,16 @@ class Gradients(NamedTuple):
     noise: Tensor | None  # (B, K)
     x: Tensor | None  # (B, D)
     z: Tensor | None  # (B, K, D), of each neighbor of each target
-    shape: Tensor | None = None  # ()
+    smoothness: Tensor | None = None  # ()
+
+
+class Wanted(NamedTuple):
+    """Gradients that a backward pass computes."""
+
+    kernel: bool = True  # by lengthscale and variance
+    noise: bool = True
+    inputs: bool = True  # by x and points
+    smoothness: bool = False  # together with the kernel's
 
 
 def supported(problem: Problem) -> bool:
@@ -87,34 +97,37 @@ def supported(problem: Problem) -> bool:
         and num_targets > 0
         and problem.num_sets > 0
         and 0 < num_neighbors <= MAX_NEIGHBORS
-        and wanted()
+        and enabled()
     )
 
 
 @operation
 def forward(
-    problem: Problem, recording: bool = False, level: int | None = None, inputs: bool = True, shape: bool = True
+    problem: Problem, wanted: Wanted | None = None, level: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
-    """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and what to keep for `backward`.
+    """Weights (B, K), variances (B,), flags (B,) of indefinite covariances, and tensors for `backward`.
 
     Each of them has S in front for S sets of hyperparameters.
-    ``recording`` says whether there will be a backward pass, ``inputs`` and ``shape`` whether it may ask for gradients
-    of the points and of the shape parameter;
-    ``level`` selects an instruction set below ``library().nn_levels()``; None is the widest.
+
+    Args:
+        problem: points, neighbors and hyperparameters.
+        wanted: gradients that the backward pass may be asked for; None if there will be none.
+        level: an instruction set below ``library().nn_levels()``; None is the widest.
     """
     b, k, d, _ = _sizes(problem)
     lead = (*problem.sets, b)
     w, var, failed = problem.x.new_empty(*lead, k), problem.x.new_empty(lead), torch.empty(lead, dtype=torch.bool)
-    of_shape = shape and problem.shape is not None
-    p = d + of_shape
+    by_smoothness = wanted is not None and wanted.smoothness
+    p = d + by_smoothness
     numbers = w.nelement() // k * (p + 1) * (k + 1) * w.element_size()
-    if recording and not inputs and problem.noise is None and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
+    few = wanted is not None and not wanted.inputs and problem.noise is None
+    if few and d <= TANGENTS_UP_TO and numbers <= KEPT_BYTES:
         tangents = w.new_empty(*lead, p, k), w.new_empty(*lead, p + 1)
         kept = {"tangent_w": tangents[0], "tangent_v": tangents[1]}
-        _run(problem, level, of_shape, failed=failed, w=w, v=var, **kept)
+        _run(problem, level, by_smoothness, failed=failed, w=w, v=var, **kept)
         return w, var, failed, (failed, w, var, *tangents)
     size = _factors_size(problem, best_level(level))
-    keeps = recording and size <= KEPT_BYTES
+    keeps = wanted is not None and size <= KEPT_BYTES
     factors = memory.reused(size) if keeps else None
     _run(problem, level, False, failed=failed, factors=factors, w=w, v=var)
     return w, var, failed, (failed, w, var) if factors is None else (failed, w, var, factors)
@@ -126,32 +139,26 @@ def backward(
     kept: tuple[Tensor, ...],
     grad_w: Tensor,
     grad_var: Tensor,
-    *,
-    kernel: bool,
-    noise: bool,
-    inputs: bool,
-    shape: bool = False,
+    wanted: Wanted,
     level: int | None = None,
 ) -> Gradients:
-    """Gradients of the kernel, the noise and the inputs, as the flags say; targets that failed contribute 0.
-
-    That of the shape parameter comes with those of the kernel.
-    """
+    """The wanted gradients; targets that failed contribute 0."""
     (b, k, d, _), new = _sizes(problem), problem.x.new_empty
     level = best_level(level)
     width = loaded().nn_conditional_width(level, _is_double(problem))
     sets = problem.sets
-    shape = shape and kernel
-    sums = torch.empty(*sets, -(-b // width), d + shape + 1, dtype=torch.float64) if kernel else None
+    kernel, noise, inputs, smoothness = wanted
+    smoothness = smoothness and kernel
+    sums = torch.empty(*sets, -(-b // width), d + smoothness + 1, dtype=torch.float64) if kernel else None
     grad_noise = new(*sets, b, k) if noise else None
     grad_x, grad_z = (new(*sets, b, d), new(*sets, b, k, d)) if inputs else (None, None)
     (failed, w, var), more = kept[:3], kept[3:]
-    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == d + shape
+    serve = len(more) == 2 and kernel and not noise and not inputs and more[0].shape[-2] == d + smoothness
     tangents = more if serve else (None, None)
     _run(
         problem,
         level,
-        shape,
+        smoothness,
         failed=failed,
         factors=more[0] if len(more) == 1 else None,
         w=w,
@@ -168,7 +175,7 @@ def backward(
     if sums is None:
         return Gradients(None, None, grad_noise, grad_x, grad_z)
     total = sums.sum(-2).to(problem.x.dtype)
-    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, total[..., d] if shape else None)
+    return Gradients(total[..., :d], total[..., -1], grad_noise, grad_x, grad_z, total[..., d] if smoothness else None)
 
 
 def _sizes(problem: Problem) -> tuple[int, int, int, int]:
@@ -193,14 +200,14 @@ def _factors_size(problem: Problem, level: int) -> int:
     return problem.num_sets * loaded().nn_conditional_factors(b, k, level, _is_double(problem))
 
 
-def _run(problem: Problem, level: int | None, of_shape: bool, **buffers: Tensor | None) -> None:
+def _run(problem: Problem, level: int | None, by_smoothness: bool, **buffers: Tensor | None) -> None:
     b, k, d, num_points = _sizes(problem)
     level, is_double, dtype = best_level(level), _is_double(problem), problem.x.dtype
     sets, work = problem.sets, problem.num_sets * b * k * k * (k + 20 * d + 50)
     threads = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD))
     blocks = -(-b // loaded().nn_conditional_width(level, is_double))
-    p = d + of_shape
-    table = None if problem.shape is None else tables(problem.shape, dtype)
+    p = d + by_smoothness
+    table = None if problem.smoothness is None else tables(problem.smoothness, dtype)
     layout = {
         "x": ((b, d), dtype),
         "points": ((num_points, d), dtype),
@@ -249,7 +256,7 @@ def _run(problem: Problem, level: int | None, of_shape: bool, **buffers: Tensor 
         kernel=_KERNELS[problem.profile],
         noise_of_sets=problem.noise is not None and problem.noise.dim() > 2,
         num_threads=threads,
-        of_shape=of_shape,
+        by_nu=by_smoothness,
         jitter=problem.jitter,
         **pointers,
     )

@@ -8,7 +8,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from pyro_nngp.native import loaded, wanted
+from pyro_nngp.native import enabled, loaded
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import PolyaGammaDraws
 
@@ -20,7 +20,7 @@ _PER_THREAD = 2**10  # draws that are worth starting a thread for
 
 def supported(tilt: Tensor) -> bool:
     """Whether compiled code is available, switched on, and covers this device."""
-    return tilt.device.type == "cpu" and wanted()
+    return tilt.device.type == "cpu" and enabled()
 
 
 def draw(concentration: Tensor, tilt: Tensor, num_draws: int, seed: int) -> Tensor:

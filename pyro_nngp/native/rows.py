@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.native import loaded, wanted
+from pyro_nngp.native import enabled, loaded
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import AdamStep
 
@@ -18,26 +18,26 @@ _MARKS_PER_NUMBER = 512  # rows of a table per number, up to which marks of all 
 
 
 def distinct(numbers: Tensor, padded: bool = False) -> tuple[Tensor, Tensor] | None:
-    """The distinct ones among some numbers, ascending, and the place of each.
+    """Distinct numbers, ascending, and the position of each given number among them.
 
     Args:
         numbers: int64, of any shape.
-        padded: whether there may be negative ones, which are left out and have the place -1.
+        padded: whether there may be negative ones, which are left out and have the position -1.
 
     Returns:
         None where compiled code is not available or switched off, for other dtypes and devices, for negative numbers
         that are not expected, and for numbers so large that a sort is quicker.
     """
-    if numbers.device.type != "cpu" or numbers.dtype != torch.int64 or not numbers.numel() or not wanted():
+    if numbers.device.type != "cpu" or numbers.dtype != torch.int64 or not numbers.numel() or not enabled():
         return None
     numbers = contiguous("distinct", "numbers", numbers)
     count, places, rows = numbers.numel(), torch.empty_like(numbers), numbers.new_empty(numbers.numel())
     at = address("distinct", "numbers", numbers, tuple(numbers.shape), torch.int64)
     written = rows.data_ptr(), places.data_ptr()
-    found = loaded().nn_distinct(at, count, _MARKS_PER_NUMBER * count, padded, *written)
-    if found == _NO_MEMORY:
+    num_rows = loaded().nn_distinct(at, count, _MARKS_PER_NUMBER * count, padded, *written)
+    if num_rows == _NO_MEMORY:
         raise MemoryError("distinct: no memory for marks of rows")
-    return None if found < 0 else (rows[:found], places)
+    return None if num_rows < 0 else (rows[:num_rows], places)
 
 
 def adam_supported(table: Tensor) -> bool:
@@ -47,7 +47,7 @@ def adam_supported(table: Tensor) -> bool:
         and table.dtype in (torch.float32, torch.float64)
         and table.dim() == 2
         and table.is_contiguous()
-        and wanted()
+        and enabled()
     )
 
 

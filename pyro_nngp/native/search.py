@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pyro_nngp import _memory as memory
 from pyro_nngp._checks import fail
-from pyro_nngp.native import best_level, loaded, wanted
+from pyro_nngp.native import best_level, enabled, loaded
 from pyro_nngp.native.boundary import address, check_range
 from pyro_nngp.native.structures import Queries
 
@@ -25,7 +25,7 @@ Ints = NDArray[np.int64]
 
 def supported(num_points: int) -> bool:
     """Whether compiled code is available, switched on, and covers that many points."""
-    return num_points <= MAX_POINTS and wanted()
+    return num_points <= MAX_POINTS and enabled()
 
 
 class Tree:

@@ -13,7 +13,7 @@ class Arguments(ctypes.Structure):
 
     _fields_ = [
         *((name, _INTEGER) for name in ("num_sets", "num_targets", "num_neighbors", "num_dims", "num_points")),
-        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads", "of_shape")),
+        *((name, _INTEGER) for name in ("kernel", "noise_of_sets", "num_threads", "by_nu")),
         ("jitter", _REAL),
         *((name, _POINTER) for name in ("x", "points", "neighbors", "scale", "variance", "table", "noise", "failed")),
         *((name, _POINTER) for name in ("factors", "w", "v", "tangent_w", "tangent_v")),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp._tape import operation
-from pyro_nngp.native import loaded, wanted
+from pyro_nngp.native import enabled, loaded
 from pyro_nngp.native.boundary import address, contiguous
 from pyro_nngp.native.structures import Triangle
 
@@ -23,7 +23,7 @@ def supported(w: Tensor, right: Tensor) -> bool:
         w.device.type == right.device.type == "cpu"
         and w.dtype in (torch.float32, torch.float64)
         and right.dtype == w.dtype
-        and wanted()
+        and enabled()
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_same_kind, check_tensor, fail
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg.level_scheduling import dependency_levels
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import FeatureMetric
 from pyro_nngp.neighbors.table import NeighborTable, positions_in
@@ -91,8 +91,8 @@ class NeighborGraph(NeighborTable):
         index, positions = self._searcher()
         return self._rows(index.predecessors(k, start)[0])[positions[start:] - start]
 
-    def _forget(self) -> None:
-        super()._forget()
+    def _invalidate(self) -> None:
+        super()._invalidate()
         self._levels = None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pyro_nngp.neighbors.table import NeighborTable
 
-QUICK = 2**20  # coordinates that are searched at once in about a second
-_SHARE = 8  # of the rows whose search calls for that of all others
+QUICK = 2**20  # number of coordinates up to which all rows are searched at once, in about a second
+_FRACTION = 8  # all rows are searched once one in this many has been
 
 
 class NearestOthers(NeighborTable):
@@ -49,10 +49,10 @@ class NearestOthers(NeighborTable):
         return super()._neighbors_of(idx)
 
     def _worth_searching(self, new: Tensor) -> Tensor:
-        """The rows asked for, or all that have no neighbors yet."""
+        """Rows to search now: the ones asked for, or all that have no neighbors yet."""
         missing = (self.neighbors[:, 0] < 0).nonzero()[:, 0]
         searched = self.num_points - len(missing) + len(new)
-        return missing if self.x.numel() <= QUICK or _SHARE * searched >= self.num_points else new
+        return missing if self.x.numel() <= QUICK or _FRACTION * searched >= self.num_points else new
 
     def find_neighbors(self, k: int) -> Tensor:
         return torch.full((self.num_points, k), -1, device=self.x.device)

@@ -62,20 +62,18 @@ def make_ordering(x: Float[Tensor, "N D"], ordering: str | Int[Tensor, " N"], se
         if not torch.equal(ordering.sort().values, torch.arange(size, device=ordering.device)):
             fail(where, "ordering", f"to hold each of 0..{size - 1} once", "repeats or others", "Give a permutation.")
         return ordering.to(x.device)
-    if not isinstance(ordering, str):
+    if not isinstance(ordering, str) or ordering not in ORDERINGS:
+        error = ValueError if isinstance(ordering, str) else TypeError
         cure = "Use 'random' if in doubt."
-        fail(where, "ordering", f"one of {ORDERINGS} or a permutation", f"{ordering!r:.40}", cure, TypeError)
+        fail(where, "ordering", f"one of {ORDERINGS} or a permutation", f"{ordering!r:.40}", cure, error)
     if ordering == "random":
         return random_ordering(x, seed)
-    if ordering == "maximin":
-        return maximin_ordering(x)
-    if ordering == "coordinate":
-        return coordinate_ordering(x)
-    if ordering == "principal":
-        return principal_ordering(x)
-    if ordering == "given":
-        return given_ordering(x)
-    fail(where, "ordering", f"one of {ORDERINGS} or a permutation", repr(ordering), "Use 'random' if in doubt.")
+    return {
+        "maximin": maximin_ordering,
+        "coordinate": coordinate_ordering,
+        "principal": principal_ordering,
+        "given": given_ordering,
+    }[ordering](x)
 
 
 def random_ordering(x: Float[Tensor, "N D"], seed: int = 0) -> Int[Tensor, " N"]:
@@ -89,25 +87,13 @@ def given_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
     return torch.arange(len(x), device=x.device)
 
 
-def coordinate_ordering(x: Float[Tensor, "N D"], dim: int | None = None) -> Int[Tensor, " N"]:
-    """By one coordinate, or by the sum of all; ties by row.
+def coordinate_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
+    """By the sum of the coordinates; ties by row.
 
     Coordinates count in proportion to their scale, so bring them to one scale first.
-
-    Args:
-        x: points, (N, D).
-        dim: the coordinate, in -D..D-1; None for the sum.
-
-    Raises:
-        ValueError: if there is no such coordinate.
     """
     columns = x.detach().double().unbind(-1)
-    if dim is None:
-        return sum(columns[1:], columns[0]).argsort(stable=True)
-    if not -len(columns) <= dim < len(columns):
-        expectation = f"in {-len(columns)}..{len(columns) - 1}"
-        fail("coordinate_ordering", "dim", expectation, dim, "It numbers the columns of x.")
-    return columns[dim].argsort(stable=True)
+    return sum(columns[1:], columns[0]).argsort(stable=True)
 
 
 def principal_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
@@ -122,10 +108,10 @@ def principal_ordering(x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
 
 
 def time_ordering(x: Float[Tensor, "N D"], time_dim: int, seed: int = 0) -> Int[Tensor, " N"]:
-    """By time, and at random within one time: each point is conditioned on the past, and on others of its own time.
+    """By time, and at random within one time: each point is conditioned on the past, and on others of the same time.
 
-    The factors of the density are then predictions from what was known before, and appended rows of later times leave
-    them as they are.
+    The factors of the density are then predictions from earlier data, and appended rows of later times leave them as
+    they are.
 
     Args:
         x: points, (N, D).
@@ -211,8 +197,8 @@ def _update(points: Floats, d2: Floats, new: Ints, radius: float) -> None:
         _, index = cKDTree(points[new], balanced_tree=False).query(
             points[rest], distance_upper_bound=radius, workers=torch.get_num_threads()
         )
-        found = index < len(new)
-        rest, index = rest[found], index[found]
+        within = index < len(new)
+        rest, index = rest[within], index[within]
         d2[rest] = np.minimum(d2[rest], _squared_distances(points[rest], points[new[index]]))
 
 

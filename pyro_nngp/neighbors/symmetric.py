@@ -17,12 +17,14 @@ from torch import Tensor
 
 from pyro_nngp.neighbors.graph import NeighborGraph
 
-Found: TypeAlias = tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]
+Neighbors: TypeAlias = tuple[Int[Tensor, "N K"], Float[Tensor, "N K"]]
 """Neighbors of each point and their distances."""
 
 
 class SymmetricGraph(NeighborGraph):
-    """A :class:`~pyro_nngp.neighbors.graph.NeighborGraph` by the rule above; same arguments, same attributes.
+    """A neighbor graph whose edges join nearest neighbors in both directions.
+
+    Arguments and attributes are those of :class:`~pyro_nngp.neighbors.graph.NeighborGraph`.
 
     Row i of `neighbors` holds the parents of point i, nearest first; min(K, i - 1) of them for the i-th in the
     ordering.
@@ -41,15 +43,15 @@ class SymmetricGraph(NeighborGraph):
         return self.find_neighbors(k)[start:]
 
 
-def _parents(every: Int[Tensor, " N"], near: Found, before: Found) -> Int[Tensor, "N K"]:
+def _parents(every: Int[Tensor, " N"], near: Neighbors, before: Neighbors) -> Int[Tensor, "N K"]:
     """Parents by position in the ordering, nearest first, from the nearest others and the nearest predecessors."""
-    own = every[:, None].expand_as(near[0])
-    edges = torch.maximum(own, near[0]).flatten(), torch.minimum(own, near[0]).flatten(), near[1].flatten()
+    points = every[:, None].expand_as(near[0])
+    edges = torch.maximum(points, near[0]).flatten(), torch.minimum(points, near[0]).flatten(), near[1].flatten()
     return select_parents(edges, before, len(every))
 
 
 def select_parents(
-    edges: tuple[Int[Tensor, " E"], Int[Tensor, " E"], Float[Tensor, " E"]], before: Found, num_points: int
+    edges: tuple[Int[Tensor, " E"], Int[Tensor, " E"], Float[Tensor, " E"]], before: Neighbors, num_points: int
 ) -> Int[Tensor, "n K"]:
     """Parents of some points by position in the ordering, nearest first, -1 padded.
 
@@ -86,13 +88,13 @@ def select_parents(
 
 
 def _by(child: Int[Tensor, " E"], key: Float[Tensor, " E"]) -> Int[Tensor, " E"]:
-    """The order by child and, among those of one child, by key; ties stay as they are."""
+    """Order by child and, within a child, by key; ties stay as they are."""
     order = key.argsort(stable=True)
     return order[child[order].argsort(stable=True)]
 
 
 def _ranks(child: Int[Tensor, " E"]) -> Int[Tensor, " E"]:
-    """How many entries of the same child come before each, for children in ascending order."""
+    """Number of entries of the same child before each entry, for children in ascending order."""
     _, count = child.unique_consecutive(return_counts=True)
     start = (count.cumsum(0) - count).repeat_interleave(count)
     return torch.arange(len(child), device=child.device) - start

@@ -1,4 +1,4 @@
-"""The base of neighbor tables: points and their metric, queries, batches, extension by new points.
+"""Neighbor tables: points and their metric, queries, batches, extension by new points.
 
 Rows are numbered as in the x that the user gave, whatever the ordering; ties in distance go to the point that comes
 first in the ordering, so that results do not depend on the order of the rows. -1 means no neighbor. Distances are
@@ -33,7 +33,7 @@ from pyro_nngp._checks import (
 from pyro_nngp._tape import operation
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.native import rows as compiled
-from pyro_nngp.neighbors.numbers import NeighborTrial, rows_to_try
+from pyro_nngp.neighbors.choice_of_k import NeighborTrial, rows_to_try
 from pyro_nngp.neighbors.ordering import make_ordering, random_ordering
 from pyro_nngp.neighbors.search.backends import Metric
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex, FeatureMetric
@@ -44,7 +44,7 @@ _USUAL = 32  # neighbors to which a table with all others grows when points are 
 
 @dataclass(frozen=True)
 class Batch:
-    """Some points of a graph, together with the neighbors that they need.
+    """A batch of the points of a graph, together with their neighbors.
 
     Attributes:
         rows: the points and their neighbors, sorted, (U,).
@@ -109,11 +109,11 @@ class NeighborTable(torch.nn.Module):
             self._set_lengthscale(metric)
         places = cast(FeatureMetric, metric).features(self.x)[0] if self._has_features else self._scaled(self.x)
         self.register_buffer("order", make_ordering(places, ordering, seed).to(x.device, copy=True))
-        self.register_load_state_dict_post_hook(_forget_after_loading)
+        self.register_load_state_dict_post_hook(_invalidate_after_loading)
 
     @property
     def num_points(self) -> int:
-        """N; on several processes the number of own rows, which come first in x."""
+        """N; on several processes the number of local rows, which come first in x."""
         return len(self.x)
 
     @property
@@ -121,12 +121,12 @@ class NeighborTable(torch.nn.Module):
         """N, on all processes."""
         return self.num_points
 
-    def complete(self, own: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
-        """Values at all rows of x from those at the own ones, which on one process are all."""
-        return own
+    def complete(self, local: Shaped[Tensor, "*L n"]) -> Shaped[Tensor, "*L m"]:
+        """Values at all rows of x, given the values at the local rows; on one process the two are the same."""
+        return local
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum over all processes."""
+        """Sum over all processes."""
         return part
 
     @property
@@ -136,7 +136,7 @@ class NeighborTable(torch.nn.Module):
 
     @property
     def metric(self) -> Float[Tensor, " D"] | Metric | FeatureMetric:
-        """The metric of the search: the lengthscales that divide the inputs, a kernel's, or the user's function."""
+        """Metric of the search: lengthscales that divide the inputs, the metric of a kernel, or the user's function."""
         return self.lengthscale if self._metric is None else self._metric
 
     def extra_repr(self) -> str:
@@ -147,7 +147,7 @@ class NeighborTable(torch.nn.Module):
         """Search again, in place, after points have moved or in a new metric. The ordering stays.
 
         Args:
-            metric: what the inputs are divided by, (D,) or scalar, positive; or a
+            metric: lengthscales that divide the inputs, (D,) or scalar, positive; or a
                 :class:`~pyro_nngp.kernels.KernelMetric`. None keeps the present metric.
 
         Raises:
@@ -155,7 +155,7 @@ class NeighborTable(torch.nn.Module):
         """
         if metric is not None:
             self._set_metric(metric)
-        self._forget()
+        self._invalidate()
         self.neighbors.copy_(self.find_neighbors(self.num_neighbors))
 
     def resize(self, num_neighbors: int) -> None:
@@ -165,7 +165,7 @@ class NeighborTable(torch.nn.Module):
             ValueError: if K is out of range.
         """
         check_num_neighbors(f"{type(self).__name__}.resize", num_neighbors, self.num_points - 1)
-        self._forget()
+        self._invalidate()
         self.neighbors = self.find_neighbors(num_neighbors)
 
     def append(self, x_new: Float[Tensor, "P D"]) -> None:
@@ -180,11 +180,11 @@ class NeighborTable(torch.nn.Module):
         Raises:
             ValueError, TypeError: for malformed points.
 
-        Cost: that of the search for the neighbors of the new points, after O(N log N) for a new index.
+        Cost: O(N log N) for a new index, and a search for the neighbors of the new points.
         """
         check_new_inputs(f"{type(self).__name__}.append", x_new, self.x)
         old, k = self.num_points, self.num_neighbors
-        self._forget()
+        self._invalidate()
         self.x = torch.cat([self.x, x_new.detach()])
         new = random_ordering(x_new, old) if self._shuffled else torch.arange(len(x_new), device=self.x.device)
         self.order = torch.cat([self.order, old + new])
@@ -193,7 +193,7 @@ class NeighborTable(torch.nn.Module):
         self.neighbors = self._with_appended(old, k)
 
     def _with_appended(self, old: int, k: int) -> Int[Tensor, "N k"]:
-        """The table of neighbors after points have been appended to the `old` ones; a subclass may keep its rows."""
+        """Neighbors after points were appended to the `old` ones; a subclass may keep rows of the present table."""
         return self.find_neighbors(k)
 
     def query(
@@ -236,7 +236,7 @@ class NeighborTable(torch.nn.Module):
         return self.query(self.x[idx], k, idx)
 
     def trial(self, most: int) -> NeighborTrial:
-        """Some rows with at most that many nearest others, kept until points, metric or K change."""
+        """Trial rows with at most `most` nearest others each, kept until points, metric or K change."""
         most = min(most, self.num_points - 1)
         if self._trial is None or self._trial.near.shape[1] != most:
             rows = rows_to_try(self.num_points, self.x.device)
@@ -244,7 +244,7 @@ class NeighborTable(torch.nn.Module):
         return self._trial
 
     def batch(self, idx: Int[Tensor, " B"] | None = None, extra: Int[Tensor, "..."] | None = None) -> Batch:
-        """The points `idx` (None: all) and the neighbors that they need.
+        """The batch of the points `idx` (None: all) and their neighbors.
 
         Args:
             idx: rows, distinct. Under :func:`torch.func.vmap` over them ``Batch.rows`` may repeat rows.
@@ -291,7 +291,7 @@ class NeighborTable(torch.nn.Module):
         Raises:
             ValueError, TypeError: for malformed arguments.
 
-        Cost: that of one `query` and one search for predecessors among the P new points; O(P k) memory.
+        Cost: one `query` and one search for predecessors among the P new points; O(P k) memory.
         """
         where = f"{type(self).__name__}.extend"
         check_new_inputs(where, x_new, self.x)
@@ -325,7 +325,7 @@ class NeighborTable(torch.nn.Module):
         self.lengthscale.copy_(lengthscale.detach().expand_as(self.lengthscale))
 
     def _scaled(self, x: Tensor) -> Tensor:
-        """The points in the search: x over the lengthscales in float64, or x itself for the user's metric."""
+        """Places of points in the search: x over the lengthscales in float64, or x itself for the user's metric."""
         return x.double() / self.lengthscale.double() if self._metric is None else x
 
     def _search_index(self, points: Tensor) -> SearchIndex | CorrelationIndex:
@@ -347,12 +347,12 @@ class NeighborTable(torch.nn.Module):
     def _rows(self, positions: Tensor) -> Tensor:
         return torch.where(positions < 0, -1, self.order[positions])
 
-    def _forget(self) -> None:
-        """Drop everything that was computed from points or neighbors that change."""
+    def _invalidate(self) -> None:
+        """Invalidate the search index and other results computed from points and neighbors."""
         self._index, self._trial = None, None
 
     def _apply(self, fn: Any, recurse: bool = True) -> "NeighborTable":
-        self._forget()
+        self._invalidate()
         return super()._apply(fn, recurse)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -360,24 +360,24 @@ class NeighborTable(torch.nn.Module):
 
 
 def without_parents(near: Int[Tensor, "N C"], parents: Int[Tensor, "N K"]) -> Int[Tensor, "N C"]:
-    """Those of some points near each point that are not among its parents, in their order, -1 padded."""
-    found = []
-    for some, known_parents in zip(near.split(2**14), parents.split(2**14), strict=True):
-        known = (some[:, :, None] == known_parents[:, None, :]).any(-1)
-        order = known.to(torch.int8).argsort(dim=-1, stable=True)
-        found.append(torch.where(known, -1, some).gather(-1, order))
-    return torch.cat(found)
+    """The points near each point without its parents, in their order, -1 padded."""
+    parts = []
+    for some, some_parents in zip(near.split(2**14), parents.split(2**14), strict=True):
+        is_parent = (some[:, :, None] == some_parents[:, None, :]).any(-1)
+        order = is_parent.to(torch.int8).argsort(dim=-1, stable=True)
+        parts.append(torch.where(is_parent, -1, some).gather(-1, order))
+    return torch.cat(parts)
 
 
 def distinct_rows(rows: Int[Tensor, "..."]) -> tuple[Int[Tensor, " U"], Int[Tensor, "..."]]:
-    """The distinct row numbers, ascending, and the position of each given one among them."""
+    """Distinct row numbers, ascending, and the position of each given number among them."""
     if is_batchedtensor(rows):
         return _sorted(rows)
     return _distinct(rows)
 
 
 def same_rows(one: Tensor, two: Tensor) -> bool:
-    """Whether two tensors hold the same rows; of one and the same tensor no values are compared."""
+    """Whether two tensors hold the same rows; the values of one and the same tensor are not compared."""
     return one is two or torch.equal(one, two)
 
 
@@ -389,9 +389,9 @@ def positions_in(order: Tensor) -> Tensor:
 
 
 def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """Distinct rows, and the place among them of each of some numbers, -1 for -1.
+    """Distinct rows, and the position of each number among them, -1 for -1.
 
-    Members of :func:`torch.func.vmap` have all numbers for their rows, since the distinct ones differ in how many.
+    Under :func:`torch.func.vmap` rows may repeat: its members differ in how many distinct rows they have.
     """
     if is_batchedtensor(numbers):
         every = torch.arange(len(numbers), device=numbers.device)
@@ -401,10 +401,10 @@ def _places(numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 @operation
 def _distinct(numbers: Tensor, padded: bool = False) -> tuple[Tensor, Tensor]:
-    """Distinct numbers and the place of each; with `padded` there may be -1, which is left out and has the place -1."""
-    found = compiled.distinct(numbers, padded)
-    if found is not None:
-        return found
+    """Distinct numbers and the position of each; `padded` allows -1, which is left out and has the position -1."""
+    result = compiled.distinct(numbers, padded)
+    if result is not None:
+        return result
     if not padded:
         return _sorted(numbers)
     rows, positions = _sorted(torch.cat([numbers.new_full((1,), -1), numbers]))  # -1 is there without asking
@@ -416,5 +416,5 @@ def _sorted(numbers: Tensor) -> tuple[Tensor, Tensor]:
     return rows.long(), places
 
 
-def _forget_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:
-    table._forget()
+def _invalidate_after_loading(table: NeighborTable, incompatible_keys: Any) -> None:
+    table._invalidate()

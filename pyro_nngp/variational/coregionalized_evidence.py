@@ -30,7 +30,8 @@ from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
-from pyro_nngp.kernels import bind_double
+from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.linalg import factor_inverse, factor_log_det
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.variational.evidence_excess import Excess
 from pyro_nngp.variational.latent_evidence import (
@@ -91,7 +92,7 @@ def coregionalized_log_evidence(
     """log Z by a dense factorization, O((N L)^3); arguments as of :func:`coregionalized_gradient`."""
     target, loc, precision = target.double(), loc.double(), posterior.precision
     seen = precision > 0
-    log_det = 2 * posterior.factor().diagonal().log().sum() - sum(factor.log_det() for factor in posterior.factors)
+    log_det = factor_log_det(posterior.factor()) - sum(factor.log_det() for factor in posterior.factors)
     quadratic = (precision * target * (target - posterior.at(loc))).sum()
     constants = seen.sum() * math.log(2 * math.pi) - torch.where(seen, precision, 1.0).log().sum()
     return -(log_det + quadratic + constants) / 2
@@ -142,7 +143,7 @@ def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: T
 
 def _exact(posterior: CoupledPosterior) -> _Central:
     factors, a = posterior.factors, posterior.loading
-    cov = torch.cholesky_inverse(posterior.factor()).unflatten(0, (len(factors), -1)).unflatten(2, (len(factors), -1))
+    cov = factor_inverse(posterior.factor()).unflatten(0, (len(factors), -1)).unflatten(2, (len(factors), -1))
     each = [moments_of_covariance(factor, cov[i, :, i]) for i, factor in enumerate(factors)]
     at_points = cov.diagonal(dim1=1, dim2=3).permute(2, 0, 1)
     return _Central(each, a @ at_points, torch.einsum("ntl,nlk,ntk->tn", a, at_points, a))

@@ -15,7 +15,6 @@ solve; a batch touches its own rows. Memory: O(N L (K + L)). Symbols: N points, 
 functions, U rows of a batch and its neighbors, P new points.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
@@ -24,6 +23,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from pyro_nngp._checks import warn
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
 from pyro_nngp.distributions import NNGP
@@ -32,8 +32,7 @@ from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import PerOutput
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import solve_triangular
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import cholesky, solve_triangular
 from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
@@ -89,7 +88,7 @@ class CoregionalizedSites(GaussianSites):
     ) -> None:
         super().__init__(y, likelihood, kernels, graph, mean, (y.shape[1],), jitter, parameters, level, likelihood_at)
         self._loading = loading
-        self.excess = EvidenceExcess(self._unsolved_parameters, graph.x)
+        self.excess = EvidenceExcess(self.unsolved_parameters())
         self._latent: CoregionalizedPrior | None = None
         self.register_buffer("loc", graph.x.new_zeros(num_latents, graph.num_points))
         unit = torch.eye(num_latents).to(graph.x)
@@ -120,12 +119,11 @@ class CoregionalizedSites(GaussianSites):
     def distribution(self, prior: NNGPs) -> CoregionalizedPosterior:
         """q(u) at the rows of a prior's batch."""
         if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
-            warnings.warn(
+            warn(
                 "CoregionalizedSites: q(u) is the prior, since solve() has not been called. Call it before training "
-                "and every few steps, as fit() does.",
-                stacklevel=2,
+                "and every few steps, as fit() does."
             )
-        return self._posterior(prior, self.excess())
+        return self._posterior(prior, self.excess(self.unsolved_parameters()))
 
     def _posterior(self, prior: NNGPs, offset: Tensor | None = None) -> CoregionalizedPosterior:
         rows = prior.batch.rows
@@ -163,7 +161,11 @@ class CoregionalizedSites(GaussianSites):
             batch = graph.batch(rows)
             return self._posterior(NNGPs([NNGP(k, graph, batch, jitter=jitter) for k in kernels], len(self.loc)))
 
-        self.excess.update(lambda parameters: coregionalized_excess(parameters, posterior_at), self.loc.numel())
+        self.excess.update(
+            self.unsolved_parameters(),
+            lambda parameters: coregionalized_excess(parameters, posterior_at),
+            self.loc.numel(),
+        )
 
     def _nearest_points(self) -> Int[Tensor, "N k"]:
         """The points that covariances at the points depend on, kept until the neighbors change."""

@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.kernels import bind, bind_double
+from pyro_nngp.kernels import bind
+from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational.factors import prior_factor
@@ -49,8 +50,7 @@ class EvidenceExcess(nn.Module):
     """Value and gradient of the difference at some parameters, kept as buffers.
 
     Args:
-        parameters: a function that returns what the evidence depends on.
-        like: a tensor on the device of the buffers.
+        parameters: what the evidence depends on, P numbers in total; only their sizes and device are kept.
 
     Attributes:
         place: the parameters at the last update, (P,).
@@ -67,38 +67,39 @@ class EvidenceExcess(nn.Module):
     value: Tensor
     due: Bool[Tensor, ""]
 
-    def __init__(self, parameters: Callable[[], Sequence[Tensor]], like: Tensor) -> None:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__()
-        self._depends_on = parameters
-        zero = torch.zeros(sum(param.numel() for param in parameters()), dtype=torch.float64, device=like.device)
+        device = parameters[0].device if parameters else None
+        zero = torch.zeros(sum(param.numel() for param in parameters), dtype=torch.float64, device=device)
         for name, start in (("place", zero), ("slope", zero.clone()), ("value", zero.new_zeros(()))):
             self.register_buffer(name, start)
-        self.register_buffer("due", torch.tensor(True, device=like.device))
+        self.register_buffer("due", torch.tensor(True, device=device))
 
-    def forward(self) -> Float[Tensor, ""]:
+    def forward(self, parameters: Sequence[Tensor]) -> Float[Tensor, ""]:
         """The difference at the present parameters, to first order near the last update."""
-        parameters = self._depends_on()
         move = _flattened(parameters) - self.place if parameters else self.place
         return self.value + move @ self.slope - move.square() @ self.slope.abs() / (2 * _RADIUS)
 
     @torch.enable_grad()
-    def update(self, find: Callable[[Sequence[Tensor]], "Excess"], num_values: int) -> None:
+    def update(
+        self, parameters: Sequence[Tensor], find: Callable[[Sequence[Tensor]], "Excess"], num_values: int
+    ) -> None:
         """Find value and gradient at the present parameters.
 
         Beyond 1,000 values those of the last update are kept while no parameter has moved by 0.1, or by more if the
         gradient is small: it changes by less than its errors.
 
         Args:
+            parameters: what the evidence depends on.
             find: maps the parameters that are trained to the difference of the evidences.
             num_values: number of latent values.
         """
-        every = self._depends_on()
-        free, place = [param for param in every if param.requires_grad], _flattened(every).detach()
+        free, place = [param for param in parameters if param.requires_grad], _flattened(parameters).detach()
         if not free or not (num_values <= DENSE_UP_TO or self._has_moved(place, num_values)):
             return
         found, value = find(free)
         by_param = dict(zip(map(id, free), found, strict=True))
-        slope = _flattened([by_param.get(id(param), torch.zeros_like(param)) for param in every]).detach()
+        slope = _flattened([by_param.get(id(param), torch.zeros_like(param)) for param in parameters]).detach()
         if value is not None:
             self.value.fill_(value)
         elif self.slope.any():

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributed import ShardedFactor, ShardedGraph
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.neighbors import NeighborGraph

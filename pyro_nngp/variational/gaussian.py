@@ -5,10 +5,10 @@ so that :class:`~pyro_nngp.inference.RowAdam` spends O(batch) per step whatever 
 :class:`DenseGaussian` is O(M^2) per latent function.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyro.distributions as dist
 import torch
@@ -18,10 +18,15 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, MultivariateNormal, Normal, register_kl
 
 from pyro_nngp._checks import fail
-from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.distributed.world import Route
+from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.hyperparameters.reading import parameter, parameter_site
 from pyro_nngp.linalg import in_blocks
-from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.rows import Part
+from pyro_nngp.variational.factors import prior_factor
+from pyro_nngp.variational.family import Family
+from pyro_nngp.variational.natural_gradient import variational_optimum
 
 
 class Read(NamedTuple):
@@ -58,7 +63,7 @@ class LocalTables(GPModule):
         self.sparse_grad = False
 
     @torch.no_grad()
-    def append(self, other: "LocalTables") -> None:
+    def append_tables(self, other: "LocalTables") -> None:
         """Append the rows of another table of the same kind, in place; the parameters become new ones."""
         for name, rows in list(other.named_parameters(recurse=False)):
             setattr(self, name, nn.Parameter(torch.cat([getattr(self, name), rows])))
@@ -79,7 +84,7 @@ class LocalTables(GPModule):
         return reads[-1].values
 
 
-class GivenGaussian(nn.Module):
+class GivenGaussian(Family):
     """q(u) at some points as another family gave it; the others are not known here.
 
     Args:
@@ -90,8 +95,7 @@ class GivenGaussian(nn.Module):
         super().__init__()
         self._q = q
 
-    def distribution(self, rows: Int[Tensor, " U"] | None = None) -> SparseCholeskyNormal:
-        """q at some of the points (None: all)."""
+    def at_rows(self, given: Any, rows: Int[Tensor, " U"] | None = None) -> SparseCholeskyNormal:
         q = self._q
         if rows is None:
             return q
@@ -99,7 +103,7 @@ class GivenGaussian(nn.Module):
         return SparseCholeskyNormal(*parts, None if q.rows is None else q.rows[rows])
 
 
-class LocalGaussian(LocalTables):
+class LocalGaussian(LocalTables, Family):
     r"""q(u) = N(m, R R^T) for L independent latent functions at M points; R diagonal, or sparse on a pattern.
 
     Off-diagonal entries are parameters relative to the diagonal, :math:`R_{jk} = R_{jj} W_{jk}`, so that one learning
@@ -118,6 +122,8 @@ class LocalGaussian(LocalTables):
         ValueError: if `scale` is not positive or a shape is wrong.
     """
 
+    pattern: Any
+
     def __init__(
         self,
         num_points: int,
@@ -132,18 +138,30 @@ class LocalGaussian(LocalTables):
         self.num_latents, self.unit = num_latents, unit
         self.loc, self.log_scale = _start("LocalGaussian", num_points, num_latents, loc, scale, unit, like)
         self.register_buffer("pattern", pattern)
+        self._columns: Tensor | None = None  # numbers of the columns, on one of several processes
         if pattern is not None:
             self.weights = nn.Parameter(self.loc.new_zeros(num_points, (num_latents or 1) * pattern.shape[1]))
 
-    @pyro_entry
     def distribution(
-        self, rows: Int[Tensor, " U"] | None = None, targets: Int[Tensor, " B"] | None = None
+        self,
+        rows: Int[Tensor, " U"] | None = None,
+        targets: Int[Tensor, " B"] | None = None,
+        read: Callable[..., Tensor] | None = None,
     ) -> SparseCholeskyNormal:
-        """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`."""
-        loc, scale = self._read(self.loc, rows).mT * self.unit, self._read(self.log_scale, rows).mT.exp() * self.unit
+        """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`.
+
+        Args:
+            rows: the points.
+            targets: positions among them.
+            read: reads a parameter: :func:`~pyro_nngp.hyperparameters.reading.parameter` or, in a guide,
+                :func:`~pyro_nngp.hyperparameters.reading.parameter_site`; None is the latter within a Pyro program.
+        """
+        read = (parameter_site if self._pyro_context.active else parameter) if read is None else read
+        loc, scale = (self._read(read(self, name), rows).mT for name in ("loc", "log_scale"))
+        loc, scale = loc * self.unit, scale.exp() * self.unit
         weights, pattern = None, None
         if self.pattern is not None:
-            relative = self._read(self.weights, rows).unflatten(-1, (loc.shape[0], -1)).movedim(0, -2)
+            relative = self._read(read(self, "weights"), rows).unflatten(-1, (loc.shape[0], -1)).movedim(0, -2)
             weights = relative * scale[..., None]
             pattern = self.pattern if rows is None else self.pattern[rows]
         if self.num_latents is None:
@@ -164,10 +182,74 @@ class LocalGaussian(LocalTables):
             relative = q.weights.reshape(*scale.shape, -1) / (scale[..., None] * self.unit)
             self.weights[:count] = relative.movedim(0, -2).flatten(-2)
 
-    def follow(self, graph: NeighborGraph) -> None:
-        """Change the pattern to the nearest neighbors in a refreshed graph; see :meth:`change_pattern`."""
+    can_solve = True
+
+    def at_rows(self, given: Any, rows: Int[Tensor, " U"] | None = None) -> SparseCholeskyNormal:
+        return self.distribution(rows, read=parameter)
+
+    def at_batch(self, given: Any, prior: NNGP) -> SparseCholeskyNormal:
+        return self.distribution(prior.batch.rows, prior.batch.targets, parameter_site)
+
+    @torch.no_grad()
+    def solve(self, read: Callable[[], Any], max_steps: int = 100, tolerance: float = 1e-3) -> None:
+        """Put q at its optimum for the present hyperparameters, by natural-gradient steps; see :class:`Family`."""
+        given = read()
+        rows, bound = given.rows, given.bound
+        prior = prior_factor(bound.covariance, given.graph, bound.jitter)
+        likelihood, mean = rows.likelihood(bound, rows.own), rows.mean(bound, rows.own)
+        q, y = self.distribution(rows.every, read=parameter), rows.targets(rows.every)
+        self.assign(variational_optimum(likelihood, y, mean, prior, q, max_steps, tolerance, total=rows.total))
+        if not rows.is_whole:
+            for table in self.parameters():
+                table.data = rows.complete(given.graph, table.detach()[: rows.num_data].clone())
+
+    derived = frozenset({"pattern"})
+
+    @property
+    def needs_neighborhoods(self) -> bool:  # type: ignore[override]
+        """With a factor."""
+        return bool(self._buffers["pattern"] is not None)
+
+    def neighbors_changed(self, given: Any) -> None:
+        """Change the pattern to the nearest neighbors of the graph; entries of columns in both stay."""
+        if hasattr(given.graph, "halo"):
+            self._halo_changed(given)
+        elif self.pattern is not None:
+            self.change_pattern(given.graph.neighbors[:, : self.pattern.shape[1]])
+
+    def _halo_changed(self, given: Any) -> None:
+        graph, count = given.graph, given.rows.num_data
         if self.pattern is not None:
-            self.change_pattern(graph.neighbors[:, : self.pattern.shape[1]])
+            width = self.pattern.shape[1]
+            columns = graph.halo.numbers_at(graph.neighbors[:count, :width])
+            if self._columns is not None:
+                self.move_entries(self._columns, columns)
+            self._columns, self.pattern = columns, graph.neighbors[:, :width].long()
+        for table in self.parameters():
+            table.data = given.rows.complete(graph, table.detach()[:count].clone())
+
+    def distributed(self, given: Any) -> None:
+        for table in self.parameters():
+            table.data = table.detach()[:1].expand(given.rows.num_data, -1)
+        self._halo_changed(given)
+
+    def append(self, given: Any, count: int, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:
+        graph, rows = given.graph, given.rows
+        pattern = None if self.pattern is None else graph.neighbors[-count:, : self.pattern.shape[1]].clone()
+        new = LocalGaussian(count, pattern, self.num_latents, unit=self.unit, like=graph.x)
+        weights = None if pattern is None else loc.new_zeros(*loc.shape, pattern.shape[1])
+        mean = given.bound.mean(rows.x[-count:])
+        new.assign(SparseCholeskyNormal(loc - mean, variance.sqrt(), weights, pattern))
+        self.append_tables(new)
+
+    def at_part(self, given: Any, part: Part, x_new: Tensor | None = None, num_neighbors: int = 0) -> Part:
+        return super().at_part(given, part) if self.pattern is None else with_neighborhoods(self, given, part)
+
+    def with_tables(self, tables: Mapping[str, Tensor]) -> "LocalGaussian":
+        new = self.__class__.__new__(self.__class__)
+        parameters = {name: nn.Parameter(rows, requires_grad=False) for name, rows in tables.items()}
+        new.__dict__.update(self.__dict__, _parameters=parameters)
+        return new
 
     @torch.no_grad()
     def change_pattern(self, pattern: Int[Tensor, "M K"]) -> None:
@@ -230,6 +312,22 @@ class DenseGaussian(GPModule):
         self.log_scale.copy_(tril.diagonal(dim1=-2, dim2=-1).log().reshape(self.loc.mT.shape).mT)
         if not self.mean_field:
             self.weights.copy_(tril.tril(-1).reshape(self.weights.shape))
+
+
+def with_neighborhoods(family: Family, given: Any, part: Part) -> Part:
+    """A part with q as a family computes it on the process that has each row; all processes must call it."""
+    if part.numbers is None:
+        return part._replace(q=family)
+    data, graph, device = given.rows.shard, given.graph, given.rows.x.device
+    route = Route(data.world, data.owners(part.numbers))
+    arrived = route.forward(part.numbers) - data.first
+    asked, places = torch.cat([arrived, arrived.new_zeros(1)]).unique(return_inverse=True)  # at least one
+    q = family.at_rows(given, asked.to(device))
+    pattern = graph.halo.numbers_at(q.pattern)
+    parts = q.loc.movedim(-1, 0), q.scale.movedim(-1, 0), q.weights.movedim(-2, 0), pattern
+    loc, scale, weights, pattern = (route.back(value.cpu()[places[:-1]]).to(device) for value in parts)
+    parts = loc.movedim(0, -1), scale.movedim(0, -1), weights.movedim(0, -2), pattern
+    return part._replace(q=GivenGaussian(SparseCholeskyNormal(*parts, part.numbers.to(device))))
 
 
 def factor(q: Distribution) -> Float[Tensor, "*L M M"]:

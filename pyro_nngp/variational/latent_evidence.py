@@ -35,9 +35,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._random import normal_by_row
-from pyro_nngp.distributed import ShardedFactor
-from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.linalg import VecchiaFactor, factor_inverse, factor_log_det
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
@@ -170,15 +169,15 @@ def latent_log_evidence(
     target, loc, precision = target.double(), loc.double(), precision.double()
     if isinstance(prior, ShardedFactor):
         return latent_log_evidence(prior.gathered(), *map(prior.gather, (target, loc, precision)))
-    tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
-    log_det = 2 * tril.diagonal().log().sum() + prior.var.log().sum() - precision.log().sum()
+    tril = prior.posterior_tril(precision)
+    log_det = factor_log_det(tril) + prior.var.log().sum() - precision.log().sum()
     quadratic = (precision * target * (target - loc)).sum()
     return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
 
 
 def _exact(prior: VecchiaFactor, precision: Tensor) -> tuple[Moments, Tensor]:
     """Central moments and marginal variances under q(u)."""
-    cov = torch.cholesky_inverse(cholesky(prior.dense() + torch.diag_embed(precision), 0.0))
+    cov = factor_inverse(prior.posterior_tril(precision))
     return moments_of_covariance(prior, cov), cov.diagonal()
 
 

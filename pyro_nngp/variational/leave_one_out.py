@@ -21,7 +21,6 @@ Reference: Vehtari, Mononen, Tolvanen, Sivula, Winther (2016), "Bayesian leave-o
 for Gaussian latent variable models", JMLR.
 """
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -29,11 +28,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from pyro_nngp._checks import warn
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributed import Near, ShardedFactor
-from pyro_nngp.likelihoods import Gaussian, Likelihood, convolved
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.distributed.halo import Near
+from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.likelihoods.convolved import convolved
+from pyro_nngp.linalg import VecchiaFactor, cholesky, factor_log_det, factor_solve, half_solve
 from pyro_nngp.variational.natural_gradient import Total, gaussian_sites, natural_gradient, same_sites, whole
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
@@ -238,15 +240,15 @@ def _projected(
         system = system + (a.mT * weight[..., None, :]) @ a
         right = right + (weight * residual[..., rows].double()) @ a
     system, right = prior + total(system), total(right)
-    tril, prior_tril = torch.linalg.cholesky(system), torch.linalg.cholesky(prior)
-    loc = torch.cholesky_solve(right[..., None], tril)[..., 0]
+    tril, prior_tril = cholesky(system, 0.0), cholesky(prior, 0.0)
+    loc = factor_solve(tril, right[..., None])[..., 0]
     means, variances = [], []
     for _, a, _ in blocks():
         a = a.double()
         means.append((a @ loc[..., None])[..., 0])
-        variances.append(torch.linalg.solve_triangular(tril, a.mT, upper=False).square().sum(-2))
-    ratio = torch.linalg.solve_triangular(tril, prior_tril, upper=False)
-    spread = ratio.square().sum((-1, -2)) - 2 * ratio.diagonal(dim1=-2, dim2=-1).log().sum(-1) - len(prior)
+        variances.append(half_solve(tril, a.mT).square().sum(-2))
+    ratio = half_solve(tril, prior_tril)
+    spread = ratio.square().sum((-1, -2)) - factor_log_det(ratio) - len(prior)
     divergence = 0.5 * (spread + (loc @ prior_tril).square().sum(-1)).sum()
     return torch.cat(means, -1).to(dtype), torch.cat(variances, -1).to(dtype), divergence
 
@@ -254,9 +256,8 @@ def _projected(
 def _warn(ended: bool, moved: float) -> None:
     """Warn unless the iteration ended by itself, or close to where it would have."""
     if not ended and moved > _FAR:
-        warnings.warn(
+        warn(
             f"loo: means still moved by {moved:.1e}, in units of the likelihood's resolution, when natural-gradient "
             f"steps ended, after {MAX_STEPS} of them or because no step improved the bound: the result is rough. Check "
-            "the hyperparameters.",
-            stacklevel=2,
+            "the hyperparameters."
         )

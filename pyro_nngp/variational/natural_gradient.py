@@ -23,7 +23,6 @@ instead. Numbers are in ``benchmarks/results/npvi.md``.
 """
 
 import math
-import warnings
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -31,7 +30,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.distributed import ShardedFactor
+from pyro_nngp._checks import warn
+from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import VecchiaFactor
@@ -140,17 +140,15 @@ def warn_unsettled(where: str, moved: float, began: bool, first: bool) -> None:
         first: whether this is the first solution.
     """
     if not began and first:
-        warnings.warn(
+        warn(
             f"{where}: expected some natural-gradient step from the start to raise the bound, got none of any length. "
             "Check expected_log_prob of the likelihood and its gradient, or train q(u) by gradients: "
-            "fit(..., solve_every=0).",
-            stacklevel=3,
+            "fit(..., solve_every=0)."
         )
     if began and moved > _FAR:
-        warnings.warn(
+        warn(
             f"{where}: means still moved by {moved:.1e} in the last natural-gradient step, in units of the "
-            "likelihood's resolution. Give solve() more max_steps, or call it again to continue.",
-            stacklevel=3,
+            "likelihood's resolution. Give solve() more max_steps, or call it again to continue."
         )
 
 

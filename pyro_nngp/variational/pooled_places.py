@@ -9,7 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.distributed import Near, ShardedData, ShardedIndex, ShardedPoints, ShardedTable
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.halo import Near
+from pyro_nngp.distributed.points import ShardedPoints
+from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.distributed.table import ShardedTable
 from pyro_nngp.neighbors import NearestOthers, NeighborTable
 
 

@@ -37,7 +37,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributed import Near
+from pyro_nngp.distributed.halo import Near
 from pyro_nngp.neighbors import NeighborTable
 from pyro_nngp.variational.natural_gradient import average
 from pyro_nngp.variational.pooled_places import Members, Places, ShardedPlaces, WholePlaces, places_of

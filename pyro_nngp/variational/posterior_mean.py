@@ -24,9 +24,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from pyro_nngp.distributed import ShardedFactor
-from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.linalg import VecchiaFactor, factor_solve
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
 _LOOK = 20  # iterations between checks of the residual
@@ -81,8 +80,7 @@ def posterior_mean(
     y, precision, start = y.double(), precision.double(), start.double()
     right = precision * y
     if is_small:
-        tril = cholesky(prior.dense() + torch.diag_embed(precision), 0.0)
-        return torch.cholesky_solve(right[..., None], tril)[..., 0].to(dtype), easy
+        return factor_solve(prior.posterior_tril(precision), right[..., None])[..., 0].to(dtype), easy
 
     def product(m: Tensor) -> Tensor:
         return prior.product(m) + precision * m

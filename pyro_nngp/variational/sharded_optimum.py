@@ -14,7 +14,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp.distributed import Halo, Route, ShardedFactor
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.distributed.halo import Halo
+from pyro_nngp.distributed.world import Route
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
 

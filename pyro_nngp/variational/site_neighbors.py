@@ -15,9 +15,10 @@ from torch import Tensor
 
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.priors import values_now
-from pyro_nngp.kernels import Covariance, KernelLike, bind
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.kernels.base import KernelLike
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.numbers import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
+from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
 from pyro_nngp.variational.natural_gradient import average
 from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
@@ -78,7 +79,7 @@ def enough_for_predictions(
         left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
         return (variance + left).log()
 
-    return trial.enough(scores, first, WORTHWHILE)
+    return trial.choose_k(scores, first, WORTHWHILE)
 
 
 class NeighborCache:

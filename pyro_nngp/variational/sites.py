@@ -13,7 +13,7 @@ Means are those of the sparse prior times the sites, by conjugate gradients. Var
 pseudo-observations nearest to a point (:mod:`pyro_nngp.variational.site_neighbors`), pooled where they are noisy
 (:mod:`pyro_nngp.variational.pooling`). Both are found together with the sites
 (:mod:`pyro_nngp.variational.site_solution`). Divergence and draws are those of
-:class:`~pyro_nngp.distributions.SitePosterior`. A minibatch evaluates the evidence of the sites as observations;
+``SitePosterior``. A minibatch evaluates the evidence of the sites as observations;
 :mod:`pyro_nngp.variational.evidence_excess` adds what the evidence under the prior of latent values has in addition,
 once :meth:`GaussianSites.correct` has found it.
 
@@ -22,7 +22,6 @@ rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its 
 functions.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -31,15 +30,18 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
+from pyro_nngp._checks import warn
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.hyperparameters import GPModule, pyro_entry
-from pyro_nngp.kernels import Covariance, bind, bind_double
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.numbers import NeighborTrial
+from pyro_nngp.neighbors.choice_of_k import NeighborTrial
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.latent_prior import LatentPrior
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
@@ -127,8 +129,8 @@ class GaussianSites(GPModule):
         self.register_buffer("gain", graph.x.new_zeros(*latent_shape, self._coefficients.num_normal, len(graph.x)))
         self.register_buffer("solved", torch.tensor(False, device=graph.x.device))
         self._depends_on = parameters
-        self.excess = EvidenceExcess(self._unsolved_parameters, graph.x)
-        self.register_load_state_dict_post_hook(_forget_after_loading)
+        self.excess = EvidenceExcess(self.unsolved_parameters())
+        self.register_load_state_dict_post_hook(_invalidate_after_loading)
 
     @property
     def is_exact(self) -> bool:
@@ -161,17 +163,16 @@ class GaussianSites(GPModule):
         """q(u), u = f less the mean function, at the rows of a prior's batch."""
         rows = prior.batch.rows
         if torch.is_grad_enabled() and not (self.is_exact or bool(self.solved)):
-            warnings.warn(
+            warn(
                 "GaussianSites: q(u) is the prior, since solve() has not been called. Call it before training and "
-                "every few steps, as fit() does, or take posterior='mean-field'.",
-                stacklevel=2,
+                "every few steps, as fit() does, or take posterior='mean-field'."
             )
         target, precision = self.observations(None if prior.is_whole else rows)
         parts = torch.broadcast_tensors(target, precision, self._means(rows), self.variance[..., rows])
         batch, own = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(own), *own) for part in parts]
-        offset = self.excess() / self.loc.shape[:-1].numel()
+        offset = self.excess(self.unsolved_parameters()) / self.loc.shape[:-1].numel()
         return SitePosterior(prior, *parts, offset=offset)
 
     def _bound(self, rows: Tensor | slice) -> Likelihood:
@@ -182,7 +183,7 @@ class GaussianSites(GPModule):
         """The parameters that :meth:`solve` sets: the level of a constant mean function, if that is learned."""
         return self._coefficients.solved_parameters()
 
-    def _unsolved_parameters(self) -> list[Tensor]:
+    def unsolved_parameters(self) -> list[Tensor]:
         """What the evidence of the sites depends on, without the level, where its gradient is zero at a solution."""
         levels = set(map(id, self._coefficients.level_parameters()))
         return [value for value in self._depends_on() if id(value) not in levels]
@@ -228,7 +229,7 @@ class GaussianSites(GPModule):
             target, precision = self.observations()
             return site_excess(parameters, kernel, graph, jitter, target, precision, self.loc)
 
-        self.excess.update(find, self.loc.shape[:-1].numel() * graph.num_rows)
+        self.excess.update(self.unsolved_parameters(), find, self.loc.shape[:-1].numel() * graph.num_rows)
 
     def prediction_range(self) -> tuple[int, int]:
         """Smallest and largest number of nearest points that predictions take by default."""
@@ -332,5 +333,5 @@ class GaussianSites(GPModule):
         return super()._apply(fn, recurse)
 
 
-def _forget_after_loading(sites: GaussianSites, _: object) -> None:
+def _invalidate_after_loading(sites: GaussianSites, _: object) -> None:
     sites._cache.forget()

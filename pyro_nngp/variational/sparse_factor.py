@@ -28,7 +28,6 @@ one block, which is kept between calls; rows that several blocks need are comput
 neighbors, S the largest support of a group of columns, L latent functions.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -39,8 +38,8 @@ from scipy.sparse import csr_array
 from scipy.sparse.csgraph import reverse_cuthill_mckee
 from torch import Tensor
 
-from pyro_nngp.linalg import VecchiaFactor
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp._checks import warn
+from pyro_nngp.linalg import VecchiaFactor, add_diagonal, cholesky, half_solve
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
 _SIZE_STEP = 1.2  # supports padded to one size differ at most by this factor
@@ -114,10 +113,9 @@ class FactorOptimum:
                 )
         if unfinished:
             most = self._limits.max_iterations
-            warnings.warn(
+            warn(
                 f"FactorOptimum: {unfinished} of {len(self._prior)} columns stopped after {most} iterations of "
-                "conjugate gradients, short of their optimum. Their rows of q(u) are valid, but not the best.",
-                stacklevel=2,
+                "conjugate gradients, short of their optimum. Their rows of q(u) are valid, but not the best."
             )
         return scale, weights
 
@@ -132,9 +130,9 @@ def _by_cholesky(
     support, places, lower = (torch.from_numpy(table).to(tau.device) for table in (members, slots, systems))
     real = torch.cat([places >= 0, support[:, -1:] >= 0], -1)
     added = torch.where(real, tau[..., support], 1.0)  # a padded row becomes a row of the identity
-    tril = cholesky(lower + torch.diag_embed(added), 0.0)
+    tril = cholesky(add_diagonal(lower, added), 0.0)
     last = torch.eye(lower.shape[-1], dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
-    found = torch.linalg.solve_triangular(tril.mT, last, upper=True)[..., 0]
+    found = half_solve(tril, last, transposed=True)[..., 0]
     scale[..., support[:, -1]] = found[..., -1]
     entries[..., places[real[:, :-1]]] = found[..., :-1][..., real[:, :-1]]
 

@@ -5,20 +5,20 @@ import warnings
 import pyro
 import pytest
 import torch
+from oracles.compiled import LEVELS, needs_library
 
-from pyro_nngp import native
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals import graph_conditional, nn_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import RBF, Linear, Matern12, Matern32, Matern52, Periodic, RationalQuadratic
-from pyro_nngp.linalg.cholesky import NotPositiveDefiniteError, quiet_nuggets
+from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.linalg.nuggets import quiet_nuggets
 from pyro_nngp.native import conditional as compiled
 from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64
 RADIAL = [RBF, Matern12, Matern32, Matern52]
 OTHERS = [RationalQuadratic, Periodic, lambda d, v, s: Matern32(d, v, s) + Linear(d, v)]
-needs_library = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
 
 
 @pytest.fixture(params=["compiled", "torch"], autouse=True)
@@ -170,7 +170,7 @@ def test_neighbors_of_each_target():
 
 
 @needs_library
-@pytest.mark.parametrize("level", range(native.library().nn_levels() if native.library() else 0))
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("k", "threads"), [(3, 1), (41, 2), (100, 1)])
@@ -182,20 +182,20 @@ def test_every_instruction_set_gives_each_set_its_own_bits(level, dtype, shared,
     tensors = torch.randn(b, d, dtype=dtype), torch.randn(n, d, dtype=dtype), 1 + torch.rand(sets, d, dtype=dtype)
     variance = 1 + torch.rand(sets, dtype=dtype)
     problem = compiled.Problem(*tensors, variance, noise, neighbors, Matern52.profile, 1e-3)
-    flags = dict.fromkeys(("kernel", "noise", "inputs"), True)
+    wanted = compiled.Wanted()
     grads = torch.randn(sets, b, k, dtype=dtype), torch.randn(sets, b, dtype=dtype)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr(compiled, "KEPT_BYTES", 0 if k == 41 else 2**28)
-    w, v, failed, kept = compiled.forward(problem, True, level)
+    w, v, failed, kept = compiled.forward(problem, wanted, level)
     assert len(kept) == (3 if k == 41 else 4)
-    slopes = compiled.backward(problem, kept, *grads, **flags, level=level)
+    slopes = compiled.backward(problem, kept, *grads, wanted, level)
     for i in range(sets):
         one = problem.one(i)
-        w1, v1, failed1, kept1 = compiled.forward(one, True, level)
+        w1, v1, failed1, kept1 = compiled.forward(one, wanted, level)
         assert torch.equal(w[i], w1)
         assert torch.equal(v[i], v1)
         assert torch.equal(failed[i], failed1)
-        each = compiled.backward(one, kept1, grads[0][i], grads[1][i], **flags, level=level)
+        each = compiled.backward(one, kept1, grads[0][i], grads[1][i], wanted, level)
         for found, alone in zip(slopes[:5], each[:5], strict=True):
             assert torch.equal(found[i], alone)
 

@@ -1,4 +1,5 @@
 import torch
+from builders import scalar
 
 from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional
 from pyro_nngp.kernels import RBF, Matern52, bind
@@ -42,7 +43,7 @@ def test_the_conditional_is_the_dense_one():
 
 def test_gradients_are_right():
     x, near, rows, noise = problem()
-    kernel = bind(Matern52(2, lengthscale=torch.tensor(0.5, dtype=F64)))
+    kernel = bind(Matern52(2, lengthscale=scalar(0.5)))
 
     def conditional(rows, noise):
         return latent_conditional([kernel], x, near, rows, noise, 1e-6)

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from builders import tensor
 from torch.distributions import MultivariateNormal
 
 from pyro_nngp.conditionals.coregionalized import latent_covariances
@@ -36,7 +37,7 @@ def test_density_and_gradients_are_the_dense_ones(shared):
     parts = [part.requires_grad_() for part in problem(shared)]
     found, want = coregionalized_log_density(*parts), dense(*parts)
     torch.testing.assert_close(found, want, rtol=1e-9, atol=0)
-    scale = torch.tensor([0.3, -1.0, 2.0], dtype=F64)
+    scale = tensor(0.3, -1.0, 2.0)
     ours, theirs = (torch.autograd.grad(value @ scale, parts) for value in (found, want))
     # those of a covariance are determined up to its antisymmetric part
     symmetric = [[g[0] + g[0].transpose(1, 2), *g[1:]] for g in (ours, theirs)]

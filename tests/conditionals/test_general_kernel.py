@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import tensor
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals.general_kernel import (
@@ -95,7 +96,7 @@ def test_the_parts_of_every_gradient():
 
 
 def test_a_variance_below_its_floor_takes_the_floor_and_is_marked():
-    cov_xx = torch.tensor([1.0, 1.0, 0.0], dtype=F64)
+    cov_xx = tensor(1.0, 1.0, 0.0)
     half = torch.tensor([[0.6], [1.1], [0.0]], dtype=F64)
     var, above = variance_left(cov_xx, half, 0.01)
     smallest = torch.finfo(F64).tiny

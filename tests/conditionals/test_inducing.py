@@ -2,20 +2,19 @@
 
 import pytest
 import torch
+from builders import matern
 from oracles.dense import dense_covariance
 
 from pyro_nngp.conditionals import local_conditional, nn_conditional, whitened_conditional
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.linalg import NotPositiveDefiniteError
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import NotPositiveDefiniteError, cholesky
 
 F64 = torch.float64
 
 
 @pytest.fixture
 def kernel():
-    scale = torch.tensor([0.4, 0.8], dtype=F64)
-    return Matern52(2, variance=torch.tensor(1.3, dtype=F64), lengthscale=scale).requires_grad_(False)
+    return matern().requires_grad_(False)
 
 
 @pytest.mark.parametrize("batch", [(), (3,)])

@@ -1,13 +1,14 @@
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar, tensor
 from pyro.nn import PyroSample
 from pyro.ops.integrator import potential_grad
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.conditionals.nearest_neighbor import graph_conditional, nn_conditional
 from pyro_nngp.kernels import RBF, Matern32, Matern52
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
+from pyro_nngp.linalg import DEFAULT_JITTER, NotPositiveDefiniteError
 
 F64 = torch.float64
 
@@ -32,7 +33,7 @@ def dense(kernel, x, z, mask, noise, jitter):
 @pytest.mark.parametrize("jitter", [0.0, 1e-3])
 def test_agrees_with_the_dense_formula(jitter):
     x, z, mask, noise = problem()
-    kernel = Matern52(3, variance=torch.tensor(1.7, dtype=F64), lengthscale=torch.tensor([0.7, 1.0, 1.9], dtype=F64))
+    kernel = Matern52(3, variance=scalar(1.7), lengthscale=tensor(0.7, 1.0, 1.9))
     want = dense(kernel, x, z, mask, noise, jitter)
     got = nn_conditional(kernel, x, z, mask, noise, jitter)
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
@@ -41,7 +42,7 @@ def test_agrees_with_the_dense_formula(jitter):
 @pytest.mark.slow
 def test_gradients_of_both_orders():
     x, z, mask, noise = problem(b=3, k=4)
-    lengthscale = torch.tensor([0.7, 1.0, 1.9], dtype=F64)
+    lengthscale = tensor(0.7, 1.0, 1.9)
 
     def weights_and_variance(x, z, noise, lengthscale):
         unit = RBF(3).double().bind()
@@ -194,7 +195,7 @@ def test_hamiltonian_monte_carlo_takes_hopeless_covariances_for_a_divergence():
     def potential(position):
         return nn_conditional(lambda a, b: position["scale"] * RBF(3).double()(a, b), x, z)[1].sum()
 
-    _, energy = potential_grad(potential, {"scale": torch.tensor(-1.0, dtype=F64)})
+    _, energy = potential_grad(potential, {"scale": scalar(-1.0)})
     assert energy.isnan()
 
 

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from pyro_nngp.data import EARTH_RADIUS, lon_lat
+from pyro_nngp.data import lon_lat
+from pyro_nngp.data.globe import EARTH_RADIUS
 
 
 def test_chords_are_those_of_the_great_circle():

@@ -28,7 +28,7 @@ def process(x, y, likelihood=None):
 
 
 def kinds(frame):
-    """The same data and new inputs as each kind of table, with the class of the moments."""
+    """Data and new inputs as each kind of table, with the class of the moments."""
     x, y = frame[["east", "north"]], frame["height"]
     coords = {"station": frame.index}
     array = xr.DataArray(x.to_numpy(), dims=("station", "axis"), coords=coords)

@@ -3,22 +3,26 @@
 import pytest
 import torch
 
-from pyro_nngp.distributed import Near, ShardedData, ShardedGraph, ShardedIndex, ShardedPoints, World
+from pyro_nngp.distributed import ShardedData, World
+from pyro_nngp.distributed.halo import Near
+from pyro_nngp.distributed.points import ShardedPoints
+from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.distributed.table import ShardedGraph
 from pyro_nngp.inference import Checkpoint, fit
 from pyro_nngp.kernels import Matern32, Matern52, bind
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational import latent_evidence
+from pyro_nngp.variational import PseudoObservations, latent_evidence
 from pyro_nngp.variational.pooling import PooledObservations
-from tests.oracles.problems import surface
+from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
 CASES = {
     "gaussian": (VNNGP, Gaussian, {}),
     "counts": (VNNGP, Poisson, {}),
-    "counts, npvi": (NPVI, Poisson, {"posterior": "sites"}),
+    "counts, npvi": (NPVI, Poisson, {"guide": PseudoObservations()}),
     "trend": (VNNGP, Gaussian, {"mean": lambda: LinearMean(2, prior="weak")}),
     "two outputs": (VNNGP, Poisson, {}),
     "weights and offset": (VNNGP, Poisson, {}),
@@ -41,7 +45,10 @@ def trained(case, sharded):
     """Everything that is found by solving, by training on all rows, and by predictions."""
     gp, new = build(case, sharded), surface(Gaussian)[2]
     gp.solve()
-    found = {"solved": torch.stack(gp(new)).detach(), "excess": gp.local.excess().detach()}
+    found = {
+        "solved": torch.stack(gp(new)).detach(),
+        "excess": gp.q.excess(gp.posterior(gp.bound()).parameters).detach(),
+    }
     if case == "trend":  # training draws its coefficients, on each process others
         gp.refresh_neighbors()
         gp.solve()
@@ -49,7 +56,7 @@ def trained(case, sharded):
     else:
         result = fit(gp, 4, batch_size=300, refresh_every=3, solve_every=2, progress=False)
         found |= {"losses": result.losses, "lengthscale": gp.kernel.lengthscale.detach()}
-    found["slope"], found["neighbors"] = gp.local.excess.slope, torch.tensor(gp.prediction_neighbors())
+    found["slope"], found["neighbors"] = gp.q.excess.slope, torch.tensor(gp.prediction_neighbors())
     found["moments"] = torch.stack([*gp(new), gp.predict(new).variance]).detach()
     return found
 
@@ -81,7 +88,7 @@ def test_two_processes_choose_the_number_of_neighbors_of_one(tmp_path):
 def evidence(sharded):
     gp = build("gaussian", sharded)
     gp.solve(tolerance=1e-9)
-    return {"slope": gp.local.excess.slope}
+    return {"slope": gp.q.excess.slope}
 
 
 @pytest.mark.slow

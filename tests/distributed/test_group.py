@@ -13,8 +13,8 @@ from pyro_nngp.distributed import ShardedData, World, join_group
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import VNNGP
+from tests.builders import surface
 from tests.oracles.pretended_device import DEVICE, pretended_device
-from tests.oracles.problems import surface
 from tests.oracles.processes import on_processes
 
 # After the restart the second process comes late, so that the first finds what the dead ones left in the store.

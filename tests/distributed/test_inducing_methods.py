@@ -10,7 +10,8 @@ from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
-from tests.oracles.problems import surface
+from pyro_nngp.variational import SparseCholesky
+from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
 N = 300
@@ -24,7 +25,7 @@ CASES = {
     "vnngp, factor": (
         VNNGP,
         Gaussian,
-        {"inducing": 30, "num_neighbors": 8, "learn_inducing": True, "guide_neighbors": 4},
+        {"inducing": 30, "num_neighbors": 8, "learn_inducing": True, "guide": SparseCholesky(4)},
     ),
     "swsgp, full covariance": (SWSGP, Poisson, {"inducing": 20, "num_neighbors": 8, "mean_field": False}),
 }

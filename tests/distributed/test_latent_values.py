@@ -4,17 +4,20 @@ import pytest
 import torch
 
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributed import ShardedData, ShardedFactor, ShardedGraph, ShardedNeighborhoods
+from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed import factor as distributed_factor
+from pyro_nngp.distributed.factor import ShardedFactor
+from pyro_nngp.distributed.table import ShardedGraph, ShardedNeighborhoods
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational import MeanField, SparseCholesky
 from pyro_nngp.variational.sharded_optimum import ShardedFactorOptimum
 from pyro_nngp.variational.sparse_factor import FactorLimits, FactorOptimum
-from tests.oracles.problems import surface
+from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
 N = 300
@@ -96,8 +99,8 @@ def test_factors_are_those_of_one_process(count, tmp_path):
 
 
 CASES = {
-    "mean-field": (VNNGP, {"posterior": "mean-field"}),
-    "factor": (VNNGP, {"guide_neighbors": 5}),
+    "mean-field": (VNNGP, {"guide": MeanField()}),
+    "factor": (VNNGP, {"guide": SparseCholesky(5)}),
     "npvi": (NPVI, {}),
 }
 

@@ -12,6 +12,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Gaussian, NegativeBinomial, StudentT
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import LMC, LOO, MLLk, Vecchia
+from pyro_nngp.variational import Conjugate
 from tests.oracles.processes import on_processes
 
 N = 400
@@ -35,7 +36,7 @@ CASES = {
     "vecchia with a trend": ("normal", Vecchia, {"num_neighbors": 8, "mean": LinearMean}),
     "loo": ("normal", LOO, {}),
     "loo of counts": ("counts", LOO, {"likelihood": NegativeBinomial, "num_neighbors": 8}),
-    "loo of labels": ("labels", LOO, {"likelihood": Bernoulli, "num_neighbors": 8, "guide": "conjugate"}),
+    "loo of labels": ("labels", LOO, {"likelihood": Bernoulli, "num_neighbors": 8, "guide": Conjugate()}),
     "mllk": ("normal", MLLk, {"num_neighbors": 6}),
 }
 
@@ -316,7 +317,7 @@ def trials(sharded):
     x, y, new = problem("labels")
     numbers = torch.arange(1, N + 1).remainder(5) + 1.0
     counts = (y * numbers).double()
-    options = {"likelihood": Binomial(), "num_neighbors": 8, "guide": "conjugate"}
+    options = {"likelihood": Binomial(), "num_neighbors": 8, "guide": Conjugate()}
     if sharded:
         gp = LOO(ShardedData(x, counts, trials=numbers), **options)
     else:

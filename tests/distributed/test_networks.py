@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pyro_nngp.distributed import ShardedData, ShardedNeighborhoods
+from pyro_nngp.distributed import ShardedData
+from pyro_nngp.distributed.table import ShardedNeighborhoods
 from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
@@ -77,7 +78,7 @@ def trained(case, sharded):
     gp, new = build(case, sharded), problem(Gaussian)[2]
     losses = fit(gp, 4, batch_size=N, refresh_every=2, progress=False).losses
     mean, variance = gp(new)
-    weights = torch.cat([param.detach().flatten() for param in gp.local.encoder.parameters()])
+    weights = torch.cat([param.detach().flatten() for param in gp.q.encoder.parameters()])
     moments = torch.stack([mean, variance, gp.predict(new).variance]).detach()
     return {"losses": losses, "lengthscale": gp.kernel.lengthscale.detach(), "weights": weights, "moments": moments}
 

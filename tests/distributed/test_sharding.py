@@ -4,16 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_nngp.distributed import (
-    Halo,
-    ParquetColumns,
-    ProcessError,
-    ShardedData,
-    ShardedGraph,
-    ShardedIndex,
-    ShardedOthers,
-    World,
-)
+from pyro_nngp.distributed import ParquetColumns, ProcessError, ShardedData, World
+from pyro_nngp.distributed.halo import Halo
+from pyro_nngp.distributed.search import ShardedIndex
+from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers
 from pyro_nngp.kernels import KernelMetric, Matern52
 from pyro_nngp.neighbors import NearestOthers, NeighborGraph
 from tests.oracles.processes import on_processes

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import tensor
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO, config_enumerate
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroSample
@@ -245,7 +246,7 @@ def test_particles_together_are_particles_apart(model, elbo, white):
 
 
 def test_an_enumerated_site_chooses_between_two_kernels():
-    scales, weights = torch.tensor([0.2, 0.8], dtype=F64), torch.tensor([0.3, 0.7], dtype=F64)
+    scales, weights = tensor(0.2, 0.8), tensor(0.3, 0.7)
 
     def mixture(f, plate):
         k = pyro.sample("k", dist.Categorical(weights), infer={"enumerate": "parallel"})
@@ -265,7 +266,7 @@ def test_an_enumerated_site_chooses_between_two_kernels():
 
 
 def test_enumeration_within_particles():
-    scales = torch.tensor([0.2, 0.8], dtype=F64)
+    scales = tensor(0.2, 0.8)
 
     def model():
         variance = pyro.sample("variance", lognormal())

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from builders import tensor
 
 from pyro_nngp.distributions import PolyaGamma, SparseCholeskyNormal
 
 F64 = torch.float64
 PATTERN = torch.tensor([[-1], [0], [1]])
 DISTRIBUTIONS = {
-    "polya-gamma": lambda: PolyaGamma(torch.tensor([0.5, 2.0], dtype=F64), torch.tensor([1.0, -1.0], dtype=F64)),
+    "polya-gamma": lambda: PolyaGamma(tensor(0.5, 2.0), tensor(1.0, -1.0)),
     "sparse": lambda: SparseCholeskyNormal(
         torch.randn(2, 3, dtype=F64), torch.rand(2, 3, dtype=F64) + 0.1, torch.randn(2, 3, 1, dtype=F64), PATTERN
     ),

@@ -5,7 +5,8 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.likelihoods import grid, scalar, tensor
+from builders import scalar, tensor
+from oracles.likelihoods import grid
 
 from pyro_nngp.distributions import NormalLaplace
 from pyro_nngp.distributions.normal_laplace import asymmetric_laplace

@@ -1,7 +1,7 @@
 import pyro.distributions as dist
 import torch
 
-from pyro_nngp.distributions import PartlyObservedNormal
+from pyro_nngp.distributions.partly_observed import PartlyObservedNormal
 
 F64 = torch.float64
 

@@ -5,6 +5,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar, tensor
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal, init_to_mean
 from pyro.optim import Adam
@@ -79,7 +80,7 @@ def test_density_of_two_is_the_convolution_of_two_densities_of_one():
     for omega in (0.05, 0.5, 3.0, 20.0, 50.0):
         pair = log_density_of_one(share * omega) + log_density_of_one((1 - share) * omega)
         want = torch.logsumexp(pair + (node_weights / 2 * omega).log(), 0)
-        got = log_density(torch.tensor(omega, dtype=F64), torch.tensor(2.0, dtype=F64))
+        got = log_density(torch.tensor(omega, dtype=F64), scalar(2.0))
         torch.testing.assert_close(got, want, rtol=0, atol=1e-8)
 
 
@@ -109,7 +110,7 @@ def test_single_precision_is_finite_and_close(b):
 
 
 def test_moments_are_those_of_the_formulas_and_smooth_at_zero():
-    c = torch.tensor([0.3, 0.49, 0.51, 2.0, 30.0], dtype=F64)
+    c = tensor(0.3, 0.49, 0.51, 2.0, 30.0)
     mean = 2.5 / (2 * c) * (c / 2).tanh()
     variance = 2.5 / (4 * c**3) * (c.sinh() - c) / (c / 2).cosh().square()
     torch.testing.assert_close(polya_gamma(2.5, c).mean, mean, rtol=1e-12, atol=0)
@@ -250,11 +251,11 @@ def test_a_log_normal_guide_learns_the_distribution():
 
 def test_the_augmentation_gives_back_the_logistic_likelihood():
     """p(y | psi) = 2^-b e^(kappa psi) E e^(-omega psi^2 / 2), by draws."""
-    psi, omega = torch.tensor([-2.0, 0.3, 1.7], dtype=F64), polya_gamma(4.0, 0.0).sample((40_000, 1))
-    successes = torch.tensor([1.0, 4.0, 2.0], dtype=F64)
+    psi, omega = tensor(-2.0, 0.3, 1.7), polya_gamma(4.0, 0.0).sample((40_000, 1))
+    successes = tensor(1.0, 4.0, 2.0)
     terms = torch.exp(-omega * psi.square() / 2)
     got = 2.0**-4 * torch.exp((successes - 2) * psi) * terms.mean(0)
-    choose = torch.tensor([4.0, 1.0, 6.0], dtype=F64)
+    choose = tensor(4.0, 1.0, 6.0)
     want = dist.Binomial(4, logits=psi).log_prob(successes).exp() / choose
     assert ((got / want - 1).abs() < 6 * terms.std(0) / terms.mean(0) / 200).all()
 

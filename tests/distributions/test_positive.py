@@ -5,7 +5,7 @@ import math
 import pytest
 import scipy.stats
 import torch
-from oracles.likelihoods import scalar, tensor
+from builders import scalar, tensor
 from torch import Tensor
 
 from pyro_nngp.distributions import GeneralizedPareto, InverseGaussian, Tweedie

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from builders import tensor
 from scipy import stats
 from torch.distributions import Normal, Poisson
 
 from pyro_nngp.distributions import Mixture
 from pyro_nngp.distributions.quantiles import NUM_DRAWS, exceedance, quantiles
 
-LEVELS = torch.tensor([0.05, 0.5, 0.9], dtype=torch.float64)
+LEVELS = tensor(0.05, 0.5, 0.9)
 
 
 def test_those_of_a_normal_distribution_are_exact():
@@ -16,7 +17,7 @@ def test_those_of_a_normal_distribution_are_exact():
     found = quantiles(Normal(loc, scale), LEVELS)
     assert found.shape == (3, 2, 4)
     torch.testing.assert_close(found, torch.from_numpy(stats.norm.ppf(LEVELS[:, None, None], loc, scale)))
-    above = exceedance(Normal(loc, scale), torch.tensor([0.3, 2.0], dtype=torch.float64))
+    above = exceedance(Normal(loc, scale), tensor(0.3, 2.0))
     torch.testing.assert_close(above[1], torch.from_numpy(stats.norm.sf(2.0, loc, scale)))
 
 
@@ -36,7 +37,7 @@ def test_without_a_formula_they_come_from_draws(rate):
         error = 5 * (level * (1 - level) / NUM_DRAWS) ** 0.5
         assert oracle.ppf(level - error) <= values.min()
         assert values.max() <= oracle.ppf(level + error)
-    above = exceedance(counts, torch.tensor([1.0, 43.0], dtype=torch.float64))
+    above = exceedance(counts, tensor(1.0, 43.0))
     for threshold, shares in zip((1.0, 43.0), above, strict=True):
         assert shares.mean().item() == pytest.approx(oracle.sf(threshold), abs=4 * 0.5 / (NUM_DRAWS * 50) ** 0.5)
 

@@ -4,6 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import scalar, uniform
 from oracles.problems import conjugate_posterior, regression
 from pyro.infer import MCMC, NUTS
 
@@ -17,13 +18,9 @@ F64 = torch.float64
 N = 40
 
 
-def points(n=N):
-    return torch.rand(n, 2, dtype=F64)
-
-
 @pytest.mark.slow
 def test_nuts_with_whitening_recovers_the_exact_posterior():
-    graph = NeighborGraph(points(100), 99)
+    graph = NeighborGraph(uniform(100), 99)
     k = Matern32(2, lengthscale=torch.tensor(0.5)).double().requires_grad_(False)
     prior = NNGP(k, graph)  # built once: its hyperparameters are fixed, so its conditionals are too
     y = prior.sample() + 0.3 * torch.randn(100, dtype=F64)
@@ -44,11 +41,11 @@ def test_nuts_with_whitening_recovers_the_exact_posterior():
 
 
 def test_whitening_keeps_the_density():
-    graph, y = NeighborGraph(points(), 6), torch.randn(N, dtype=F64)
+    graph, y = NeighborGraph(uniform(N), 6), torch.randn(N, dtype=F64)
     model = pyro.poutine.reparam(regression, config={"f": NNGPReparam()})
     white = torch.randn(N, dtype=F64)
     conditioned = pyro.condition(model, data={"f_white": white})
-    trace = pyro.poutine.trace(conditioned).get_trace(graph, y, torch.tensor(0.5, dtype=F64))
+    trace = pyro.poutine.trace(conditioned).get_trace(graph, y, scalar(0.5))
     prior = NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph)
     f = prior.color(white)
     _, var = prior.conditionals
@@ -58,10 +55,8 @@ def test_whitening_keeps_the_density():
 
 
 def test_whitening_rejects_other_sites():
-    graph, y = NeighborGraph(points(), 6), torch.randn(N, dtype=F64)
+    graph, y = NeighborGraph(uniform(N), 6), torch.randn(N, dtype=F64)
     with pytest.raises(TypeError, match=r"site 'y' to be an NNGP over all points"):
-        pyro.poutine.reparam(regression, config={"y": NNGPReparam()})(graph, y, torch.tensor(0.5, dtype=F64))
+        pyro.poutine.reparam(regression, config={"y": NNGPReparam()})(graph, y, scalar(0.5))
     with pytest.raises(ValueError, match=r"site 'f' to be latent"):
-        pyro.poutine.reparam(pyro.condition(regression, {"f": y}), config={"f": NNGPReparam()})(
-            graph, y, torch.tensor(0.5, dtype=F64)
-        )
+        pyro.poutine.reparam(pyro.condition(regression, {"f": y}), config={"f": NNGPReparam()})(graph, y, scalar(0.5))

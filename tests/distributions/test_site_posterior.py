@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from builders import matern
 from oracles.dense import dense_covariance, gaussian_kl
 from torch.distributions import kl_divergence
 
-from pyro_nngp.distributions import NNGP, SitePosterior
-from pyro_nngp.kernels import Matern32
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.neighbors import NeighborGraph
 
 F64 = torch.float64
@@ -15,19 +16,15 @@ F64 = torch.float64
 N, NOISE = 40, 0.1
 
 
-def kernel(lengthscale=0.4):
-    return Matern32(2, variance=1.3, lengthscale=lengthscale).double()
-
-
 @torch.no_grad()
 def dense_posterior(seed=0):
     """A SitePosterior over all points at all neighbors, with its dense mean, covariance and prior precision."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(N, 2, dtype=F64, generator=generator)
-    prior = NNGP(kernel().requires_grad_(False), NeighborGraph(x, N - 1))
+    prior = NNGP(matern().requires_grad_(False), NeighborGraph(x, N - 1))
     target, precision = torch.randn(2, N, dtype=F64, generator=generator)
     precision = precision.exp()
-    root = torch.linalg.cholesky(dense_covariance(kernel(), x))
+    root = torch.linalg.cholesky(dense_covariance(matern(), x))
     inverse = torch.cholesky_inverse(root)
     cov = torch.linalg.inv(inverse + torch.diag(precision))
     mean = cov @ (precision * target)
@@ -65,7 +62,7 @@ def test_wrong_sites_are_refused():
     q, prior, *_ = dense_posterior()
     with pytest.raises(ValueError, match=r"SitePosterior: expected target, precision, loc, variance of one shape"):
         SitePosterior(prior, q.target, q.precision, q.loc[:-1], q.variance)
-    part = NNGP(kernel(), prior.graph, prior.graph.batch(torch.arange(4)))
+    part = NNGP(matern(), prior.graph, prior.graph.batch(torch.arange(4)))
     with pytest.raises(ValueError, match=r"kl_divergence: expected q and p on the same rows"):
-        kl_divergence(q, NNGP(kernel(), NeighborGraph(torch.rand(9, 2, dtype=F64), 3)))
+        kl_divergence(q, NNGP(matern(), NeighborGraph(torch.rand(9, 2, dtype=F64), 3)))
     assert not part.is_whole

@@ -5,26 +5,18 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import matern, tensor, uniform
 from oracles.dense import dense_cholesky, dense_precision, gaussian_kl
 from torch.distributions import kl_divergence
 
 from pyro_nngp._memory import block_limit
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal, sparse_cholesky
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.neighbors.graph import NeighborGraph
 
 F64 = torch.float64
 
 
 N = 40
-
-
-def points(n=N):
-    return torch.rand(n, 2, dtype=F64)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3, dtype=F64), lengthscale=torch.tensor([0.4, 0.8], dtype=F64))
 
 
 def factor(graph, columns=4, batch=()):
@@ -38,28 +30,28 @@ def factor(graph, columns=4, batch=()):
 
 @pytest.mark.parametrize("columns", [0, 4, N - 1])
 def test_divergence_agrees_with_the_dense_one(columns):
-    graph = NeighborGraph(points(), N - 1 if columns == N - 1 else 6)
+    graph = NeighborGraph(uniform(N), N - 1 if columns == N - 1 else 6)
     q = (
         factor(graph, columns)
         if columns
         else SparseCholeskyNormal(torch.randn(N, dtype=F64), 0.1 + torch.rand(N, dtype=F64))
     )
     root = dense_cholesky(q)
-    want = gaussian_kl(q.loc, root @ root.mT, dense_precision(kernel(), graph))
-    torch.testing.assert_close(kl_divergence(q, NNGP(kernel(), graph)), want, rtol=1e-9, atol=0)
+    want = gaussian_kl(q.loc, root @ root.mT, dense_precision(matern(), graph))
+    torch.testing.assert_close(kl_divergence(q, NNGP(matern(), graph)), want, rtol=1e-9, atol=0)
 
 
 def test_divergence_with_a_pattern_that_is_not_the_graphs():
-    x, order = points(), torch.randperm(N)
-    prior = NNGP(kernel(), NeighborGraph(x, 4, order))
-    q = factor(NeighborGraph(x / torch.tensor([0.1, 3.0], dtype=F64), 5, order), 5)
+    x, order = uniform(N), torch.randperm(N)
+    prior = NNGP(matern(), NeighborGraph(x, 4, order))
+    q = factor(NeighborGraph(x / tensor(0.1, 3.0), 5, order), 5)
     root = dense_cholesky(q)
-    want = gaussian_kl(q.loc, root @ root.mT, dense_precision(kernel(), prior.graph))
+    want = gaussian_kl(q.loc, root @ root.mT, dense_precision(matern(), prior.graph))
     torch.testing.assert_close(kl_divergence(q, prior), want, rtol=1e-9, atol=0)
 
 
 def test_divergence_from_a_batch_averages_to_the_whole():
-    graph, k = NeighborGraph(points(), 6), kernel()
+    graph, k = NeighborGraph(uniform(N), 6), matern()
     q = factor(graph, 4, (2,))
     whole = kl_divergence(q, NNGP(k, graph).expand([2]))
     parts = []
@@ -74,8 +66,8 @@ def test_divergence_from_a_batch_averages_to_the_whole():
 
 
 def test_divergence_of_a_normal_guide_is_the_mean_field_one():
-    graph, loc, scale = NeighborGraph(points(), 6), torch.randn(N, dtype=F64), torch.rand(N, dtype=F64) + 0.1
-    prior = NNGP(kernel(), graph)
+    graph, loc, scale = NeighborGraph(uniform(N), 6), torch.randn(N, dtype=F64), torch.rand(N, dtype=F64) + 0.1
+    prior = NNGP(matern(), graph)
     got = kl_divergence(dist.Normal(loc, scale).to_event(1), prior)
     torch.testing.assert_close(got, kl_divergence(SparseCholeskyNormal(loc, scale), prior), rtol=0, atol=0)
     with pytest.raises(NotImplementedError, match=r"known for Normal"):
@@ -83,15 +75,15 @@ def test_divergence_of_a_normal_guide_is_the_mean_field_one():
 
 
 def test_divergence_needs_the_same_rows():
-    graph = NeighborGraph(points(), 6)
+    graph = NeighborGraph(uniform(N), 6)
     q = SparseCholeskyNormal(torch.zeros(5, dtype=F64), torch.ones(5, dtype=F64), rows=torch.arange(5))
     with pytest.raises(ValueError, match=r"expected q and p on the same rows"):
-        kl_divergence(q, NNGP(kernel(), graph))
+        kl_divergence(q, NNGP(matern(), graph))
 
 
 @pytest.mark.parametrize("columns", [0, 4])
 def test_guide_density_and_moments_agree_with_the_dense_normal(columns):
-    graph = NeighborGraph(points(), 6)
+    graph = NeighborGraph(uniform(N), 6)
     q = (
         factor(graph, columns)
         if columns
@@ -111,7 +103,7 @@ def test_guide_density_and_moments_agree_with_the_dense_normal(columns):
 
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_combinations_are_computed_in_blocks_of_bounded_size(batch, monkeypatch):
-    graph = NeighborGraph(points(), 5)
+    graph = NeighborGraph(uniform(N), 5)
     q = factor(graph, columns=4, batch=batch)
     coefficients, positions = torch.randn(50, 6, dtype=F64), torch.rand(50, N).argsort(-1)[:, :6]
     whole, sizes, align = q.combined_rows(coefficients, positions), [], sparse_cholesky.align
@@ -122,7 +114,7 @@ def test_combinations_are_computed_in_blocks_of_bounded_size(batch, monkeypatch)
 
 
 def test_guide_on_some_rows_is_the_marginal():
-    graph = NeighborGraph(points(), 6)
+    graph = NeighborGraph(uniform(N), 6)
     q, rows = factor(graph), torch.tensor([3, 8, 21, 30])
     part = SparseCholeskyNormal(
         q.loc[rows], q.scale[rows], q.weights[rows], q.pattern[rows], rows, torch.tensor([0, 2])

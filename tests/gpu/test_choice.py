@@ -22,9 +22,9 @@ def fresh():
 def test_triton_from_the_version_that_is_tested(version, found, fresh, monkeypatch):
     monkeypatch.setattr(gpu, "find_spec", lambda name: name == "triton")
     monkeypatch.setattr(gpu, "version", lambda name: version)
-    assert gpu.wanted() == gpu.installed() == found
+    assert gpu.enabled() == gpu.installed() == found
     monkeypatch.setenv("PYRO_NNGP_TRITON", "0")
-    assert not gpu.wanted()
+    assert not gpu.enabled()
 
 
 def test_without_triton_or_its_version(fresh, monkeypatch):
@@ -49,7 +49,7 @@ class OnCuda(torch.Tensor):
 
 
 def test_what_the_kernels_cover(monkeypatch):
-    monkeypatch.setattr(on_gpu, "wanted", lambda: True)
+    monkeypatch.setattr(on_gpu.gpu, "enabled", lambda: True)
     x, scale, rows = torch.zeros(3, 2), torch.ones(2), torch.zeros(3, 2, dtype=torch.int64)
     problem = Problem(x.as_subclass(OnCuda), x, scale, scale[0], None, rows, RBF, 1e-6)
     assert on_gpu.supported(problem)
@@ -58,7 +58,7 @@ def test_what_the_kernels_cover(monkeypatch):
     others_too = [problem._replace(**{name: value}) for name, value in others.items()]
     others_too += [problem._replace(neighbors=rows[:0]), problem._replace(neighbors=rows[:, :0])]
     assert not any(on_gpu.supported(other) for other in others_too)
-    monkeypatch.setattr(on_gpu, "wanted", lambda: False)
+    monkeypatch.setattr(on_gpu.gpu, "enabled", lambda: False)
     assert not on_gpu.supported(problem)
 
 

@@ -12,15 +12,17 @@ from pyro_nngp.gpu import installed
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern12, Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.linalg import NotPositiveDefiniteError, quiet_nuggets, report_nuggets
+from pyro_nngp.linalg import NotPositiveDefiniteError, report_nuggets
+from pyro_nngp.linalg.nuggets import quiet_nuggets
 from pyro_nngp.models import VNNGP
-from pyro_nngp.native.conditional import Problem
+from pyro_nngp.native.conditional import Problem, Wanted
+from pyro_nngp.variational import MeanField
 
 if not installed():
     pytest.skip("Triton is not installed; torch for CUDA on Linux brings it", allow_module_level=True)
 
 F64 = torch.float64
-EVERY = {"kernel": True, "noise": True, "inputs": True}
+EVERY = Wanted()
 KERNELS = [RBF, Matern12, Matern32, Matern52]
 THERE = pytest.mark.skipif(torch.cuda.is_available(), reason="runs on the GPU instead")
 INTERPRETED = pytest.param("cpu", marks=[THERE, pytest.mark.slow])  # half a second for each target
@@ -84,8 +86,8 @@ def test_single_precision(device):
     want = on_gpu.forward(double)
     got = on_gpu.forward(single)
     torch.testing.assert_close([t.double() for t in got[:2]], list(want[:2]), rtol=1e-4, atol=1e-5)
-    grads = on_gpu.backward(double, want[3], case.grad_w, case.grad_v, **EVERY)
-    found = on_gpu.backward(single, got[3], case.grad_w.float(), case.grad_v.float(), **EVERY)
+    grads = on_gpu.backward(double, want[3], case.grad_w, case.grad_v, EVERY)
+    found = on_gpu.backward(single, got[3], case.grad_w.float(), case.grad_v.float(), EVERY)
     there = [(t.double(), want) for t, want in zip(found, grads, strict=True) if t is not None]
     assert len(there) > 2
     for grad, want in there:
@@ -95,12 +97,12 @@ def test_single_precision(device):
 def test_factors_that_are_kept_change_no_bit(device, monkeypatch):
     problem = single_set(device)
     grad_w, grad_v = torch.randn(2, 6, dtype=F64, device=device), torch.randn(2, dtype=F64, device=device)
-    *values, _, kept = on_gpu.forward(problem, recording=True)
-    want = on_gpu.backward(problem, kept, grad_w, grad_v, **EVERY)
+    *values, _, kept = on_gpu.forward(problem, EVERY)
+    want = on_gpu.backward(problem, kept, grad_w, grad_v, EVERY)
     monkeypatch.setattr(on_gpu, "FACTORS_BYTES", 0)
-    *again, _, alone = on_gpu.forward(problem, recording=True)
+    *again, _, alone = on_gpu.forward(problem, EVERY)
     assert (len(kept), len(alone)) == (2, 1)
-    found = on_gpu.backward(problem, alone, grad_w, grad_v, **EVERY)
+    found = on_gpu.backward(problem, alone, grad_w, grad_v, EVERY)
     assert all(torch.equal(a, b) for a, b in zip([*values, *want], [*again, *found], strict=True) if a is not None)
 
 
@@ -136,7 +138,7 @@ def test_covariances_that_are_indefinite_get_the_nugget_of_the_cpu(dtype, device
     neighbors = problem.neighbors.clone()
     neighbors[1, 1:] = neighbors[1, :1]
     problem = problem._replace(neighbors=neighbors, jitter=0.0)
-    w, var, failed, kept = on_gpu.forward(problem, recording=True)
+    w, var, failed, kept = on_gpu.forward(problem, EVERY)
     assert failed is None
     extra = kept[0]
     assert extra[0] == 0
@@ -145,8 +147,8 @@ def test_covariances_that_are_indefinite_get_the_nugget_of_the_cpu(dtype, device
     want = on_gpu.forward(deliberate)
     torch.testing.assert_close(w, want[0], rtol=1e-6, atol=1e-6)
     grad_w, grad_v = torch.ones_like(w), torch.ones_like(var)
-    found = on_gpu.backward(problem, kept, grad_w, grad_v, **EVERY)
-    again = on_gpu.backward(deliberate, want[3], grad_w, grad_v, **EVERY)
+    found = on_gpu.backward(problem, kept, grad_w, grad_v, EVERY)
+    again = on_gpu.backward(deliberate, want[3], grad_w, grad_v, EVERY)
     torch.testing.assert_close(found.log_lengthscale, again.log_lengthscale)
     torch.testing.assert_close(found.log_variance, again.log_variance)
     with pytest.warns(UserWarning, match="1 of the covariances were indefinite"):
@@ -163,8 +165,8 @@ def test_nuggets_do_not_depend_on_units_where_neighbors_are_missing(device):
     neighbors[:, 1:] = neighbors[:, :1]
     neighbors[:, neighbors.shape[1] // 2 :] = -1
     problem = problem._replace(neighbors=neighbors, noise=None, jitter=0.0)
-    extra = on_gpu.forward(problem, recording=True)[3][0]
-    small = on_gpu.forward(problem._replace(variance=problem.variance * 2**-20), recording=True)[3][0]
+    extra = on_gpu.forward(problem, EVERY)[3][0]
+    small = on_gpu.forward(problem._replace(variance=problem.variance * 2**-20), EVERY)[3][0]
     assert (extra > 0).all()
     torch.testing.assert_close(small * 2**20, extra, rtol=1e-6, atol=0)
     with pytest.warns(UserWarning, match="covariances were indefinite"):
@@ -174,10 +176,10 @@ def test_nuggets_do_not_depend_on_units_where_neighbors_are_missing(device):
 def test_what_no_nugget_repairs_is_nan_and_raises_when_reported(device):
     problem = single_set(device)
     lengthscale = torch.full_like(problem.lengthscale, torch.nan)
-    w, var, _, kept = on_gpu.forward(problem._replace(lengthscale=lengthscale), recording=True)
+    w, var, _, kept = on_gpu.forward(problem._replace(lengthscale=lengthscale), EVERY)
     assert w.isnan().all()
     assert var.isnan().all()
-    found = on_gpu.backward(problem._replace(lengthscale=lengthscale), kept, torch.ones_like(w), var, **EVERY)
+    found = on_gpu.backward(problem._replace(lengthscale=lengthscale), kept, torch.ones_like(w), var, EVERY)
     assert found.log_variance.isnan()
     with pytest.raises(NotPositiveDefiniteError, match="some of 2 of the covariances of size 6"):
         report_nuggets()
@@ -187,11 +189,11 @@ def test_what_no_nugget_repairs_is_nan_and_raises_when_reported(device):
 def test_only_what_is_asked_for(device):
     problem = single_set(device)
     w, var, _, kept = on_gpu.forward(problem)
-    whole = on_gpu.backward(problem, kept, w, var, **EVERY)
-    found = on_gpu.backward(problem, kept, w, var, kernel=False, noise=True, inputs=False)
+    whole = on_gpu.backward(problem, kept, w, var, EVERY)
+    found = on_gpu.backward(problem, kept, w, var, Wanted(False, True, False))
     assert found.log_lengthscale is found.log_variance is found.x is found.z is None
     assert torch.equal(found.noise, whole.noise)
-    found = on_gpu.backward(problem, kept, w, var, kernel=True, noise=False, inputs=False)
+    found = on_gpu.backward(problem, kept, w, var, Wanted(True, False, False))
     assert torch.equal(found.log_lengthscale, whole.log_lengthscale)
     assert found.noise is found.x is None
 
@@ -219,7 +221,7 @@ def test_a_method_trains_as_with_torch(few, monkeypatch):
     x = torch.rand(12, 1, dtype=F64, device=few)
     y = torch.sin(6 * x[:, 0])
     kernel = Matern52(1, lengthscale=0.2).to(x)
-    gp = VNNGP(x, y, kernel, Gaussian(0.1).to(x), num_neighbors=3, posterior="mean-field")
+    gp = VNNGP(x, y, kernel, Gaussian(0.1).to(x), num_neighbors=3, guide=MeanField())
     other = copy.deepcopy(gp)
     fit(gp, 2, batch_size=4, progress=False, solve_every=0, refresh_every=0)
     monkeypatch.setattr(on_gpu, "supported", lambda problem: False)
@@ -229,9 +231,7 @@ def test_a_method_trains_as_with_torch(few, monkeypatch):
 
 def test_fit_reports_what_was_added_on_the_device(few):
     x = torch.zeros(12, 1, device=few)  # one place
-    gp = VNNGP(
-        x, torch.randn(12, device=few), RBF(1), Gaussian(0.1), num_neighbors=3, jitter=0.0, posterior="mean-field"
-    )
+    gp = VNNGP(x, torch.randn(12, device=few), RBF(1), Gaussian(0.1), num_neighbors=3, jitter=0.0, guide=MeanField())
     with pytest.warns(UserWarning, match="of the covariances were indefinite"):
         fit(gp, 1, batch_size=4, progress=False, solve_every=0, refresh_every=0)
 

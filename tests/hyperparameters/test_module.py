@@ -20,12 +20,13 @@ from pyro_nngp.kernels import Constant, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, PolyaGammaBound
 from pyro_nngp.models import BSGP, LOO, NPVI, VNNGP, CoregionalizedLOO, Vecchia
 from pyro_nngp.neighbors.graph import NeighborGraph
+from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import SiteEncoder
 from pyro_nngp.variational.gaussian import LocalGaussian
 
 X = torch.rand(12, 1, generator=torch.Generator().manual_seed(0))
 GRAPH = NeighborGraph(X, 3)
-TWICE = r"Matern32: expected .* names that the program has not used, got \['lengthscale'{}\] twice"
+TWICE = r"Matern32: expected .* names that the program has not used, got \['(lengthscale|variance)'\] twice"
 
 
 def program(one, two):
@@ -49,7 +50,7 @@ def trace(model):
 def test_parameters_of_one_name_are_refused_where_one_would_not_be_trained():
     one, two = Matern32(1, lengthscale=0.3), Matern32(1, lengthscale=2.0)
     step = SVI(program(one, two), guide, Adam({"lr": 0.1}), Trace_ELBO()).step
-    with pytest.raises(RuntimeError, match=TWICE.format(", 'variance'") + r"\. Name one of the two: module\.named\("):
+    with pytest.raises(RuntimeError, match=TWICE + r"\. Name one of the two: module\.named\("):
         step()
     two.named("trend")
     assert {"lengthscale", "trend.lengthscale"} <= trace(program(one, two)).keys()
@@ -61,9 +62,9 @@ def test_parameters_of_one_name_are_refused_where_one_would_not_be_trained():
 def test_sites_of_one_name_are_refused():
     prior = dist.LogNormal(0.0, 1.0)
     one, two = (Matern32(1, lengthscale=PyroSample(prior)) for _ in range(2))
-    with pytest.raises(RuntimeError, match=TWICE.format("")):
+    with pytest.raises(RuntimeError, match=TWICE):
         trace(program(one, two))
-    with pytest.raises(RuntimeError, match=TWICE.format("") + r".*Bind a shared kernel once: cov = kernel\.bind\(\)"):
+    with pytest.raises(RuntimeError, match=TWICE + r".*Bind a shared kernel once: cov = kernel\.bind\(\)"):
         trace(program(one, one))
 
     def shared():
@@ -131,7 +132,14 @@ def bound_of_another():
 
 
 def amortized():
-    gp = NPVI(X, X[:, 0], Matern32(1, 1.0, 0.5) + Constant(1, 0.5), Gaussian(), num_neighbors=3, encoder=SiteEncoder(1))
+    gp = NPVI(
+        X,
+        X[:, 0],
+        Matern32(1, 1.0, 0.5) + Constant(1, 0.5),
+        Gaussian(),
+        num_neighbors=3,
+        guide=Amortized(SiteEncoder(1)),
+    )
     fit(gp, 1, progress=False)
     return gp.amortize(X + 1, X[:, 0])
 
@@ -283,9 +291,7 @@ def test_a_draw_out_of_range_is_for_the_sampler_to_reject():
 def test_compiled_elbos_are_refused_with_a_cure(elbo):
     gp = Vecchia(X, X[:, 0], Matern32(1), num_neighbors=3)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.01}), elbo())
-    with pytest.raises(
-        RuntimeError, match=r"a module that holds its own\. .* take Trace_ELBO in place of JitTrace_ELBO"
-    ):
+    with pytest.raises(RuntimeError, match=r"that is not traced by torch\.jit.* Take Trace_ELBO"):
         svi.step()
 
 

@@ -12,6 +12,7 @@ from pyro_nngp.inference._validation import validation_off
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, NegativeBinomial
 from pyro_nngp.models import BSGP, LOO, SVGP, SWSGP, VNNGP
+from pyro_nngp.variational import SparseCholesky
 
 N = 30
 
@@ -29,7 +30,7 @@ def kernel():
 CASES = {
     "VNNGP": lambda: VNNGP(*data(), kernel(), Gaussian(0.1), num_neighbors=5),
     "VNNGP, inducing points": lambda: VNNGP(*data(), kernel(), Gaussian(0.1), num_neighbors=5, inducing=10),
-    "VNNGP, labels": lambda: VNNGP(*data(True), kernel(), Bernoulli(), num_neighbors=5, guide_neighbors=2),
+    "VNNGP, labels": lambda: VNNGP(*data(True), kernel(), Bernoulli(), num_neighbors=5, guide=SparseCholesky(2)),
     "LOO, labels": lambda: LOO(*data(True), kernel(), Bernoulli(), num_neighbors=5),
     "LOO, counts": lambda: LOO(data()[0], torch.arange(N) % 4, kernel(), NegativeBinomial(2.0), num_neighbors=5),
     "SVGP": lambda: SVGP(*data(), kernel(), Gaussian(0.1), inducing=8),

@@ -8,6 +8,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import slow_except
 from pyro.infer import Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroSample
@@ -19,6 +20,7 @@ from pyro_nngp.inference.mcmc.schedules import PolynomialDecay, Refined
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField
 
 X = torch.rand(40, 2, generator=torch.Generator().manual_seed(0))
 Y = torch.sin(5 * X[:, 0])
@@ -41,7 +43,7 @@ def of(gp):
 METHODS = {
     "vnngp": vnngp,
     "bernoulli": lambda: vnngp(y=LABELS, likelihood=Bernoulli),
-    "mean-field": lambda: vnngp(posterior="mean-field"),
+    "mean-field": lambda: vnngp(guide=MeanField()),
     "sum": lambda: VNNGP(X, Y, Matern52(2, 1.0, 0.5) + Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=4),
     "prior": lambda: vnngp(kernel=prior(1.0)),
     "vecchia": lambda: Vecchia(X, Y, Matern52(2, 1.0, 0.5), Gaussian(0.1), num_neighbors=4),
@@ -53,7 +55,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_except(METHODS, "vnngp", "prior", "loo", "net"))
 def test_the_same_program_has_the_same_identity_before_and_after_training(name):
     gp = METHODS[name]()
     before = of(gp)
@@ -104,10 +106,7 @@ RUNS = {
 }
 
 
-SLOW = ("elbo.num_particles", "solve_every")
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in RUNS])
+@pytest.mark.parametrize("name", slow_except(RUNS, "refresh_every", "model.kernel"))
 def test_fit_refuses_the_checkpoint_of_another_run(tmp_path, name):
     one, other = RUNS[name]
     fit(vnngp(), 2, checkpoint=tmp_path / "a.pt", **one, **SETTINGS)

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import tensor
 from pyro.nn import PyroParam, PyroSample
 from torch.distributions import constraints
 
@@ -111,7 +112,7 @@ def test_vmap_over_batches():
 
 
 def test_batches_of_parts_broadcast_from_the_right():
-    short, long = torch.tensor([[0.3], [0.5]], dtype=F64), torch.tensor([1.0, 2.0, 3.0], dtype=F64)
+    short, long = torch.tensor([[0.3], [0.5]], dtype=F64), tensor(1.0, 2.0, 3.0)
     kernel = Matern32(2, variance=PyroParam(long, constraints.positive), lengthscale=PyroParam(short))
     block = kernel(X, Z)
     assert block.shape == (2, 3, 4, 3, 5)
@@ -177,7 +178,7 @@ def test_draws_of_a_vector_in_front_of_a_plate():
 def test_leading_dimensions_of_one_are_none():
     kernel = Matern32(2, lengthscale=PyroParam(torch.tensor([[[0.3, 0.4]]], dtype=F64)))
     assert kernel.bind().batch_shape == ()
-    assert torch.equal(kernel(X, Z), Matern32(2, lengthscale=torch.tensor([0.3, 0.4], dtype=F64))(X, Z))
+    assert torch.equal(kernel(X, Z), Matern32(2, lengthscale=tensor(0.3, 0.4))(X, Z))
 
 
 def test_initial_values_of_parameters_have_no_batch_dimensions():

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from oracles.kernels import fresh, name_of, points, tensor
+from builders import normal, scalar, tensor
+from oracles.kernels import name_of
 from pyro import poutine
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -18,12 +19,13 @@ from pyro_nngp.kernels import (
     Matern52,
     Periodic,
     RationalQuadratic,
+    bind,
 )
 
 
 def smooth_kernels() -> list[Kernel]:
     ard = tensor(0.7, 1.4)
-    one = torch.tensor(0.9, dtype=torch.float64)
+    one = scalar(0.9)
     return [
         RBF(2, one, ard),
         Matern12(2, one, ard),
@@ -45,7 +47,7 @@ def with_leaves(kernel: Kernel, leaves: tuple[Tensor, ...]) -> Covariance:
     """Bind the kernel with its unconstrained parameters replaced by tensors that record gradients."""
     names = [name.replace("_unconstrained", "") for name, _ in kernel.named_parameters()]
     with poutine.substitute(data={name: leaf.exp() for name, leaf in zip(names, leaves, strict=True)}):
-        return fresh(kernel)
+        return bind(kernel)
 
 
 def by_seconds(kernel: Kernel) -> object:
@@ -55,7 +57,7 @@ def by_seconds(kernel: Kernel) -> object:
 
 @pytest.mark.parametrize("kernel", [by_seconds(kernel) for kernel in smooth_kernels()])
 def test_first_and_second_derivatives(kernel: Kernel) -> None:
-    x, z = points(2, 2).requires_grad_(), points(2, 3, 2).requires_grad_()  # x broadcasts over the batch of z
+    x, z = normal(2, 2).requires_grad_(), normal(2, 3, 2).requires_grad_()  # x broadcasts over the batch of z
 
     def block(x: Tensor, z: Tensor, *leaves: Tensor) -> Tensor:
         return with_leaves(kernel, leaves)(x, z)
@@ -71,7 +73,7 @@ def test_derivatives_of_a_block_with_itself(kernel: Kernel) -> None:
     def block(x: Tensor, *leaves: Tensor) -> Tensor:
         return with_leaves(kernel, leaves)(x, x)
 
-    inputs = (points(3, 2).requires_grad_(), *leaves_of(kernel))
+    inputs = (normal(3, 2).requires_grad_(), *leaves_of(kernel))
     assert gradcheck(block, inputs)
     assert gradgradcheck(block, inputs)
 
@@ -80,7 +82,7 @@ def test_derivatives_of_a_block_with_itself(kernel: Kernel) -> None:
 @pytest.mark.parametrize("kernel", [k for k in smooth_kernels() if not isinstance(k, Constant)], ids=name_of)
 def test_blocks_under_vmap(kernel: Kernel, mapped: tuple[int | None, ...]) -> None:
     """Values and gradients are those of one call after the other, whichever of x, z and parameters are mapped over."""
-    x, z = points(3, 4, 2), points(5, 3, 6, 2)
+    x, z = normal(3, 4, 2), normal(5, 3, 6, 2)
     x, z = x if mapped[0] == 0 else x[0], z if mapped[1] == 1 else z[:, 0]  # (4, 2) and (5, 6, 2) each
     leaves = [torch.stack([leaf, leaf + 0.1, leaf - 0.2]) for leaf in leaves_of(kernel)]
     leaves = leaves if mapped[2] == 0 else [leaf[0] for leaf in leaves]
@@ -94,7 +96,7 @@ def test_blocks_under_vmap(kernel: Kernel, mapped: tuple[int | None, ...]) -> No
         pairs = zip(inputs, in_dims, strict=True)
         return block(*[y if dim is None else y.select(dim, c) for y, dim in pairs])
 
-    weights = points(3, 5, 4, 6)
+    weights = normal(3, 5, 4, 6)
     together, apart = torch.func.vmap(block, in_dims)(*inputs), torch.stack([one(c) for c in range(3)])
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
     pair = (torch.autograd.grad((weights * values).sum(), inputs) for values in (together, apart))
@@ -103,8 +105,8 @@ def test_blocks_under_vmap(kernel: Kernel, mapped: tuple[int | None, ...]) -> No
 
 
 def test_only_the_wanted_gradients_are_computed() -> None:
-    x, z = points(3, 2), points(4, 2).requires_grad_()
-    variance, lengthscale = torch.tensor(2.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64)
+    x, z = normal(3, 2), normal(4, 2).requires_grad_()
+    variance, lengthscale = scalar(2.0), scalar(1.0)
     kernel = RBF(2)
     del kernel.variance, kernel.lengthscale
     kernel.variance, kernel.lengthscale = variance, lengthscale
@@ -116,6 +118,6 @@ def test_only_the_wanted_gradients_are_computed() -> None:
 
 
 def test_a_changed_block_is_noticed_by_autograd() -> None:
-    block = RBF(1)(points(3, 1))
+    block = RBF(1)(normal(3, 1))
     with pytest.raises(RuntimeError, match="inplace operation"):
         block.diagonal().add_(1.0).sum().backward()

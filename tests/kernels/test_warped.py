@@ -5,14 +5,15 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.kernels import fresh, points, tensor
+from builders import normal, tensor
 from pyro import poutine
 from pyro.nn import PyroSample
 from torch import nn
 
 import pyro_nngp as nngp
 from pyro_nngp.conditionals import nn_conditional
-from pyro_nngp.kernels import Kernel, KernelMetric, Matern32, Rotation, Warped, bind_double, neighbor_metric
+from pyro_nngp.kernels import Kernel, KernelMetric, Matern32, Rotation, Warped, bind, neighbor_metric
+from pyro_nngp.kernels.base import bind_double
 
 
 def net(rows: int = 3) -> nn.Module:
@@ -20,15 +21,15 @@ def net(rows: int = 3) -> nn.Module:
 
 
 def test_definition_and_conditional_in_compiled_code() -> None:
-    kernel, x, z = Matern32(3, 1.5, tensor(0.5, 1.0, 2.0)), points(6, 2), points(6, 4, 2)
+    kernel, x, z = Matern32(3, 1.5, tensor(0.5, 1.0, 2.0)), normal(6, 2), normal(6, 4, 2)
     warp = net()
     warped = Warped(kernel, warp, 2)
-    cov = fresh(warped)
-    torch.testing.assert_close(cov(x, x), fresh(kernel)(warp(x), warp(x)))
+    cov = bind(warped)
+    torch.testing.assert_close(cov(x, x), bind(kernel)(warp(x), warp(x)))
     torch.testing.assert_close(cov.diag(x), torch.full((6,), 1.5, dtype=torch.float64))
     assert cov.radial is not None
     fused = nn_conditional(warped, x, z)
-    plain = nn_conditional(lambda a, b: fresh(kernel)(warp(a), warp(b)), x, z)
+    plain = nn_conditional(lambda a, b: bind(kernel)(warp(a), warp(b)), x, z)
     for ours, theirs in zip(fused, plain, strict=True):
         torch.testing.assert_close(ours, theirs)
     weights = list(warp.parameters())
@@ -42,9 +43,9 @@ def test_definition_and_conditional_in_compiled_code() -> None:
 
 def test_weights_follow_the_dtype_of_the_inputs() -> None:
     warped = Warped(Matern32(3), net().float(), 2)
-    x = points(5, 2)
+    x = normal(5, 2)
     assert bind_double(warped, torch.float32)(x, x).dtype == torch.float64
-    torch.testing.assert_close(fresh(warped)(x, x).float(), fresh(warped)(x.float(), x.float()), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(bind(warped)(x, x).float(), bind(warped)(x.float(), x.float()), rtol=1e-4, atol=1e-5)
 
 
 def test_rotated_anisotropy_is_learned() -> None:
@@ -62,7 +63,7 @@ def test_rotated_anisotropy_is_learned() -> None:
 
 
 def test_rotation() -> None:
-    x = points(5, 2)
+    x = normal(5, 2)
     turned = Rotation(math.pi / 2)(x)
     torch.testing.assert_close(turned, torch.stack([x[:, 1], -x[:, 0]], -1), rtol=1e-6, atol=1e-6)
     kernel = Warped(Matern32(2), Rotation(PyroSample(dist.Normal(0.0, 1.0))), 2)
@@ -72,9 +73,9 @@ def test_rotation() -> None:
 def test_neighbors_are_searched_among_mapped_inputs() -> None:
     stretch = nn.Linear(2, 2, bias=False).double()
     stretch.weight.data = torch.diag(tensor(1.0, 100.0))
-    metric = neighbor_metric(Warped(Matern32(2), stretch, 2), points(50, 2))
+    metric = neighbor_metric(Warped(Matern32(2), stretch, 2), normal(50, 2))
     assert isinstance(metric, KernelMetric)
-    x = points(7, 2)
+    x = normal(7, 2)
     torch.testing.assert_close(metric.features(x)[0], x * tensor(1.0, 100.0))
 
 
@@ -91,13 +92,13 @@ def test_starts_are_in_the_units_of_the_mapped_inputs() -> None:
         (lambda: Warped(lambda x, z: x @ z.mT, nn.Identity(), 2), TypeError, "Warped: expected kern to be a Kernel"),
         (lambda: Warped(Matern32(2), 3, 2), TypeError, "Warped: expected warp"),
         (
-            lambda: Warped(Matern32(2), lambda x: x.sum(-1), 2)(points(4, 2)),
+            lambda: Warped(Matern32(2), lambda x: x.sum(-1), 2)(normal(4, 2)),
             ValueError,
             r"Warped: expected warp to map \(4, 2\) to columns \(..., n, F\), got \(4,\)",
         ),
-        (lambda: Warped(Matern32(2), lambda x: None, 2)(points(4, 2)), ValueError, "to map .* got NoneType"),
-        (lambda: Rotation()(points(4, 3)), ValueError, "Rotation: expected x with 2 columns"),
-        (lambda: Rotation(torch.zeros(3))(points(4, 2)), ValueError, "Rotation: expected angle to be a scalar"),
+        (lambda: Warped(Matern32(2), lambda x: None, 2)(normal(4, 2)), ValueError, "to map .* got NoneType"),
+        (lambda: Rotation()(normal(4, 3)), ValueError, "Rotation: expected x with 2 columns"),
+        (lambda: Rotation(torch.zeros(3))(normal(4, 2)), ValueError, "Rotation: expected angle to be a scalar"),
     ],
 )
 def test_errors(make: object, error: type[Exception], match: str) -> None:

@@ -5,7 +5,7 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.likelihoods import AUGMENTED
+from builders import AUGMENTED, tensor, waves
 
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, NegativeBinomial
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
@@ -16,14 +16,9 @@ F64 = torch.float64
 N = 40
 
 
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
 def test_polya_gamma_observations_are_the_likelihood():
     """Averaged over the prior of omega, the Gaussian observation times what the square leaves over is p(y | f)."""
-    f = torch.tensor([-1.5, 0.3, 2.0], dtype=F64)
+    f = tensor(-1.5, 0.3, 2.0)
     for likelihood, y in [(Bernoulli(), 1.0), (Binomial(4), 3.0), (NegativeBinomial(2.5), 2.0)]:
         bound, targets = likelihood.double().bind(), torch.full_like(f, y)
         prior = auxiliary_prior(bound, targets, F64)
@@ -38,7 +33,7 @@ def test_polya_gamma_observations_are_the_likelihood():
 @pytest.mark.parametrize(("likelihood", "make"), AUGMENTED[:-1])
 def test_own_auxiliary_variables_integrate_out(likelihood, make):
     """p(y, omega) over omega is p(y), so the objective is the leave-one-out density less a divergence."""
-    _, f = data(5)
+    _, f = waves(5)
     y, bound = make(f), likelihood().double().bind()
     loc, var = f * 0.7 + 0.3, torch.rand(5, dtype=F64) + 0.5
     t = torch.linspace(-14, 6, 4001, dtype=F64)[:, None]

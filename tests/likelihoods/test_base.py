@@ -7,7 +7,8 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.likelihoods import dense_expected, dense_marginal, tensor
+from builders import tensor
+from oracles.likelihoods import dense_expected, dense_marginal
 from pyro import poutine
 from pyro.infer import SVI, Trace_ELBO
 from pyro.nn import PyroModule, PyroParam, PyroSample
@@ -107,7 +108,6 @@ def test_hyperparameters_are_parameters_or_priors() -> None:
     assert trace.nodes["df"]["value"].item() == pytest.approx(4.0)
     assert trace.nodes["scale"]["value"].item() == 1.0
     for likelihood, name in ((Gaussian(), "variance"), (Gamma(), "concentration"), (NegativeBinomial(), "total_count")):
-        pyro.clear_param_store()
         assert poutine.trace(likelihood).get_trace(f).nodes[name]["type"] == "param"
         setattr(likelihood, name, PyroSample(dist.LogNormal(0.0, 1.0)))
         assert poutine.trace(likelihood).get_trace(f).nodes[name]["type"] == "sample"
@@ -153,7 +153,6 @@ def test_a_bound_copy_keeps_the_values_and_has_no_effects() -> None:
     assert set(outer.trace.nodes) == {"scale", "shift"}
     drawn = outer.trace.nodes["scale"]["value"]
     loc, var, y = torch.zeros(3), torch.ones(3), torch.ones(3)
-    pyro.clear_param_store()
     with poutine.trace() as outer:
         conditional = bound(loc)
         bound.expected_log_prob(y, loc, var)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from oracles.likelihoods import scalar, tensor
+from builders import scalar, tensor
 
 import pyro_nngp as nngp
 from pyro_nngp.likelihoods import (

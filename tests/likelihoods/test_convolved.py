@@ -4,14 +4,8 @@ import pyro.distributions as dist
 import pytest
 import torch
 
-from pyro_nngp.likelihoods import (
-    Bernoulli,
-    Gaussian,
-    LogNormal,
-    StudentT,
-    convolved,
-)
-from pyro_nngp.likelihoods.convolved import Convolved
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, LogNormal, StudentT
+from pyro_nngp.likelihoods.convolved import Convolved, convolved
 
 F64 = torch.float64
 

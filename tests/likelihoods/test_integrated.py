@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.likelihoods import tensor
+from builders import tensor
 
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian
 from pyro_nngp.likelihoods.integrated import OBJECTIVES, Expected, fitc
@@ -40,6 +40,6 @@ def test_expanding_repeats_the_expectations(likelihood, latents):
     loc = torch.randn(2, *latents, 4, dtype=torch.float64)
     one = Expected(likelihood.bind(), loc, torch.ones_like(loc))
     wide = one.expand([5, 4])
-    y = torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
+    y = tensor(0.0, 1.0, 1.0, 0.0)
     assert wide.batch_shape == (5, 4)
     torch.testing.assert_close(wide.log_prob(y.expand(5, 4)), one.log_prob(y).expand(5, 4))

@@ -4,10 +4,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pyro
 import pytest
 import torch
-from oracles.likelihoods import dense_expected, dense_marginal, grid, scalar, tensor
+from builders import scalar, tensor
+from oracles.likelihoods import dense_expected, dense_marginal, grid
 from pyro import poutine
 from torch import Tensor
 
@@ -37,7 +37,6 @@ from pyro_nngp.likelihoods import (
     ZeroInflated,
     ZeroTruncated,
 )
-from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
 
 CUTS = torch.tensor([-1.0, 0.2, 1.5])
 
@@ -72,48 +71,6 @@ ONE_LATENT: list[tuple[str, Callable[[], Likelihood], list[float]]] = [
 
 
 over_one_latent = pytest.mark.parametrize(("make", "data"), [c[1:] for c in ONE_LATENT], ids=[c[0] for c in ONE_LATENT])
-
-
-def test_gauss_hermite_is_exact_for_polynomials() -> None:
-    nodes, weights = gauss_hermite(20, torch.float64, torch.device("cpu"))
-    for degree in range(0, 24, 2):
-        moment = math.prod(range(1, degree, 2))  # (degree - 1)!!
-        assert (weights * nodes**degree).sum().item() == pytest.approx(moment, rel=1e-12)
-    assert gauss_hermite(20, torch.float64, torch.device("cpu"))[0] is nodes
-
-
-def test_normal_nodes_have_the_moments_of_the_normal() -> None:
-    nodes = normal_nodes(4, 64, torch.float64, torch.device("cpu"))
-    assert nodes.shape == (4, 64)
-    torch.testing.assert_close(nodes.mean(1), torch.zeros(4, dtype=torch.float64))
-    torch.testing.assert_close(nodes @ nodes.mT / 64, torch.eye(4, dtype=torch.float64))
-    few = normal_nodes(40, 8, torch.float64, torch.device("cpu"))
-    torch.testing.assert_close(few.mean(1), torch.zeros(40, dtype=torch.float64))
-
-
-def test_nodes_first_made_in_inference_mode_work_with_autograd() -> None:
-    with torch.inference_mode():
-        gauss_hermite(19, torch.float64, torch.device("cpu"))
-        normal_nodes(3, 18, torch.float64, torch.device("cpu"))
-    loc = tensor(0.3).requires_grad_()
-    Bernoulli(num_quadrature=19).expected_log_prob(tensor(1.0), loc, tensor(1.0)).sum().backward()
-    Categorical(3, 18).expected_log_prob(
-        torch.tensor([1]), loc.expand(3, 1), torch.ones(3, 1).double()
-    ).sum().backward()
-    assert loc.grad.abs() > 0.1
-
-
-@pytest.mark.parametrize("slope", [0.0, 3.0, -60.0])
-@pytest.mark.parametrize("curvature", [0.0, 1.0, 1e3, 1e6])
-def test_log_expectation_of_gaussian_factors(slope: float, curvature: float) -> None:
-    r"""log E exp(a t - c t^2 / 2) = a^2 / (2 (1 + c)) - log(1 + c) / 2, however narrow the peak or far off."""
-
-    def log_function(t: Tensor) -> Tensor:
-        return slope * t - curvature * t.square() / 2
-
-    value = log_expectation(log_function, *torch.tensor([0.0, 1.0], dtype=torch.float64))
-    exact = slope**2 / (2 * (1 + curvature)) - math.log1p(curvature) / 2
-    assert value.item() == pytest.approx(exact, abs=1e-9)
 
 
 @over_one_latent
@@ -159,7 +116,6 @@ def test_gradients_of_expectations(make: Callable[[], Likelihood], data: list[fl
     leaves = [p.detach().clone().requires_grad_() for p in likelihood.parameters()]
 
     def expected(loc: Tensor, log_var: Tensor, *leaves: Tensor) -> Tensor:
-        pyro.clear_param_store()
         values = {n: likelihood_transform(likelihood, n)(v) for n, v in zip(names, leaves, strict=True)}
         with poutine.substitute(data=values):
             return likelihood.expected_log_prob(y, loc, log_var.exp())
@@ -295,11 +251,9 @@ def test_relations_between_likelihoods() -> None:
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     r, count = 1e7, tensor(3.0, 0.0, 7.0)
     poisson = Poisson().expected_log_prob(count, loc, var)
-    pyro.clear_param_store()
     many = NegativeBinomial(torch.tensor(r, dtype=torch.float64)).expected_log_prob(count, loc - math.log(r), var)
     torch.testing.assert_close(many, poisson, rtol=1e-4, atol=1e-4)
     narrow = StudentT(scalar(1e7), scalar(0.5)).marginal(loc, var).log_prob(y)
-    pyro.clear_param_store()
     torch.testing.assert_close(narrow, Gaussian(scalar(0.25)).marginal(loc, var).log_prob(y), rtol=1e-6, atol=1e-6)
 
 
@@ -366,7 +320,7 @@ def test_float32_agrees_with_float64(make: Callable[[], Likelihood], data: list[
         (lambda: Bernoulli("cloglog"), r"Bernoulli: expected link to be 'logit' or 'probit', got 'cloglog'"),
         (lambda: Poisson("identity"), r"Poisson: expected link to be 'exp' or 'softplus', got 'identity'"),
         (lambda: Ordinal(CUTS, "log"), r"Ordinal: expected link to be 'logit' or 'probit', got 'log'"),
-        (lambda: Bernoulli(num_quadrature=0), r"Bernoulli: expected num_quadrature >= 2, got 0"),
+        (lambda: HeteroskedasticGaussian(0), r"HeteroskedasticGaussian: expected num_quadrature >= 2, got 0"),
     ],
 )
 def test_construction_errors(make: Callable[[], Likelihood], match: str) -> None:

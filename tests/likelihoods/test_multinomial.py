@@ -5,6 +5,7 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import tensor
 
 from pyro_nngp import VNNGP
 from pyro_nngp.kernels import Matern32
@@ -44,7 +45,7 @@ def test_shares_sum_to_one_and_are_finite_in_the_tails():
 
 def test_expected_shares_of_independent_splits():
     """Beside the mean over draws of f, to six standard errors."""
-    loc, var = torch.tensor([0.5, -1.0, 2.0], dtype=F64), torch.tensor([1.5, 0.3, 4.0], dtype=F64)
+    loc, var = tensor(0.5, -1.0, 2.0), tensor(1.5, 0.3, 4.0)
     logits = torch.stack([Bernoulli().marginal(m, v).logits for m, v in zip(loc, var, strict=True)])
     draws = log_shares(loc[:, None] + var.sqrt()[:, None] * torch.randn(3, 40_000, dtype=F64)).exp()
     error = (log_shares(logits).exp() - draws.mean(1)).abs()

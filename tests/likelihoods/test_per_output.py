@@ -1,5 +1,6 @@
 import pytest
 import torch
+from builders import scalar, tensor
 
 from pyro_nngp.likelihoods import Binomial, Categorical, Gaussian, HeteroskedasticGaussian, PerOutput, Poisson
 
@@ -9,7 +10,7 @@ Y = torch.tensor([[0.0, 3.0, torch.nan, 1.0], [0.5, torch.nan, -1.0, 2.0]], dtyp
 
 
 def test_integrals_are_those_of_each_output():
-    parts = Poisson(), Gaussian(torch.tensor(0.3, dtype=F64))
+    parts = Poisson(), Gaussian(scalar(0.3))
     both, var = PerOutput(*parts), 0.1 + F.square()
     expected, marginal = both.expected_log_prob(Y, F, var), both.marginal(F, var)
     for number, part in enumerate(parts):
@@ -24,7 +25,7 @@ def test_integrals_are_those_of_each_output():
 
 
 def test_trials_and_weights_reach_the_outputs():
-    both, trials = PerOutput(Binomial(), Gaussian()), torch.tensor([5.0, 6.0, 7.0, 8.0], dtype=F64)
+    both, trials = PerOutput(Binomial(), Gaussian()), tensor(5.0, 6.0, 7.0, 8.0)
     assert both.takes_trials
     for given in (trials, torch.stack([trials, torch.ones(4)])):
         bound = both.bind().for_rows(None, given)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.likelihoods import scalar, tensor
+from builders import scalar, tensor
 
 from pyro_nngp.likelihoods import Gamma, GeneralizedPareto, InverseGaussian, Likelihood, Tweedie
 

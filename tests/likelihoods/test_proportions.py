@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from oracles.likelihoods import tensor
+from builders import tensor
 
 from pyro_nngp.likelihoods import Beta, BetaBinomial, Binomial
 

@@ -1,24 +1,19 @@
-"""Gaussian observations that replace data, by bisection, and the shapes that counts start with, against the truth."""
-
-import math
+"""Gaussian observations that replace data, against bisection."""
 
 import pytest
 import torch
-from oracles.likelihoods import tensor
-from torch.distributions import Beta
+from builders import scalar, tensor
 
 from pyro_nngp.likelihoods import (
     Categorical,
     Gaussian,
     HeteroskedasticGaussian,
     LogNormal,
-    NegativeBinomial,
     Poisson,
     StudentT,
 )
-from pyro_nngp.likelihoods.pseudo_observations import predictive_log_density, pseudo_observations, start_shape
+from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
 
-F64 = torch.float64
 Y = tensor(0.5, 3.0, 1.0, 8.0)
 
 
@@ -39,7 +34,7 @@ def test_logarithms_of_log_normal_targets_are_observations():
 def test_noise_of_the_heteroskedastic_normal_starts_at_its_robust_level():
     y = 3 + 0.2 * torch.randn(20_000, dtype=torch.float64)
     level = pseudo_observations(HeteroskedasticGaussian().bind(), y).level
-    torch.testing.assert_close((level[1] / 2).exp(), torch.tensor(0.2, dtype=torch.float64), rtol=0.03, atol=0)
+    torch.testing.assert_close((level[1] / 2).exp(), scalar(0.2), rtol=0.03, atol=0)
 
 
 def test_counts_are_observed_by_their_laplace_approximation():
@@ -63,25 +58,3 @@ def test_classes_start_at_their_log_frequencies():
     torch.testing.assert_close(found.level, want - want.mean())
     assert found.obs.shape == found.noise.shape == (3, 6)
     assert (found.obs.argmax(0) == y).all()
-
-
-@pytest.mark.parametrize("size", [0.5, 4.0])
-def test_the_size_of_counts_whose_rates_span_orders_of_magnitude(size):
-    """Moments, which see the few largest counts alone, are off by factors of 5 and 10 here."""
-    torch.manual_seed(0)
-    f = 3 + 3 * torch.randn(512, 1, dtype=F64)
-    counts = NegativeBinomial(size).bind()(f.expand(512, 9)).sample()
-    found = start_shape(NegativeBinomial(), "total_count", counts[:, 0], counts[:, 1:])
-    assert abs(math.log(found / size)) < 0.25
-
-
-def test_the_predictive_density_is_the_compound_one():
-    """The density of a count given two neighbors, against integration over p."""
-    size, counts = 1.7, torch.tensor([3.0, 1.0, 6.0], dtype=F64)
-    p = (torch.arange(200_000, dtype=F64) + 0.5) / 200_000
-    densities = NegativeBinomial(size).bind()(torch.logit(p)).log_prob(counts[:, None])
-    prior = Beta(0.5, 1.0).log_prob(p)  # of the weight of a further count
-    joint = (densities.sum(0) + prior).exp().mean().log()
-    want = joint - (densities[1:].sum(0) + prior).exp().mean().log()
-    got = predictive_log_density(counts[:1], counts[None, 1:], torch.tensor([[size]], dtype=F64))
-    torch.testing.assert_close(got, want[None, None], rtol=1e-4, atol=0)

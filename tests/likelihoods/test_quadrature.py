@@ -1,4 +1,4 @@
-"""Adaptive quadrature against integration on 8,001 points, over scales from 1e-3 to 1e3 standard deviations of f."""
+"""Nodes of quadrature; adaptive quadrature against 8,001 points, at scales of 1e-3 to 1e3 standard deviations of f."""
 
 import math
 from collections.abc import Callable
@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import tensor
 from torch import Tensor
 
 from pyro_nngp.likelihoods import (
@@ -21,11 +22,54 @@ from pyro_nngp.likelihoods import (
     StudentT,
 )
 from pyro_nngp.likelihoods.base import Marginal
+from pyro_nngp.likelihoods.quadrature import gauss_hermite, log_expectation, normal_nodes
 
 F64 = torch.float64
 SCALES = [10.0**power for power in range(-3, 4)]
 ENDS = [pytest.param(s, marks=() if s in (SCALES[0], 1.0, SCALES[-1]) else pytest.mark.slow) for s in SCALES]
 PLACES = [(0.0, 0.3), (0.5, 2.0), (-1.3, 0.7), (2.0, -1.0), (0.2, 3.0)]  # mean of f and y, in standard deviations
+
+
+def test_gauss_hermite_is_exact_for_polynomials() -> None:
+    nodes, weights = gauss_hermite(20, torch.float64, torch.device("cpu"))
+    for degree in range(0, 24, 2):
+        moment = math.prod(range(1, degree, 2))  # (degree - 1)!!
+        assert (weights * nodes**degree).sum().item() == pytest.approx(moment, rel=1e-12)
+    assert gauss_hermite(20, torch.float64, torch.device("cpu"))[0] is nodes
+
+
+def test_normal_nodes_have_the_moments_of_the_normal() -> None:
+    nodes = normal_nodes(4, 64, torch.float64, torch.device("cpu"))
+    assert nodes.shape == (4, 64)
+    torch.testing.assert_close(nodes.mean(1), torch.zeros(4, dtype=torch.float64))
+    torch.testing.assert_close(nodes @ nodes.mT / 64, torch.eye(4, dtype=torch.float64))
+    few = normal_nodes(40, 8, torch.float64, torch.device("cpu"))
+    torch.testing.assert_close(few.mean(1), torch.zeros(40, dtype=torch.float64))
+
+
+def test_nodes_first_made_in_inference_mode_work_with_autograd() -> None:
+    with torch.inference_mode():
+        gauss_hermite(19, torch.float64, torch.device("cpu"))
+        normal_nodes(3, 18, torch.float64, torch.device("cpu"))
+    loc = tensor(0.3).requires_grad_()
+    binary, classes = Bernoulli(), Categorical(3)
+    binary.num_quadrature, classes.num_quadrature = 19, 18
+    binary.expected_log_prob(tensor(1.0), loc, tensor(1.0)).sum().backward()
+    classes.expected_log_prob(torch.tensor([1]), loc.expand(3, 1), torch.ones(3, 1).double()).sum().backward()
+    assert loc.grad.abs() > 0.1
+
+
+@pytest.mark.parametrize("slope", [0.0, 3.0, -60.0])
+@pytest.mark.parametrize("curvature", [0.0, 1.0, 1e3, 1e6])
+def test_log_expectation_of_gaussian_factors(slope: float, curvature: float) -> None:
+    r"""log E exp(a t - c t^2 / 2) = a^2 / (2 (1 + c)) - log(1 + c) / 2, however narrow the peak or far off."""
+
+    def log_function(t: Tensor) -> Tensor:
+        return slope * t - curvature * t.square() / 2
+
+    value = log_expectation(log_function, *tensor(0.0, 1.0))
+    exact = slope**2 / (2 * (1 + curvature)) - math.log1p(curvature) / 2
+    assert value.item() == pytest.approx(exact, abs=1e-9)
 
 
 class Laplace(Likelihood):
@@ -107,7 +151,7 @@ def test_expectations_at_any_variance_of_the_latent(make: Callable, y: float, sc
 
 
 def test_the_example_that_twenty_fixed_nodes_missed() -> None:
-    value = StudentT(4.0, 0.05).expected_log_prob(*torch.tensor([0.3, 0.0, 1.0], dtype=F64))
+    value = StudentT(4.0, 0.05).expected_log_prob(*tensor(0.3, 0.0, 1.0))
     assert value.item() == pytest.approx(-7.121, abs=1e-3)
 
 
@@ -168,7 +212,7 @@ def test_gradients_of_marginals_at_any_scale(make: Callable, y: float | None, sc
 def test_a_value_does_not_depend_on_the_rest_of_its_batch(make: Callable) -> None:
     """Some elements are smooth, others are not: each gets the rule and the gradient that it has alone."""
     likelihood = make()
-    y, loc = torch.tensor([1.0, 0.0, 1.0], dtype=F64), torch.tensor([0.3, -1.0, 0.5], dtype=F64)
+    y, loc = tensor(1.0, 0.0, 1.0), tensor(0.3, -1.0, 0.5)
     for compute in (likelihood.expected_log_prob, lambda y, loc, var: likelihood.marginal(loc, var).log_prob(y)):
         var = torch.tensor([0.01, 1.0, 1e4], dtype=F64, requires_grad=True)
         together = compute(y, loc, var)
@@ -231,10 +275,10 @@ def test_categorical_marginal_of_two_classes_is_the_logistic_one() -> None:
 
 def test_logits_of_the_logistic_marginal_are_odd_in_the_mean() -> None:
     loc, var = (
-        torch.tensor([-40.0, -3.0, 0.0, 0.5, 20.0], dtype=F64),
+        tensor(-40.0, -3.0, 0.0, 0.5, 20.0),
         torch.tensor([9.0, 0.01, 4.0, 1.0, 100.0]).double(),
     )
     logits, mirrored = Bernoulli().marginal(loc, var).logits, Bernoulli().marginal(-loc, var).logits
     torch.testing.assert_close(logits, -mirrored, rtol=1e-10, atol=1e-12)
-    both = Marginal(Bernoulli().bind(), loc[:, None], var[:, None]).log_prob(torch.tensor([0.0, 1.0], dtype=F64))
+    both = Marginal(Bernoulli().bind(), loc[:, None], var[:, None]).log_prob(tensor(0.0, 1.0))
     torch.testing.assert_close(logits, both.diff(dim=-1)[:, 0], rtol=1e-3, atol=1e-4)

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from builders import tensor
 from torch.distributions import Multinomial as Dense
 
 import pyro_nngp as nngp
@@ -15,7 +16,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 C, B = 4, 6
 LOC = torch.randn(C, B, generator=GENERATOR, dtype=F64)
 VAR = 0.1 + torch.rand(C, B, generator=GENERATOR, dtype=F64)
-TRIALS = torch.tensor([1.0, 3.0, 10.0, 50.0, 1000.0, 7.0], dtype=F64)
+TRIALS = tensor(1.0, 3.0, 10.0, 50.0, 1000.0, 7.0)
 
 
 def bound(trials=TRIALS):

@@ -5,7 +5,8 @@ import math
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.likelihoods import dense_expected, scalar, tensor
+from builders import scalar, tensor
+from oracles.likelihoods import dense_expected
 
 from pyro_nngp.likelihoods import (
     BetaBinomial,

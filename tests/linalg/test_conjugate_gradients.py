@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import scalar
 
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients
 
@@ -65,7 +66,7 @@ def test_norm_size_and_looks_decide_when_it_ends(system):
         asked.append(residual)
         return residual.abs().amax(-1)
 
-    size = torch.tensor(50.0, dtype=torch.float64)
+    size = scalar(50.0)
     diagonal = system.diagonal()
     z, worst = conjugate_gradients(lambda z: system @ z, right, None, diagonal, 1e-9, norm=norm, size=size, every=7)
     assert len(asked) > 1

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from builders import matern
 from oracles.dense import dense_precision
 
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.linalg import gaussian_sampling
 from pyro_nngp.linalg.gaussian_sampling import draw_posterior
 from pyro_nngp.neighbors.graph import NeighborGraph
@@ -14,7 +14,7 @@ N = 30
 
 def problem():
     graph = NeighborGraph(torch.rand(N, 2, dtype=F64), 5)
-    kernel = Matern52(2, variance=torch.tensor(1.3, dtype=F64), lengthscale=torch.tensor([0.4, 0.8], dtype=F64))
+    kernel = matern()
     prior = NNGP(kernel, graph)
     tau = torch.rand(N, dtype=F64) * 5 * (torch.arange(N) % 3 > 0)  # a third of the points unobserved
     with torch.no_grad():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pyro_nngp.linalg import dependency_levels
+from pyro_nngp.linalg.level_scheduling import dependency_levels
 
 
 def test_each_row_is_one_level_above_the_highest_of_its_neighbors():

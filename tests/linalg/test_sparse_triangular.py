@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from pyro_nngp.linalg import SparseTriangle, dependency_levels, solve_triangular
+from pyro_nngp.linalg import solve_triangular
+from pyro_nngp.linalg.level_scheduling import dependency_levels
+from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 N, K = 40, 4
 F64 = torch.float64

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from builders import matern
 from oracles.dense import dense_factors, dense_precision
 
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.linalg import VecchiaFactor
 from pyro_nngp.neighbors import NeighborGraph
 
@@ -15,7 +15,7 @@ F64 = torch.float64
 
 @pytest.fixture
 def kernel():
-    return Matern52(2, lengthscale=torch.tensor(0.3, dtype=F64)).requires_grad_(False)
+    return matern().requires_grad_(False)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.methods import METHODS, K, data
+from builders import METHODS, K, data
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceEnum_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -15,6 +15,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Ordinal, Poisson, StudentT
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LMC, LOO, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.variational import Conjugate
 
 F64 = torch.float64
 X, Y = data()
@@ -67,7 +68,7 @@ MORE = {
     "LMC": (LMC, {"num_neighbors": K}),
     "CoregionalizedLOO": (CoregionalizedLOO, {"num_neighbors": 5}),
     "LOO-posterior": (LOO, {"num_neighbors": K, "divergence": "posterior"}),
-    "LOO-conjugate": (LOO, {"num_neighbors": K, "guide": "conjugate", "divergence": "posterior"}),
+    "LOO-conjugate": (LOO, {"num_neighbors": K, "guide": Conjugate(), "divergence": "posterior"}),
 }
 
 
@@ -79,7 +80,7 @@ def built(kind, name):
     method, settings = (METHODS | MORE)[name]
     likelihood, y = DATA[kind]
     torch.manual_seed(0)
-    settings = {key: value() if key == "encoder" else value for key, value in settings.items()}
+    settings = {key: value() if callable(value) else value for key, value in settings.items()}
     if method in (LMC, CoregionalizedLOO):
         settings["mixing"] = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=F64), 1.0).to_event(2))
         gp = method(X, y, [kernel(), kernel()], likelihood(), **settings)
@@ -219,7 +220,7 @@ def test_predictive_of_a_method_without_a_guide_runs_in_parallel():
     gp = built("two outputs", "BSGP")
     prior = Predictive(gp.model, num_samples=S, parallel=True)()
     samples = {site: prior[site].reshape(S, *gp_event(gp, site)) for site in prior if site != "y"}
-    given = gp.moments(X, samples)
+    given = gp.moments_by_draw(X, samples=samples)
     with pyro.plate("particles", S, dim=-3), pyro.condition(data={k: v[:, None, None] for k, v in samples.items()}):
         y = pyro.poutine.trace(gp.model).get_trace().nodes["y"]["fn"]
     assert y.batch_shape == given[0].shape == (S, 2, len(X))
@@ -321,14 +322,3 @@ def test_a_determinantal_prior_of_inducing_points_takes_the_kernel_of_its_set(co
         one.compute_log_prob()
         for site in ("layers.0.z", "y"):
             torch.testing.assert_close(trace.nodes[site]["log_prob"][i].squeeze(), one.nodes[site]["log_prob"])
-
-
-def test_a_method_that_takes_one_set_says_so():
-    class OneAtATime(Vecchia):
-        vectorizes = False
-
-    gp = OneAtATime(X, Y, Matern52(2), num_neighbors=K)
-    with pytest.raises(ValueError, match=r"to run outside vectorized plates, got \['_num_predictive.*parallel=False"):
-        Predictive(gp.model, guide=gp.guide, num_samples=2, parallel=True)()
-    for _ in pyro.plate("groups", 2):
-        gp.guide()

@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import waves
 from oracles.dense import dense_covariance
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Trace_ELBO
@@ -31,18 +32,13 @@ from pyro_nngp.likelihoods import (
     Poisson,
     StudentT,
 )
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, NotPositiveDefiniteError
+from pyro_nngp.linalg import DEFAULT_JITTER, NotPositiveDefiniteError
 from pyro_nngp.models import BSGP
 
 F64 = torch.float64
 
 
 N, M = 24, 6
-
-
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
 
 
 def kernel(priors=False):
@@ -91,10 +87,6 @@ def posterior(gp):
     return mean, tril, float(log_integral) + 0.5 * len(zero) * math.log(2 * math.pi)
 
 
-def integrated(gp):
-    return posterior(gp)[2]
-
-
 def nystrom(gp):
     """Q = K_xz K_zz^-1 K_zx and the diagonal of K - Q, with the nugget."""
     k, z = gp.layers[0].kernel, gp.layers[0].start
@@ -108,7 +100,7 @@ def normal_log_prob(y, mean, cov):
 
 
 def gaussian_model(objective, inducing=M, noise=0.15, k=None):
-    x, y = data()
+    x, y = waves(N)
     likelihood, inducing = Gaussian(torch.tensor(noise, dtype=F64)), x if inducing is None else inducing
     k = kernel() if k is None else k
     gp = BSGP(x, y, k, likelihood, inducing=inducing, objective=objective, inducing_prior=None)
@@ -116,18 +108,16 @@ def gaussian_model(objective, inducing=M, noise=0.15, k=None):
     return gp
 
 
-def test_fitc_integrates_to_the_fitc_marginal_likelihood():
-    gp = gaussian_model("fitc")
+@pytest.mark.parametrize("objective", ["fitc", "vfe"])
+def test_nu_integrates_out_to_the_collapsed_objective(objective):
+    """FITC's marginal likelihood, and the bound of Titsias."""
+    gp = gaussian_model(objective)
     q, rest = nystrom(gp)
-    want = normal_log_prob(gp.y, gp.mean.value.detach(), q + torch.diag(rest + 0.15))
-    assert integrated(gp) == pytest.approx(want, rel=1e-9)
-
-
-def test_vfe_integrates_to_the_bound_of_titsias():
-    gp = gaussian_model("vfe")
-    q, rest = nystrom(gp)
-    want = normal_log_prob(gp.y, gp.mean.value.detach(), q + 0.15 * torch.eye(N, dtype=F64)) - float(rest.sum()) / 0.3
-    assert integrated(gp) == pytest.approx(want, rel=1e-9)
+    noise, excess = (
+        (rest + 0.15, 0.0) if objective == "fitc" else (torch.full_like(rest, 0.15), float(rest.sum()) / 0.3)
+    )
+    want = normal_log_prob(gp.y, gp.mean.value.detach(), q + torch.diag(noise)) - excess
+    assert posterior(gp)[2] == pytest.approx(want, rel=1e-9)
 
 
 @pytest.mark.parametrize("objective", ["fitc", "vfe"])
@@ -135,14 +125,14 @@ def test_inducing_inputs_at_the_data_give_the_exact_process(objective):
     k = Matern12(2, lengthscale=torch.tensor(0.4, dtype=F64))
     gp = gaussian_model(objective, inducing=None, k=k)
     cov = dense_covariance(k, gp.x).detach() + 0.15 * torch.eye(N, dtype=F64)
-    assert integrated(gp) == pytest.approx(normal_log_prob(gp.y, gp.mean.value.detach(), cov), rel=1e-4)
+    assert posterior(gp)[2] == pytest.approx(normal_log_prob(gp.y, gp.mean.value.detach(), cov), rel=1e-4)
 
 
 def test_one_draw_is_predicted_by_the_dense_conditional():
     gp = gaussian_model("fitc", k=kernel(True))
-    new, _ = data(5)
+    new, _ = waves(5)
     samples = several_draws(gp, 1)
-    loc, var = gp(new, samples)
+    loc, var = gp(new, samples=samples)
     k = Matern32(
         2, variance=samples["layers.0.kernel.variance"][0], lengthscale=samples["layers.0.kernel.lengthscale"][0]
     ).double()
@@ -155,20 +145,22 @@ def test_one_draw_is_predicted_by_the_dense_conditional():
 
 
 def test_predictions_average_over_draws():
-    x, y = data()
+    x, y = waves(N)
     likelihood = lognormal_priors(Gaussian(), {"variance": 0.2}, like=x)
     gp = BSGP(x, y, kernel(True), likelihood, inducing=M)
-    samples, (new, y_new) = several_draws(gp, 4), data(5)
-    loc, var = gp.moments(new, samples)
+    samples, (new, y_new) = several_draws(gp, 4), waves(5)
+    loc, var = gp.moments_by_draw(new, samples=samples)
     assert loc.shape == var.shape == (4, 5)
-    one = [gp.moments(new, {name: value[s : s + 1] for name, value in samples.items()}) for s in range(4)]
+    one = [
+        gp.moments_by_draw(new, samples={name: value[s : s + 1] for name, value in samples.items()}) for s in range(4)
+    ]
     torch.testing.assert_close(loc, torch.cat([pair[0] for pair in one]), rtol=1e-12, atol=1e-12)
     noise = samples["likelihood.variance"][:, None]
     log_probs = dist.Normal(loc, (var + noise).sqrt()).log_prob(y_new)
-    predictive = gp.predict(new, samples)
+    predictive = gp.predict(new, samples=samples)
     torch.testing.assert_close(predictive.log_prob(y_new), log_probs.exp().mean(0).log(), rtol=1e-9, atol=1e-9)
     torch.testing.assert_close(predictive.mean, loc.mean(0))
-    mean, variance = gp(new, samples)
+    mean, variance = gp(new, samples=samples)
     torch.testing.assert_close(mean, loc.mean(0), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(predictive.variance, variance + noise.mean())
     torch.testing.assert_close(variance, var.mean(0) + loc.var(0, correction=0))
@@ -176,20 +168,20 @@ def test_predictions_average_over_draws():
 
 def test_test_points_are_streamed(monkeypatch):
     gp = gaussian_model("fitc")
-    samples, (new, _) = several_draws(gp), data(7)
-    whole = gp(new, samples)
+    samples, (new, _) = several_draws(gp), waves(7)
+    whole = gp(new, samples=samples)
     sizes, layer = [], type(gp.layers[0]).forward
     monkeypatch.setattr(type(gp.layers[0]), "forward", lambda self, x: sizes.append(x.shape[-2]) or layer(self, x))
     with block_limit(2 * M):
-        torch.testing.assert_close(gp(new, samples), whole, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(gp(new, samples=samples), whole, rtol=1e-12, atol=1e-12)
     assert sizes == [2, 2, 2, 1] * 3
 
 
 def test_joint_draws_have_the_dense_covariance():
     gp = gaussian_model("fitc")
-    samples, (new, _) = several_draws(gp, 1), data(4)
+    samples, (new, _) = several_draws(gp, 1), waves(4)
     draws = gp.sample(new, 250, samples=samples)
-    loc, var = gp(new, samples)
+    loc, var = gp(new, samples=samples)
     k, z = gp.layers[0].kernel, gp.layers[0].start
     half = torch.linalg.solve_triangular(torch.linalg.cholesky(dense_covariance(k, z)), k(z, new), upper=False)
     cov = (dense_covariance(k, new) - half.mT @ half).detach()
@@ -210,7 +202,7 @@ def test_joint_draws_take_the_posterior_draws_evenly():
 @pytest.mark.parametrize("settings", [{}, {"objective": "vfe"}, {"num_layers": 2, "num_draws": 2, "fixed_draws": True}])
 @pytest.mark.parametrize("batch_size", [4, 12])
 def test_disjoint_batches_average_exactly(settings, batch_size):
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, **settings)
     draw = a_draw(gp)
     whole = trace_at(gp, draw).log_prob_sum().detach()
@@ -219,7 +211,7 @@ def test_disjoint_batches_average_exactly(settings, batch_size):
 
 
 def test_outputs_share_inducing_inputs_and_nothing_else():
-    x, y = data()
+    x, y = waves(N)
     both = BSGP(x, torch.stack([y, y.square()], -1), kernel(True), Gaussian(0.2), inducing=M)
     draw = a_draw(both)
     assert draw["layers.0.nu"].shape == (2, M)
@@ -229,7 +221,7 @@ def test_outputs_share_inducing_inputs_and_nothing_else():
         apart += log_likelihood(one, draw | {"layers.0.nu": draw["layers.0.nu"][t]})
     torch.testing.assert_close(log_likelihood(both, draw), apart, rtol=1e-12, atol=0)
     samples = several_draws(both)
-    assert both(x[:3], samples)[0].shape == both.predict(x[:3], samples).mean.shape == (2, 3)
+    assert both(x[:3], samples=samples)[0].shape == both.predict(x[:3], samples=samples).mean.shape == (2, 3)
     assert both.sample(x[:3], 4, samples=samples).shape == (4, 2, 3)
 
 
@@ -242,13 +234,13 @@ class Extremes(Likelihood):
 
 @pytest.mark.parametrize("likelihood", [Bernoulli("probit"), Bernoulli(), Poisson(), StudentT(), Extremes()])
 def test_both_objectives_against_brute_force(likelihood):
-    x, y = data()
+    x, y = waves(N)
     y = y if isinstance(likelihood, StudentT | Extremes) else (y > 0).to(F64)
     nodes = torch.linspace(-9, 9, 4001, dtype=F64)[:, None]
     for objective in ("fitc", "vfe"):
         gp = BSGP(x, y, kernel(), likelihood, inducing=M, objective=objective)
         draw = a_draw(gp)
-        loc, var = gp.moments(x, {name: value[None] for name, value in draw.items()})
+        loc, var = gp.moments_by_draw(x, samples={name: value[None] for name, value in draw.items()})
         f = loc[0] + var[0].sqrt() * nodes
         log_f, log_y = dist.Normal(0.0, 1.0).log_prob(nodes), likelihood(f).log_prob(y)
         want = (
@@ -259,50 +251,31 @@ def test_both_objectives_against_brute_force(likelihood):
         assert float(log_likelihood(gp, draw)) == pytest.approx(float(want.sum().detach()), rel=1e-5)
 
 
-def test_probit_has_the_closed_form():
-    x, y = data()
-    y = (y > 0).to(F64)
-    gp = BSGP(x, y, kernel(), Bernoulli("probit"), inducing=M)
-    draw = a_draw(gp)
-    loc, var = gp.moments(x, {name: value[None] for name, value in draw.items()})
-    want = torch.special.log_ndtr((2 * y - 1) * loc[0] / (1 + var[0]).sqrt()).sum()
-    torch.testing.assert_close(log_likelihood(gp, draw), want, rtol=1e-9, atol=0)
-
-
 @pytest.mark.parametrize("objective", ["fitc", "vfe"])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("likelihood", [Categorical(3), HeteroskedasticGaussian(), Ordinal(torch.tensor([0.0, 1.0]))])
 def test_likelihoods_of_several_latents_and_classes(likelihood, num_layers, objective):
-    x, y = data()
+    x, y = waves(N)
     y = y if isinstance(likelihood, HeteroskedasticGaussian) else torch.randint(3, (N,))
     gp = BSGP(x, y, kernel(True), likelihood, inducing=M, objective=objective, num_layers=num_layers, num_draws=2)
     samples = several_draws(gp)
     assert bool(log_likelihood(gp, {name: value[0] for name, value in samples.items()}).isfinite())
-    predictive = gp.predict(x[:4], samples)
+    predictive = gp.predict(x[:4], samples=samples)
     assert predictive.log_prob(y[:4]).shape == (4,)
     latents = () if likelihood.num_latents is None else (likelihood.num_latents,)
-    assert gp(x[:4], samples)[0].shape == (*latents, 4)
+    assert gp(x[:4], samples=samples)[0].shape == (*latents, 4)
     if not isinstance(likelihood, HeteroskedasticGaussian):
         total = sum(predictive.log_prob(torch.full((4,), c)).exp() for c in range(3))
         torch.testing.assert_close(total, torch.ones(4, dtype=F64))
 
 
-def test_vfe_is_below_fitc():
-    """Jensen: the expectation of the log is at most the log of the expectation, point by point."""
-    x, y = data()
-    models = [BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, objective=o) for o in ("vfe", "fitc")]
-    draw = a_draw(models[0])
-    vfe, fitc = (trace_at(gp, draw).nodes["y"]["log_prob"] for gp in models)
-    assert bool((vfe < fitc).all())
-
-
 def two_layers(**settings):
-    x, y = data()
+    x, y = waves(N)
     return BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, num_layers=2, **settings)
 
 
 def test_a_hidden_layer_without_variance_passes_its_inputs_on():
-    x, y = data()
+    x, y = waves(N)
     shallow, deep = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M), two_layers()
     deep.x.copy_(x)
     deep.y.copy_(y)
@@ -315,7 +288,7 @@ def test_a_hidden_layer_without_variance_passes_its_inputs_on():
 
 @pytest.mark.parametrize("settings", [{"num_draws": 3}, {"fixed_draws": True}])
 def test_one_layer_has_no_hidden_draws(settings):
-    x, y = data()
+    x, y = waves(N)
     one, plain = (BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, **s) for s in (settings, {}))
     draw = a_draw(plain)
     assert log_likelihood(one, draw) == log_likelihood(plain, draw)
@@ -335,16 +308,12 @@ def by_groups(objective):
     return found
 
 
-def test_more_hidden_draws_tighten_the_bound():
+def test_hidden_draws_are_averaged_inside_the_logarithm_by_fitc_and_outside_by_vfe():
     """Jensen's inequality for the very same draws: it holds for their means, so also in expectation."""
     sixteen, four, one = by_groups("fitc")
     assert sixteen > four > one
-
-
-def test_vfe_is_linear_in_hidden_draws():
     sixteen, four, one = by_groups("vfe")
-    assert four == pytest.approx(sixteen, rel=1e-12)
-    assert one == pytest.approx(sixteen, rel=1e-12)
+    assert (four, one) == pytest.approx((sixteen, sixteen), rel=1e-12)
 
 
 @pytest.mark.slow
@@ -377,7 +346,7 @@ def test_fixed_draws_make_the_density_a_function():
 
 
 def test_widths_of_hidden_layers():
-    x, y = data()
+    x, y = waves(N)
     x = torch.cat([3 * x[:, :1], x], -1)  # three inputs in a plane
     for width, kernels in ((2, [RBF(3), RBF(2), RBF(2)]), (5, [RBF(3), RBF(5), RBF(5)])):
         gp = BSGP(x, y, [k.double() for k in kernels], Gaussian(), inducing=M, num_layers=3, hidden_dim=width)
@@ -405,10 +374,10 @@ def test_layers_have_kernels_of_their_own():
 
 def test_deep_joint_draws_agree_with_the_moments():
     gp = two_layers()
-    samples, (new, _) = several_draws(gp, 1), data(3)
+    samples, (new, _) = several_draws(gp, 1), waves(3)
     draws = gp.sample(new, 200, samples=samples)
     gp.num_draws = 200
-    loc, var = gp(new, samples)
+    loc, var = gp(new, samples=samples)
     assert bool(((draws.mean(0) - loc).abs() < 6 * (2 * var / 200).sqrt()).all())
     kurtosis = 6.0  # of a mixture of normals, at most so for these
     assert bool(((draws.var(0) / var - 1).abs() < 6 * (2 * kurtosis / 200) ** 0.5).all())
@@ -430,7 +399,7 @@ def test_a_gaussian_guide_reaches_the_collapsed_objective(objective):
 
 
 def test_what_is_sampled_and_what_is_optimized():
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior=None)
     before = {name: value.clone() for name, value in gp.named_parameters()}
     mcmc = MCMC(
@@ -445,7 +414,7 @@ def test_what_is_sampled_and_what_is_optimized():
 
 @pytest.mark.parametrize("prior", ["normal", "uniform", "determinantal", "strauss"])
 def test_chains_start_where_they_are_told(prior):
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, inducing_prior=prior)
     potential = ModelPotential("test", gp.model, (), {}, gp.init_strategy)
     values = potential.unpack(potential.initial())
@@ -463,7 +432,7 @@ def test_chains_start_where_they_are_told(prior):
 
 @pytest.mark.parametrize("name", ["determinantal", "strauss"])
 def test_the_prior_of_z_enters_the_density(name):
-    x, y = data()
+    x, y = waves(N)
     gp, flat = (BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, inducing_prior=p) for p in (name, "uniform"))
     draw = a_draw(BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M))
     site = trace_at(gp, draw).nodes["layers.0.z"]
@@ -478,16 +447,15 @@ def test_the_prior_of_z_enters_the_density(name):
 
 
 def test_priors_of_ones_own():
-    x, y = data()
+    x, y = waves(N)
     box = dist.Uniform(torch.zeros(M, 2, dtype=F64), torch.ones(M, 2, dtype=F64)).to_event(2)
     for prior in (box, lambda k, z: box):
-        gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, inducing_prior=prior)
-        z = a_draw(gp)["layers.0.z"]
+        z = a_draw(BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M, inducing_prior=prior))["layers.0.z"]
         assert bool(((z > 0) & (z < 1)).all())
 
 
 def test_mean_field_svi_runs_on_the_same_model():
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
     guide = AutoNormal(gp.model, init_loc_fn=gp.init_strategy, init_scale=0.05)
     svi = SVI(gp.model, guide, Adam({"lr": 0.02}), Trace_ELBO())
@@ -495,7 +463,7 @@ def test_mean_field_svi_runs_on_the_same_model():
     assert sum(losses[-15:]) < sum(losses[:15]) - 15 * 2
     draws = [guide() for _ in range(20)]
     samples = {name: torch.stack([draw[name].detach() for draw in draws]) for name in draws[0]}
-    assert bool(gp.predict(x, samples).log_prob(y).isfinite().all())
+    assert bool(gp.predict(x, samples=samples).log_prob(y).isfinite().all())
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop.*log_ndtr")  # vmap calls it chain by chain
@@ -510,7 +478,7 @@ def test_mean_field_svi_runs_on_the_same_model():
 )
 def test_chains_in_one_batch_are_those_one_after_the_other(likelihood, settings):
     """Potential and gradients at other values of all sites and on other rows in each chain."""
-    x, y = data()
+    x, y = waves(N)
     y = y if isinstance(likelihood, Gaussian) else (y > 0).to(F64)
     gp = BSGP(x, y, kernel(True), likelihood, inducing=M, **settings)
     found = []
@@ -530,7 +498,7 @@ def test_chains_in_one_batch_are_those_one_after_the_other(likelihood, settings)
 
 
 def test_a_covariance_without_a_factor_is_named_in_chains_side_by_side():
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
     with pyro.validation_enabled(False):
         potential = ModelPotential("Test", gp.model, (), {}, gp.init_strategy)
@@ -541,7 +509,7 @@ def test_a_covariance_without_a_factor_is_named_in_chains_side_by_side():
 
 @pytest.mark.slow
 def test_chains_side_by_side_and_export():
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(True), Gaussian(0.2), inducing=M)
     mcmc = SGMCMC(SGHMC(gp.model, init_strategy=gp.init_strategy), 4, 10, 2, disable_progbar=True)
     mcmc.run(Minibatch(N, 12))
@@ -550,7 +518,9 @@ def test_chains_side_by_side_and_export():
     assert found.posterior["layers.0.kernel.lengthscale"].shape == (2, 4, 2)
     assert found.posterior_predictive["y"].shape == found.log_likelihood["y"].shape == (2, 4, N)
     chains = [
-        gp.moments(x[:3], {name: value[c] for name, value in mcmc.get_samples(group_by_chain=True).items()})[0]
+        gp.moments_by_draw(
+            x[:3], samples={name: value[c] for name, value in mcmc.get_samples(group_by_chain=True).items()}
+        )[0]
         for c in (0, 1)
     ]
     assert az.rhat(torch.stack(chains)[..., 0].numpy()) > 0
@@ -576,10 +546,10 @@ def test_sghmc_agrees_with_nuts():
     found = []
     for run in (nuts, sghmc):
         chains, flat = run.get_samples(group_by_chain=True), run.get_samples()
-        loc, var = gp.moments(new, flat)
+        loc, var = gp.moments_by_draw(new, samples=flat)
         theta = [flat[name].log() for name in sorted(chains) if name.endswith(("lengthscale", "variance"))]
         draws = torch.cat([torch.stack(theta, -1), loc, var.log()], -1).unflatten(0, (run.num_chains, -1))
-        found.append((draws.mean((0, 1)), draws.std((0, 1)), effective_sample_size(draws), gp(new, flat)))
+        found.append((draws.mean((0, 1)), draws.std((0, 1)), effective_sample_size(draws), gp(new, samples=flat)))
     (mean, std, ess, exact), (mean_sg, std_sg, ess_sg, approximate) = found
     assert float(ess_sg.min()) > 30
     error = (std.square() / ess + std_sg.square() / ess_sg).sqrt()
@@ -591,20 +561,20 @@ def test_sghmc_agrees_with_nuts():
 def test_saved_and_copied_models_predict_the_same():
     gp = two_layers(inducing_prior="determinantal", num_draws=2)
     samples = several_draws(two_layers(num_draws=2))
-    new, _ = data(3)
+    new, _ = waves(3)
     fresh = two_layers(inducing_prior="determinantal", num_draws=2)
     fresh.load_state_dict(gp.state_dict())
     found = []
     for each in (gp, fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
         torch.manual_seed(3)
-        found.append(each(new, samples))
+        found.append(each(new, samples=samples))
     for other in found[1:]:
         torch.testing.assert_close(other, found[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("place", ["named", "inside"])
 def test_chains_start_at_the_inducing_points_under_any_name(place):
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=x[:M], num_layers=2)
     if place == "named":
         model, start = gp.named("t").model, gp.init_strategy
@@ -619,7 +589,7 @@ def test_chains_start_at_the_inducing_points_under_any_name(place):
 
 
 def test_two_models_share_nothing():
-    x, y = data()
+    x, y = waves(N)
     one, two = (BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior=None) for _ in range(2))
     draw = a_draw(one)
     want = log_likelihood(two, draw)
@@ -629,7 +599,7 @@ def test_two_models_share_nothing():
 
 
 def test_single_precision():
-    x, y = data()
+    x, y = waves(N)
     k = lognormal_priors(RBF(2), like=x)
     wide = BSGP(x, y, k, Gaussian(0.2), inducing=M, jitter=1e-5)
     draw = a_draw(wide)
@@ -666,7 +636,7 @@ def test_single_precision():
     ],
 )
 def test_wrong_input(change, message):
-    x, y = data()
+    x, y = waves(N)
     settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(0.2), "inducing": M} | change
     with pytest.raises((ValueError, TypeError, MemoryError), match=message):
         BSGP(**settings)
@@ -675,38 +645,33 @@ def test_wrong_input(change, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_samples": float("nan")}, r"BSGP.sample: expected num_samples to be an int, got nan"),
-        ({"num_samples": 2.5}, r"BSGP.sample: expected num_samples to be an int, got 2.5"),
-        ({"num_samples": 0}, r"BSGP.sample: expected num_samples >= 1, got 0"),
-        ({"num_samples": 10**15}, r"BSGP.sample: expected draws to fit into memory, got \d+ GiB"),
-        ({"seed": 0.5}, r"BSGP.sample: expected seed to be an int, got 0.5"),
         ({"x_new": torch.rand(3, 5, dtype=F64)}, r"BSGP.sample: expected x_new with 2 columns"),
-        ({"x_new": torch.rand(3, 2).half()}, r"BSGP.sample: expected x_new in float32, float64"),
-        ({"samples": None}, r"BSGP.sample: expected samples to be a dict"),
+        ({"num_neighbors": 3}, r"BSGP: expected num_neighbors to be None with inducing points, got 3"),
+        ({"samples": None}, r"BSGP: expected samples posterior draws of all sites"),
     ],
 )
 def test_wrong_input_of_samples(change, message):
     gp = gaussian_model("fitc")
-    arguments = {"x_new": data(3)[0], "num_samples": 2, "samples": several_draws(gp)} | change
-    with pytest.raises((ValueError, TypeError, MemoryError), match=message):
+    arguments = {"x_new": waves(3)[0], "num_samples": 2, "samples": several_draws(gp)} | change
+    with pytest.raises((ValueError, TypeError), match=message):
         gp.sample(**arguments)
 
 
 def test_wrong_samples():
     gp = gaussian_model("fitc")
-    samples, new = several_draws(gp), data(3)[0]
+    samples, new = several_draws(gp), waves(3)[0]
     with pytest.raises(ValueError, match=r"BSGP.predict: expected samples to hold the site 'layers.0.nu'"):
-        gp.predict(new, {"nu": samples["layers.0.nu"]})
-    with pytest.raises(ValueError, match=r"BSGP.moments: expected samples to hold the same number >= 1 of draws"):
-        gp(new, samples | {"other": torch.zeros(2)})
+        gp.predict(new, samples={"nu": samples["layers.0.nu"]})
+    with pytest.raises(ValueError, match=r"BSGP.forward: expected samples to hold the same number >= 1 of draws"):
+        gp(new, samples=samples | {"other": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"expected samples to hold the same number >= 1 of draws"):
         gp.sample(new, 2, samples={})
     with pytest.raises(ValueError, match=r"BSGP.predict: expected x_new with 2 columns"):
-        gp.predict(torch.zeros(3, 5, dtype=F64), samples)
+        gp.predict(torch.zeros(3, 5, dtype=F64), samples=samples)
 
 
 def test_an_improper_prior_has_no_draws():
-    x, y = data()
+    x, y = waves(N)
     gp = BSGP(x, y, kernel(), Gaussian(0.2), inducing=M, inducing_prior="uniform")
     with pytest.raises(NotImplementedError, match=r"expected a prior that is sampled from to be proper"):
         gp.model()
@@ -738,9 +703,11 @@ def test_sampling_beside_parameters_that_nobody_trained_warns():
 def test_predictions_without_draws_name_the_cure():
     x = torch.rand(20, 2, dtype=torch.float64)
     gp = BSGP(x, x.sum(-1), inducing=5)
-    for predict in (gp, gp.predict, gp.moments):
+    for predict in (gp, gp.predict, gp.moments_by_draw):
         with pytest.raises(TypeError, match=r"expected samples posterior draws of all sites, .* mcmc.get_samples\(\)"):
             predict(x[:2])
+    with pytest.raises(TypeError, match=r"BSGP: expected method with Gaussian observations of f at the data"):
+        gp.joint(x[None, :2])
 
 
 @pytest.mark.parametrize("size", [15, 25])

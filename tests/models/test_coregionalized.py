@@ -11,7 +11,7 @@ from pyro_nngp._memory import block_limit
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Gaussian, StudentT
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import LOO, CoregionalizedLOO, coregionalized
 
 F64 = torch.float64

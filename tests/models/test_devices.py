@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pyro
 import pytest
 import torch
-from oracles.methods import METHODS, P, build, data
+from builders import METHODS, P, build, data
 from oracles.pretended_device import DEVICE, pretended_device
 from pyro.infer import MCMC, Predictive
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pyro_nngp.distributions import NNGP, PolyaGamma
 from pyro_nngp.inference import SGHMC, Minibatch, PolyaGammaGibbs, fit, to_arviz
 from pyro_nngp.inference.svi import parameters
-from pyro_nngp.inference.svi.run import Run
+from pyro_nngp.inference.svi.train_state import TrainState
 from pyro_nngp.kernels import RBF, Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, NegativeBinomial, Poisson, StudentT
 from pyro_nngp.models import BSGP, LOO, VNNGP, CoregionalizedLOO
@@ -25,7 +25,7 @@ from pyro_nngp.neighbors.graph import NeighborGraph
 @pytest.fixture
 def there(monkeypatch):
     """The pretended device; it has no sparse tensors, so that gradients of single rows are dense."""
-    monkeypatch.setattr(Run, "sparse_gradients", lambda self: nullcontext())
+    monkeypatch.setattr(TrainState, "sparse_gradients", lambda self: nullcontext())
     monkeypatch.setattr(parameters, "RowAdam", torch.optim.Adam)
     with pretended_device():
         yield DEVICE
@@ -101,7 +101,7 @@ def test_sampled_posteriors_elsewhere(there):
     mcmc.run(Minibatch(len(x), 20))
     samples = mcmc.get_samples()
     assert all(value.device == there for value in samples.values())
-    assert gp.predict(x[:P].to(there), samples).mean.device == there
+    assert gp.predict(x[:P].to(there), samples=samples).mean.device == there
 
 
 def test_priors_elsewhere(there):
@@ -155,7 +155,7 @@ def test_a_step_waits_for_the_device_at_its_distinct_rows_and_at_its_loss(name, 
 
     Of two steps the second begins an epoch, whose order is copied to the device.
     """
-    moved, waits, advance = build(name).to(there), Waits(), Run.advance
+    moved, waits, advance = build(name).to(there), Waits(), TrainState.advance
 
     def counted(run):
         if run.step < 2:
@@ -163,7 +163,7 @@ def test_a_step_waits_for_the_device_at_its_distinct_rows_and_at_its_loss(name, 
         with waits:
             return advance(run)
 
-    monkeypatch.setattr(Run, "advance", counted)
+    monkeypatch.setattr(TrainState, "advance", counted)
     fit(moved, 4, batch_size=20, progress=False, lr=0.01, solve_every=0)
     assert Counter(str(each) for each in waits.made) == {
         "aten._unique2": 2,

@@ -16,8 +16,8 @@ from pyro_nngp.kernels import RBF, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia, swsgp
-from pyro_nngp.models.base import PredictiveMethod
-from pyro_nngp.variational import leave_one_out
+from pyro_nngp.models.tower import PredictiveMethod
+from pyro_nngp.variational import MeanField, leave_one_out
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 N = 200
@@ -229,7 +229,7 @@ def test_augmented_loo_conditions_on_the_others(problem):
     gp = LOO(x, y, kernel(), Bernoulli(), num_neighbors=59, mean=zero, divergence="posterior")
     gp.solve()
     with torch.no_grad():
-        target, noise = gp.observations(gp.likelihood.bind(), torch.arange(60), None)
+        target, noise = gp.posterior(gp.bound()).observations(torch.arange(60))
     cov = dense_covariance(kernel(), x).detach()
     loc, spread = loo_of(cov + torch.diag(noise), target)
     expected = Bernoulli().marginal(loc, spread - noise).log_prob(y)
@@ -384,7 +384,7 @@ def test_labels_far_from_the_mean_function_start_at_the_sites():
     gp.solve(60)
     gp.mean.value = -13.0
     assert -gp.loo().mean() < 0.3
-    unsolved = VNNGP(x, y, kernel, Bernoulli(), mean=mean, num_neighbors=20, posterior="mean-field")
+    unsolved = VNNGP(x, y, kernel, Bernoulli(), mean=mean, num_neighbors=20, guide=MeanField())
     with pytest.warns(UserWarning, match="loo: means still moved by .* no step improved the bound"):
         unsolved.loo()
 

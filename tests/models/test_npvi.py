@@ -1,8 +1,9 @@
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import matern, q_of, waves
 from oracles.dense import dense_covariance, dense_precision
-from oracles.waves import ENCODERS, N, data, factor, kernel, loss, shaken
+from oracles.waves import ENCODERS, N, factor, loss, shaken
 from pyro.infer import SVI, Trace_ELBO, TraceMeanField_ELBO
 from pyro.optim import Adagrad
 
@@ -18,7 +19,7 @@ from pyro_nngp.likelihoods import (
 )
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI, VNNGP
-from pyro_nngp.neighbors.symmetric import SymmetricGraph
+from pyro_nngp.variational import Amortized, MeanField, SparseCholesky
 from pyro_nngp.variational.encoders import (
     ConditionalEncoder,
     SiteEncoder,
@@ -28,15 +29,15 @@ F64 = torch.float64
 
 
 def test_full_pattern_and_gaussian_noise_give_the_exact_posterior():
-    x, y = data()
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1, mean=ConstantMean(0.0))
+    x, y = waves()
+    gp = NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=N - 1, mean=ConstantMean(0.0))
     gp.solve()
     cov = dense_covariance(gp.kernel, x).detach()
     tril = torch.linalg.cholesky(cov + gp.likelihood.variance.detach() * torch.eye(N, dtype=F64))
     half = torch.linalg.solve_triangular(tril, cov, upper=False)
     want_mean, want = half.mT @ torch.linalg.solve_triangular(tril, y[:, None], upper=False)[:, 0], cov - half.mT @ half
     root = factor(gp)
-    torch.testing.assert_close(gp.local.distribution().loc.detach(), want_mean, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(q_of(gp).loc.detach(), want_mean, rtol=1e-8, atol=1e-9)
     torch.testing.assert_close(root @ root.mT, want, rtol=1e-7, atol=1e-10)
     evidence = dist.MultivariateNormal(torch.zeros(N, dtype=F64), scale_tril=tril).log_prob(y)
     assert loss(gp) == pytest.approx(-float(evidence), rel=1e-9)
@@ -47,12 +48,12 @@ def test_theorem_of_the_paper_covariances_on_edges_can_be_matched():
 
     The lengthscale is short: with 0.3, what is left for the diagonal of some row is negative.
     """
-    x, y = data()
+    x, y = waves()
     k = Matern32(2, lengthscale=torch.tensor(0.1))
     gp = NPVI(x, y, k, Gaussian(0.3), num_neighbors=5)
     sites = torch.eye(N, dtype=F64) / gp.likelihood.variance.detach()
     posterior = torch.cholesky_inverse(torch.linalg.cholesky(dense_precision(k, gp.graph).detach() + sites))
-    root, q = torch.zeros(N, N, dtype=F64), gp.local.distribution()
+    root, q = torch.zeros(N, N, dtype=F64), q_of(gp)
     for i in gp.graph.order.tolist():
         near = gp.graph.neighbors[i][gp.graph.neighbors[i] >= 0]
         near = near[torch.argsort(torch.argsort(gp.graph.order)[near])]  # so that the block is a lower triangle
@@ -61,8 +62,8 @@ def test_theorem_of_the_paper_covariances_on_edges_can_be_matched():
         row = torch.linalg.solve_triangular(block, posterior[near, i, None], upper=False)[:, 0]
         root[i, near], root[i, i] = row, (posterior[i, i] - row.square().sum()).sqrt()
     weights = torch.where(q.pattern >= 0, root.gather(1, q.pattern.clamp(min=0)), 0.0)
-    gp.local.assign(type(q)(q.loc, root.diagonal(), weights, q.pattern))
-    q = gp.local.distribution()
+    gp.q.assign(type(q)(q.loc, root.diagonal(), weights, q.pattern))
+    q = q_of(gp)
     torch.testing.assert_close(q.variance.detach(), posterior.diagonal(), rtol=1e-9, atol=0)
     for i, row in enumerate(gp.graph.neighbors):
         for j in row[row >= 0].tolist():
@@ -82,26 +83,23 @@ def test_theorem_of_the_paper_covariances_on_edges_can_be_matched():
     ],
 )
 def test_solving_ends_where_the_gradient_vanishes(likelihood, make):
-    x, f = data()
-    gp = NPVI(x, make(f), kernel(), likelihood(), num_neighbors=8)
+    x, f = waves()
+    gp = NPVI(x, make(f), matern(), likelihood(), num_neighbors=8)
     gp.solve(max_steps=300, tolerance=1e-7)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    scale = gp.local.log_scale.detach().exp()
-    assert (gp.local.loc.grad * scale).abs().max() < 1e-4
-    assert gp.local.log_scale.grad.abs().max() < 1e-4
-    assert gp.local.weights.grad.abs().max() < 1e-4
-    assert set(map(id, gp.solved_parameters())) == set(map(id, gp.local.parameters()))
+    scale = gp.q.log_scale.detach().exp()
+    assert (gp.q.loc.grad * scale).abs().max() < 1e-4
+    assert gp.q.log_scale.grad.abs().max() < 1e-4
+    assert gp.q.weights.grad.abs().max() < 1e-4
+    assert set(map(id, gp.solved_parameters())) == set(map(id, gp.q.parameters()))
 
 
 def test_bound_improves_on_the_mean_field_of_the_same_graph():
-    class MeanField(VNNGP):
-        graph_type = SymmetricGraph
-
-    x, y = data()
+    x, y = waves()
     full, few, mean_field = (
-        NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=N - 1),
-        NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=8),
-        MeanField(x, y, kernel(), Gaussian(0.1), num_neighbors=8, posterior="mean-field"),
+        NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=N - 1),
+        NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=8),
+        NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=8, guide=MeanField()),
     )
     for gp in (full, few, mean_field):
         gp.solve()
@@ -111,8 +109,8 @@ def test_bound_improves_on_the_mean_field_of_the_same_graph():
 
 @pytest.mark.slow
 def test_monte_carlo_elbos_estimate_the_integrating_one():
-    x, f = data(24)
-    gp = NPVI(x, f.exp().round(), kernel(), Poisson(), num_neighbors=4)
+    x, f = waves(24)
+    gp = NPVI(x, f.exp().round(), matern(), Poisson(), num_neighbors=4)
     gp.solve()
     exact = loss(gp)
     for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
@@ -123,14 +121,14 @@ def test_monte_carlo_elbos_estimate_the_integrating_one():
 @pytest.mark.slow
 def test_recipe_of_the_paper():
     """AdaGrad with minibatches of 50, in plain Pyro, comes near the optimum that solve() finds."""
-    x, f = data(100)
+    x, f = waves(100)
     gp = NPVI(
         x,
         (1 + f).exp().round(),
         Matern32(2, lengthscale=torch.tensor(0.2)),
         Poisson("softplus"),
         num_neighbors=6,
-        scale=0.1,
+        guide=SparseCholesky(scale=0.1),
     )
     gp.kernel.requires_grad_(False)
     gp.mean.requires_grad_(False)
@@ -146,28 +144,28 @@ def test_recipe_of_the_paper():
 @pytest.mark.parametrize("make", [lambda: None, *ENCODERS])
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_disjoint_batches_average_exactly(make, outputs):
-    x, y = data()
+    x, y = waves()
     encoder = make()
     gp = NPVI(
         x,
         y if outputs == 1 else torch.stack([y, -2 * y], -1),
-        kernel(),
+        matern(),
         Gaussian(0.1),
         num_neighbors=5,
-        encoder=encoder and shaken(encoder),
+        guide=SparseCholesky() if encoder is None else Amortized(shaken(encoder)),
     )
     if encoder is None:
-        torch.nn.init.normal_(gp.local.weights, std=0.3)
+        torch.nn.init.normal_(gp.q.weights, std=0.3)
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(12)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
 
 
 @pytest.mark.parametrize("columns", [0, 3])
 def test_vnngp_with_an_encoder(columns):
-    x, y = data()
+    x, y = waves()
     encoder = shaken(SiteEncoder(2))
-    gp = VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=6, guide_neighbors=columns, encoder=encoder)
-    assert gp.local.distribution().weights.shape == (N, columns)
+    gp = VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=6, guide=Amortized(encoder, columns))
+    assert q_of(gp).weights.shape == (N, columns)
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(16)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
     values = torch.tensor([loss(gp, elbo=TraceMeanField_ELBO()) for _ in range(30)])
@@ -178,46 +176,46 @@ def test_vnngp_with_an_encoder(columns):
     ("call", "message"),
     [
         (
-            lambda x, y: NPVI(x, None, kernel(), encoder=SiteEncoder(2), num_neighbors=5),
-            r"expected encoder with a likeli",
+            lambda x, y: NPVI(x, None, matern(), guide=Amortized(SiteEncoder(2)), num_neighbors=5),
+            r"expected guide=Amortized\(...\) with a likelihood",
         ),
         (
-            lambda x, y: VNNGP(x, y, kernel(), Gaussian(), inducing=9, num_neighbors=5, encoder=SiteEncoder(2)),
-            r"expected encoder with a likelihood, inducing points at the data and no `loc`",
+            lambda x, y: VNNGP(
+                x, y, matern(), Gaussian(), inducing=9, num_neighbors=5, guide=Amortized(SiteEncoder(2))
+            ),
+            r"expected guide=Amortized\(...\) with a likelihood and inducing points at the data",
         ),
         (
-            lambda x, y: NPVI(x, y, kernel(), Gaussian(), num_neighbors=5).amortize(x, y),
+            lambda x, y: NPVI(x, y, matern(), Gaussian(), num_neighbors=5).amortize(x, y),
             r"expected encoder in the model",
         ),
         (
-            lambda x, y: NPVI(x, y, kernel(), Gaussian(), num_neighbors=5, encoder=SiteEncoder(2)).solve(),
+            lambda x, y: NPVI(x, y, matern(), Gaussian(), num_neighbors=5, guide=Amortized(SiteEncoder(2))).solve(),
             r"got an encoder",
         ),
         (
-            lambda x, y: NPVI(x, y, kernel(), HeteroskedasticGaussian(), num_neighbors=5, encoder=SiteEncoder(2)),
+            lambda x, y: NPVI(
+                x, y, matern(), HeteroskedasticGaussian(), num_neighbors=5, guide=Amortized(SiteEncoder(2))
+            ),
             r"expected likelihood with one latent function per output",
         ),
         (
             lambda x, y: NPVI(
                 x,
                 y,
-                kernel(),
+                matern(),
                 Gaussian(),
                 num_neighbors=5,
-                encoder=SiteEncoder(2, response=lambda likelihood, y: y[:, None]),
+                guide=Amortized(SiteEncoder(2, response=lambda likelihood, y: y[:, None])),
             ),
             r"expected encoder.response finite and of shape \(48,\), got \(48, 1\)",
         ),
-        (
-            lambda x, y: NPVI(x, y, kernel(), Gaussian(), num_neighbors=5, encoder=SiteEncoder(2), loc=y),
-            r"NPVI: expected encoder with a likelihood, inducing points at the data and no `loc`",
-        ),
         (lambda x, y: ConditionalEncoder(num_context=-1), r"ConditionalEncoder: expected num_context >= 0, got -1"),
         (lambda x, y: SiteEncoder(0), r"expected input_dim >= 1 and num_context >= 0, got 0 and 10"),
-        (lambda x, y: NPVI(x, y, kernel(), Gaussian(), num_neighbors=N), r"expected num_neighbors"),
-        (lambda x, y: NPVI(x, y, kernel(), Gaussian(), amortized=True), r"unexpected keyword argument 'amortized'"),
+        (lambda x, y: NPVI(x, y, matern(), Gaussian(), num_neighbors=N), r"expected num_neighbors"),
+        (lambda x, y: NPVI(x, y, matern(), Gaussian(), amortized=True), r"unexpected keyword argument 'amortized'"),
     ],
 )
 def test_wrong_input(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
-        call(*data())
+        call(*waves())

@@ -5,9 +5,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import matern, waves
 from oracles.dense import dense_covariance, gaussian_kl
 from oracles.problems import losses_inside_a_larger_program
-from oracles.waves import data, loss
+from oracles.waves import loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
 from pyro.optim import Adam
@@ -28,19 +29,16 @@ from pyro_nngp.likelihoods import (
     PolyaGammaBound,
     StudentT,
 )
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
+from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import SVGP, VNNGP
+from pyro_nngp.variational import MeanField
 from pyro_nngp.variational.gaussian import DenseGaussian, combined_variance, factor, neighbor_variance
 
 F64 = torch.float64
 
 
 N, M = 48, 11
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
 
 
 def stir(gp):
@@ -54,7 +52,7 @@ def stir(gp):
 def build(x, y, likelihood=None, inducing=M, **settings):
     settings.setdefault("mean", ConstantMean(0.0))  # which the oracles assume
     return stir(
-        SVGP(x, y, kernel(), Gaussian(0.125) if likelihood is None else likelihood, inducing=inducing, **settings)
+        SVGP(x, y, matern(), Gaussian(0.125) if likelihood is None else likelihood, inducing=inducing, **settings)
     )
 
 
@@ -84,7 +82,7 @@ def dense_parts(gp, x_new):
 @pytest.mark.parametrize("mean_field", [False, True])
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
 def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
-    x, y = data()
+    x, y = waves()
     gp = build(x, y, objective=objective, mean_field=mean_field)
     gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     mean, cov, prior, weights, var = dense_parts(gp, x)
@@ -95,7 +93,7 @@ def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
     want = gaussian_kl(mean, cov, torch.cholesky_inverse(torch.linalg.cholesky(prior))) - expected.sum()
     assert loss(gp) == pytest.approx(float(want), rel=1e-9)
 
-    new, _ = data(7)
+    new, _ = waves(7)
     mean, cov, prior, weights, var = dense_parts(gp, new)
     loc, got = gp(new)
     torch.testing.assert_close(loc.detach(), 0.25 + weights @ mean, rtol=1e-9, atol=1e-9)
@@ -104,8 +102,8 @@ def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
 
 
 def test_prediction_from_the_nearest_inducing_points():
-    x, y = data()
-    gp, new = build(x, y), data(9)[0]
+    x, y = waves()
+    gp, new = build(x, y), waves(9)[0]
     for mean_field in (False, True):
         gp = build(x, y, mean_field=mean_field)
         for one, two in zip(gp(new, num_neighbors=M), gp(new), strict=True):
@@ -125,7 +123,7 @@ def test_prediction_from_the_nearest_inducing_points():
 
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
 def test_optimum_is_the_bound_of_titsias_or_the_evidence_of_fitc(objective):
-    x, y = data()
+    x, y = waves()
     gp = build(x, y, objective=objective)
     gp.solve()
     prior, cross = dense_covariance(gp.kernel, gp.z).detach(), gp.kernel(x, gp.z).detach()
@@ -138,13 +136,13 @@ def test_optimum_is_the_bound_of_titsias_or_the_evidence_of_fitc(objective):
 
 
 def test_inducing_points_at_the_data_give_the_exact_process():
-    x, y = data()
+    x, y = waves()
     gp = build(x, y, inducing=x, jitter=1e-10)
     gp.solve()
     cov = gp.kernel(x).detach() + noise_of(gp) * torch.eye(N, dtype=F64)
     exact = dist.MultivariateNormal(torch.zeros(N, dtype=F64), cov)
     assert loss(gp) == pytest.approx(-float(exact.log_prob(y)), rel=1e-6)
-    new = data(6)[0]
+    new = waves(6)[0]
     weights = torch.cholesky_solve(gp.kernel(x, new).detach(), torch.linalg.cholesky(cov)).mT
     loc, var = (value.detach() for value in gp(new))
     torch.testing.assert_close(loc, weights @ y, rtol=1e-6, atol=1e-7)
@@ -167,7 +165,7 @@ def test_inducing_points_at_the_data_give_the_exact_process():
     ],
 )
 def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, mean_field):
-    x, f = data()
+    x, f = waves()
     gp = build(x, make(f), likelihood(), mean_field=mean_field, objective=objective)
     gp.solve(max_steps=200, tolerance=1e-7)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
@@ -175,7 +173,7 @@ def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, m
 
 
 def test_blocks_of_the_data_do_not_matter():
-    x, y = data()
+    x, y = waves()
     whole, blocks = (build(x, labels(y), Bernoulli()) for _ in range(2))
     blocks.load_state_dict(whole.state_dict())
     whole.solve()
@@ -190,7 +188,7 @@ def test_blocks_of_the_data_do_not_matter():
     ("likelihood", "make"), [(lambda: Gaussian(0.125), lambda f: f), (StudentT, lambda f: f), (Bernoulli, labels)]
 )
 def test_disjoint_batches_average_exactly(likelihood, make, objective):
-    x, f = data()
+    x, f = waves()
     gp = build(x, make(f), likelihood(), objective=objective)
     for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(12)]
@@ -200,7 +198,7 @@ def test_disjoint_batches_average_exactly(likelihood, make, objective):
 @pytest.mark.slow
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(objective):
-    x, y = data()
+    x, y = waves()
     gp = build(x, y, objective=objective)
     exact = loss(gp)
     assert loss(gp) == exact
@@ -212,7 +210,7 @@ def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(objective):
 
 @pytest.mark.parametrize("kl_scale", [1.0, 0.05])
 def test_predictive_objective_scores_the_predictive_distribution(kl_scale):
-    x, y = data()
+    x, y = waves()
     prior = dist.Normal(torch.zeros(M, dtype=F64), 1.0).to_event(1)
     for likelihood, target in ((Gaussian(0.125), y), (Bernoulli(), labels(y))):
         gp = build(x, target, likelihood)
@@ -222,10 +220,10 @@ def test_predictive_objective_scores_the_predictive_distribution(kl_scale):
 
 
 def test_predictive_objective_serves_other_methods():
-    x, y = data()
-    gp = VNNGP(x, y, kernel(), Gaussian(0.125), num_neighbors=N - 1, posterior="mean-field", mean=ConstantMean(0.0))
+    x, y = waves()
+    gp = VNNGP(x, y, matern(), Gaussian(0.125), num_neighbors=N - 1, guide=MeanField(), mean=ConstantMean(0.0))
     gp.solve()
-    q = gp.local.distribution()
+    q = gp.q.distribution()
     precision = torch.cholesky_inverse(torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach()))
     divergence = gaussian_kl(q.mean.detach(), torch.diag(q.variance.detach()), precision)
     fitted = dist.Normal(q.mean.detach(), (q.variance.detach() + noise_of(gp)).sqrt()).log_prob(y).sum()
@@ -233,7 +231,7 @@ def test_predictive_objective_serves_other_methods():
 
 
 def test_fit_leaves_the_optimum_of_the_bound_to_the_bound():
-    x, y = data()
+    x, y = waves()
     gp, start = build(x, y), build(x, y).state_dict()
     results = []
     for elbo in (None, PredictiveLogLikelihood()):
@@ -269,7 +267,7 @@ def test_ppgpr_does_not_overestimate_noise_where_svgp_does():
 
 @pytest.mark.filterwarnings("ignore:SVGP.solve. means still moved")  # single steps
 def test_coordinate_ascent_of_pg_vi_never_goes_down():
-    x, y = data()
+    x, y = waves()
     gp = build(x, labels(y), PolyaGammaBound(Bernoulli()))
     losses = [loss(gp)]
     for _ in range(6):
@@ -282,7 +280,7 @@ def test_coordinate_ascent_of_pg_vi_never_goes_down():
 
 
 def test_polya_gamma_bound_trains_hyperparameters_of_its_likelihood():
-    x, y = data()
+    x, y = waves()
     gp = build(x, y.exp().round(), PolyaGammaBound(NegativeBinomial(3.0)))
     fit(gp, 5, progress=False)
     assert abs(float(gp.likelihood.base.total_count.detach()) - 3.0) > 0.01
@@ -313,8 +311,8 @@ def test_dense_guide_agrees_with_torch():
 
 @pytest.mark.parametrize("num_neighbors", [None, 6])
 def test_joint_draws_have_the_joint_moments(num_neighbors):
-    x, y = data()
-    gp, new = build(x, y), data(7)[0]
+    x, y = waves()
+    gp, new = build(x, y), waves(7)[0]
     gp.mean.value = torch.full_like(gp.mean.value, 0.5)
     mean, cov, _, weights, _ = dense_parts(gp, new)
     prior = dense_covariance(gp.kernel, new).detach()
@@ -339,7 +337,7 @@ class Deep(nn.Module):
 
 @pytest.mark.parametrize("num_neighbors", [pytest.param(None, marks=pytest.mark.slow), 10])
 def test_joint_draws_with_a_deep_kernel_in_single_precision(num_neighbors):
-    x, y = data(300, torch.float32)
+    x, y = waves(300, torch.float32)
     deep = Deep()
     wide = SVGP(x.double(), y.double(), copy.deepcopy(deep), Gaussian(0.125), inducing=x[:M].double())
     gp = SVGP(x, y, deep, Gaussian(0.125), inducing=x[:M])
@@ -364,7 +362,7 @@ class PyroDeep(PyroModule):
 
 @pytest.mark.parametrize("wrap", [lambda deep: lambda a, b: deep(a, b), PyroDeep], ids=["function", "PyroModule"])
 def test_joint_draws_with_kernels_that_compute_in_single_precision(wrap):
-    x, y = data(dtype=torch.float32)
+    x, y = waves(dtype=torch.float32)
     deep, samples = Deep(), {"nu": torch.randn(1, M)}
     want, draws = (
         SVGP(x, y, kernel, Gaussian(0.125), inducing=x[:M]).sample(x[:20], 1, seed=0, samples=samples)
@@ -374,7 +372,7 @@ def test_joint_draws_with_kernels_that_compute_in_single_precision(wrap):
 
 
 def test_joint_draws_of_few_points_take_the_neighbors_there_are():
-    x, y = data()
+    x, y = waves()
     gp = build(x, y)
     for p in (1, 3):
         exact = gp.sample(x[:p], 4000)
@@ -391,8 +389,8 @@ def test_joint_draws_of_few_points_take_the_neighbors_there_are():
 )
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
 def test_likelihoods_of_several_latent_functions(likelihood, make, objective):
-    x, f = data()
-    gp = SVGP(x, make(f), kernel(), likelihood(), inducing=M, objective=objective)
+    x, f = waves()
+    gp = SVGP(x, make(f), matern(), likelihood(), inducing=M, objective=objective)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(10)]
     assert losses[-1] < losses[0]
@@ -404,10 +402,10 @@ def test_likelihoods_of_several_latent_functions(likelihood, make, objective):
 
 
 def test_several_outputs_equal_separate_models():
-    x, y = data()
+    x, y = waves()
     both = torch.stack([y, -2 * y + 1], -1)
-    gp = SVGP(x, both, kernel(), Gaussian(0.125), inducing=M, objective="fitc")
-    singles = [SVGP(x, both[:, t], kernel(), Gaussian(0.125), inducing=M, objective="fitc") for t in range(2)]
+    gp = SVGP(x, both, matern(), Gaussian(0.125), inducing=M, objective="fitc")
+    singles = [SVGP(x, both[:, t], matern(), Gaussian(0.125), inducing=M, objective="fitc") for t in range(2)]
     for model in (gp, *singles):
         model.solve()
     idx = torch.arange(0, N, 3)
@@ -416,9 +414,9 @@ def test_several_outputs_equal_separate_models():
 
 
 def test_inducing_points_are_learned_or_not():
-    x, y = data(150)
+    x, y = waves(150)
     for learn in (True, False):
-        gp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=9, learn_inducing=learn)
+        gp = SVGP(x, y, matern(), Gaussian(0.125), inducing=9, learn_inducing=learn)
         before, start = gp.z.detach().clone(), loss(gp)
         fit(gp, 20, batch_size=50, lr=0.05, progress=False)
         assert loss(gp) < start
@@ -426,8 +424,8 @@ def test_inducing_points_are_learned_or_not():
 
 
 def test_hyperparameters_with_priors_are_learned():
-    x, y = data()
-    k = kernel()
+    x, y = waves()
+    k = matern()
     k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
     likelihood = Gaussian(0.125)
     likelihood.variance = PyroSample(dist.LogNormal(-2.0, 1.0))
@@ -443,7 +441,7 @@ def test_hyperparameters_with_priors_are_learned():
 
 
 def test_model_never_reads_the_guide():
-    x, y = data()
+    x, y = waves()
     gp, nu, f = build(x, y), torch.randn(M, dtype=F64), torch.randn(N, dtype=F64)
     values = []
     for _ in range(2):
@@ -459,8 +457,8 @@ def test_model_never_reads_the_guide():
 
 
 def test_inside_a_larger_program():
-    x, y = data()
-    gp = SVGP(x, None, lambda a, b: kernel()(a, b).detach(), inducing=M)
+    x, y = waves()
+    gp = SVGP(x, None, lambda a, b: matern()(a, b).detach(), inducing=M)
     covariate = torch.randn(N, dtype=F64)
     losses = losses_inside_a_larger_program(gp, y, covariate, steps=60, batch_size=24)
     assert losses[-20:].mean() < losses[:20].mean()
@@ -471,8 +469,8 @@ def test_inside_a_larger_program():
 
 
 def test_saving_copying_and_pickling_keep_predictions():
-    x, y = data()
-    gp, (new, _) = build(x, y), data(5)
+    x, y = waves()
+    gp, (new, _) = build(x, y), waves(5)
     fresh = build(x, y, seed=3)
     fresh.load_state_dict(gp.state_dict())
     for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
@@ -480,9 +478,9 @@ def test_saving_copying_and_pickling_keep_predictions():
 
 
 def test_single_precision_is_close_to_double():
-    x, y = data()
+    x, y = waves()
     wide, single = (
-        SVGP(x.to(d), y.to(d), kernel(), Gaussian(0.125), inducing=x[:M].to(d), jitter=1e-5)
+        SVGP(x.to(d), y.to(d), matern(), Gaussian(0.125), inducing=x[:M].to(d), jitter=1e-5)
         for d in (F64, torch.float32)
     )
     for gp in (wide, single):
@@ -511,8 +509,8 @@ def test_single_precision_is_close_to_double():
     ],
 )
 def test_wrong_input(change, message):
-    x, y = data(dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "inducing": M} | change
+    x, y = waves(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "inducing": M} | change
     with pytest.raises((ValueError, TypeError), match=message):
         SVGP(**settings)
 
@@ -527,13 +525,13 @@ def test_wrong_input(change, message):
     ],
 )
 def test_wrong_places(x_new, settings, message):
-    x, y = data()
+    x, y = waves()
     with pytest.raises((ValueError, TypeError), match=message):
         build(x, y)(x_new, **settings)
 
 
 def test_kernels_that_are_not_ours_and_sums_work():
-    x, y = data()
+    x, y = waves()
     own = Matern32(2).double()
     foreign = SVGP(x, y, lambda a, b: own(a, b), Gaussian(0.125), inducing=x[:M])
     ours = SVGP(x, y, own, Gaussian(0.125), inducing=x[:M])

@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import matern, waves
 from oracles.dense import dense_covariance
 from oracles.problems import losses_inside_a_larger_program
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
@@ -15,32 +16,23 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 from pyro_nngp.conditionals.nearest_neighbor import nn_conditional
 from pyro_nngp.inference import IntegratedELBO, PredictiveLogLikelihood, fit, to_arviz
-from pyro_nngp.kernels import Linear, Matern32, Matern52, Periodic
+from pyro_nngp.kernels import Linear, Matern32, Periodic
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER, cholesky
+from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import SVGP, SWSGP
 
 F64 = torch.float64
 N, M, H = 40, 12, 5
 
 
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.25), lengthscale=torch.tensor([0.3, 0.5]))
-
-
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_q_starts_at_what_the_nearest_data_say(mean_field):
-    x, y = data()
+    x, y = waves(N)
     z, weights = x[:M] + 0.01, 0.5 + torch.rand(N, dtype=F64)
     by_row = {"offset": 3 * x[:, 0], "weights": weights}
     options = {"inducing": z, "num_neighbors": H, "mean_field": mean_field, "mean": lambda x: 2 + x[:, 1], **by_row}
-    q = SWSGP(x, y, kernel().double(), Gaussian(0.04), **options).local.distribution()
-    cov, nearest = kernel().double(), torch.cdist(z / kernel().lengthscale, x / kernel().lengthscale).argsort(-1)
+    q = SWSGP(x, y, matern().double(), Gaussian(0.04), **options).local.distribution()
+    cov, nearest = matern().double(), torch.cdist(z / matern().lengthscale, x / matern().lengthscale).argsort(-1)
     for j, near in enumerate(nearest[:, :H]):
         points, residual = torch.cat([z[j : j + 1], x[near]]), (y - 2 - x[:, 1] - 3 * x[:, 0])[near]
         joint = dense_covariance(cov, points).detach()
@@ -52,8 +44,8 @@ def test_q_starts_at_what_the_nearest_data_say(mean_field):
 
 
 def test_a_start_in_the_data_spares_steps():
-    x, y = data(1000)
-    gp = SWSGP(x, y, kernel().double(), Gaussian(0.04), inducing=200)
+    x, y = waves(1000)
+    gp = SWSGP(x, y, matern().double(), Gaussian(0.04), inducing=200)
     with torch.no_grad():
         assert (gp(x)[0] - torch.sin(5 * x.sum(-1))).square().mean().sqrt() < 0.12
 
@@ -68,7 +60,7 @@ def stir(gp):
 
 def build(x, y, likelihood=None, **settings):
     settings = {"inducing": M, "num_neighbors": H, "scale": 0.5} | settings
-    return stir(SWSGP(x, y, kernel(), Gaussian(0.125) if likelihood is None else likelihood, **settings))
+    return stir(SWSGP(x, y, matern(), Gaussian(0.125) if likelihood is None else likelihood, **settings))
 
 
 def loss(gp, *args, elbo=None):
@@ -100,7 +92,7 @@ def dense_bound(gp, num_neighbors):
 @pytest.mark.parametrize("mean_field", [True, False])
 @pytest.mark.parametrize("learn_inducing", [True, False])
 def test_bound_and_its_gradient_agree_with_dense_ones(mean_field, learn_inducing):
-    x, y = data()
+    x, y = waves(N)
     gp = build(x, y, mean_field=mean_field, learn_inducing=learn_inducing)
     gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     params = dict(gp.named_parameters())
@@ -130,14 +122,14 @@ def like(svgp, num_neighbors, mean_field=False):
 
 
 def test_all_neighbors_give_svgp():
-    x, y = data()
-    svgp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=M)
+    x, y = waves(N)
+    svgp = SVGP(x, y, matern(), Gaussian(0.125), inducing=M)
     svgp.solve()
     gp = like(svgp, M)
     assert loss(gp) == pytest.approx(loss(svgp), rel=1e-9)
     idx = torch.arange(0, N, 4)
     assert loss(gp, idx) == pytest.approx(loss(svgp, idx), rel=1e-9)
-    new = data(6)[0]
+    new = waves(6)[0]
     for one, two in zip(gp(new), svgp(new), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
     # SVGP-M-H predicts likewise, in its own metric
@@ -150,8 +142,8 @@ def test_all_neighbors_give_svgp():
 
 def test_averaged_local_divergence_grows_with_neighbors_up_to_that_of_svgp():
     """Appendix C of the VNNGP paper: it is a divergence of marginals, so it can only lose."""
-    x, y = data()
-    svgp = SVGP(x, y, kernel(), Gaussian(0.125), inducing=M)
+    x, y = waves(N)
+    svgp = SVGP(x, y, matern(), Gaussian(0.125), inducing=M)
     svgp.solve()
     full = float(kl_divergence(svgp.q.distribution(), dist.Normal(torch.zeros(M, dtype=F64), 1.0).to_event(1)).detach())
     found = []
@@ -164,7 +156,7 @@ def test_averaged_local_divergence_grows_with_neighbors_up_to_that_of_svgp():
 
 
 def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
-    x, y = data()
+    x, y = waves(N)
     diagonal, full = build(x, y), build(x, y, mean_field=False)
     q = diagonal.local.distribution()
     full.local.assign(dist.Normal(q.loc, q.scale).to_event(1))
@@ -178,7 +170,7 @@ def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
 @pytest.mark.parametrize("settings", [{}, {"learn_inducing": False}, {"mean_field": False}])
 @pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.125), StudentT])
 def test_disjoint_batches_average_exactly(settings, likelihood):
-    x, y = data()
+    x, y = waves(N)
     gp = build(x, y, likelihood(), **settings)
     for elbo in (IntegratedELBO(), PredictiveLogLikelihood(0.3)):
         parts = [loss(gp, idx, elbo=elbo) for idx in torch.randperm(N).split(8)]
@@ -188,7 +180,7 @@ def test_disjoint_batches_average_exactly(settings, likelihood):
 @pytest.mark.slow
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(mean_field):
-    x, y = data()
+    x, y = waves(N)
     gp = build(x, y, mean_field=mean_field)
     exact = loss(gp)
     assert loss(gp) == exact
@@ -199,7 +191,7 @@ def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(mean_field):
 
 
 def test_neighbors_given_are_neighbors_found():
-    x, y = data()
+    x, y = waves(N)
     for learn in (True, False):
         gp, idx = build(x, y, learn_inducing=learn), torch.arange(3, 20)
         args = gp.batch_args(idx, torch.Generator())
@@ -210,7 +202,7 @@ def test_neighbors_given_are_neighbors_found():
 
 
 def test_learned_inducing_points_have_their_neighbors_found_at_each_step():
-    x, y = data(150)
+    x, y = waves(150)
     gp = build(x, y)
     before = gp.neighbors(None)
     fit(gp, 25, batch_size=50, lr=0.05, progress=False)
@@ -222,7 +214,7 @@ def test_learned_inducing_points_have_their_neighbors_found_at_each_step():
 
 @pytest.mark.parametrize("learn_inducing", [True, False])
 def test_refresh_takes_the_learned_lengthscales(learn_inducing):
-    x, y = data()
+    x, y = waves(N)
     gp = build(x, y, learn_inducing=learn_inducing)
     before = gp.neighbors(None).clone()
     gp.kernel.lengthscale = scale = torch.tensor([3.0, 0.1])
@@ -233,8 +225,8 @@ def test_refresh_takes_the_learned_lengthscales(learn_inducing):
 
 
 def test_gradients_of_the_table_are_sparse_in_training():
-    x, y = data(200)
-    gp = SWSGP(x, y, kernel(), Gaussian(0.125), inducing=x.clone(), learn_inducing=False, num_neighbors=4)
+    x, y = waves(200)
+    gp = SWSGP(x, y, matern(), Gaussian(0.125), inducing=x.clone(), learn_inducing=False, num_neighbors=4)
     start = gp.local.loc.detach().clone()
     fit(gp, 1, batch_size=10, lr=0.1, progress=False)
     touched = gp.local.loc.grad.coalesce().indices()[0]
@@ -247,8 +239,8 @@ def test_gradients_of_the_table_are_sparse_in_training():
 @pytest.mark.slow
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_draws_have_the_moments_of_the_guide(mean_field):
-    x, y = data()
-    gp, new = build(x, y, mean_field=mean_field), data(6)[0]
+    x, y = waves(N)
+    gp, new = build(x, y, mean_field=mean_field), waves(6)[0]
     gp.mean.value = torch.full_like(gp.mean.value, 0.5)
     scale = gp.kernel.lengthscale.detach()
     near = torch.cdist(new / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
@@ -276,7 +268,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
     ],
 )
 def test_other_likelihoods_and_sums_of_kernels(likelihood, make, mean_field):
-    x, f = data()
+    x, f = waves(N)
     k = Matern32(2, lengthscale=torch.tensor(0.4)) + Linear(2)
     gp = SWSGP(x, make(f), k, likelihood(), inducing=M, num_neighbors=H, mean_field=mean_field)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
@@ -300,7 +292,7 @@ def share(found, wanted):
 
 @pytest.mark.parametrize("learn_inducing", [True, False])
 def test_neighbors_under_a_periodic_kernel_are_the_most_correlated_inducing_points(learn_inducing):
-    x, y = data()
+    x, y = waves(N)
     z = torch.rand(60, 2, dtype=F64)
     one = torch.tensor(1.0)
     k = Periodic(1, one, one, torch.tensor(0.2), active_dims=[0]) * Matern32(1, one, one / 2, active_dims=[1])
@@ -319,7 +311,7 @@ def test_a_covariance_function_as_its_own_metric_chooses_the_largest_values(lear
         apart = a[..., :, None, :] - b[..., None, :, :]
         return torch.exp(-2 * torch.sin(math.pi * apart[..., 0] / 0.2).square() - apart[..., 1].abs())
 
-    (x, y), z = data(), torch.rand(60, 2, dtype=F64)
+    (x, y), z = waves(N), torch.rand(60, 2, dtype=F64)
     settings = {"inducing": z, "num_neighbors": H, "learn_inducing": learn_inducing}
     gp = SWSGP(x, y, season, Gaussian(0.1), metric=lambda a, b: -season(a, b), **settings)
     for _ in range(2):
@@ -330,12 +322,12 @@ def test_a_covariance_function_as_its_own_metric_chooses_the_largest_values(lear
 
 @pytest.mark.parametrize("mean_field", [True, False])
 def test_several_outputs_equal_separate_models(mean_field):
-    x, y = data()
+    x, y = waves(N)
     both = torch.stack([y, -2 * y + 1], -1)
     settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field, "scale": 0.5}
-    gp = SWSGP(x, both, kernel(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
+    gp = SWSGP(x, both, matern(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
     singles = [
-        SWSGP(x, both[:, t], kernel(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t] * gp.unit, **settings)
+        SWSGP(x, both[:, t], matern(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t] * gp.unit, **settings)
         for t in (0, 1)
     ]
     for idx in (None, torch.arange(0, N, 3)):
@@ -344,8 +336,8 @@ def test_several_outputs_equal_separate_models(mean_field):
 
 
 def test_hyperparameters_with_priors_are_learned():
-    x, y = data()
-    k = kernel()
+    x, y = waves(N)
+    k = matern()
     k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
     gp = SWSGP(x, y, k, Gaussian(0.125), inducing=M, num_neighbors=H)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
@@ -360,7 +352,7 @@ def test_hyperparameters_with_priors_are_learned():
 
 
 def test_model_is_the_stated_density():
-    x, y = data()
+    x, y = waves(N)
     gp, u, f = build(x, y), torch.randn(N, H, dtype=F64), torch.randn(N, dtype=F64)
     trace = pyro.poutine.trace(pyro.poutine.condition(gp.model, {"u": u, "f": f})).get_trace()
     want = 0.0
@@ -375,8 +367,8 @@ def test_model_is_the_stated_density():
 
 @pytest.mark.slow
 def test_inside_a_larger_program():
-    x, y = data()
-    gp = SWSGP(x, None, kernel(), inducing=M, num_neighbors=H)
+    x, y = waves(N)
+    gp = SWSGP(x, None, matern(), inducing=M, num_neighbors=H)
     losses = losses_inside_a_larger_program(gp, y, x[:, 0], steps=60, batch_size=20)
     assert losses[-20:].mean() < losses[:20].mean()
     assert set(pyro.get_param_store()) == {"loc"}
@@ -386,8 +378,8 @@ def test_inside_a_larger_program():
 
 @pytest.mark.parametrize("learn_inducing", [True, False])
 def test_saving_copying_and_pickling_keep_predictions(learn_inducing):
-    x, y = data()
-    gp, (new, _) = build(x, y, learn_inducing=learn_inducing), data(5)
+    x, y = waves(N)
+    gp, (new, _) = build(x, y, learn_inducing=learn_inducing), waves(5)
     gp.refresh_neighbors()
     fresh = build(x, y, learn_inducing=learn_inducing, seed=3)
     fresh.load_state_dict(gp.state_dict())
@@ -397,9 +389,9 @@ def test_saving_copying_and_pickling_keep_predictions(learn_inducing):
 
 
 def test_single_precision_is_close_to_double():
-    x, y = data()
+    x, y = waves(N)
     wide, single = (
-        SWSGP(x.to(d), y.to(d), kernel(), Gaussian(0.125), inducing=x[:M].to(d), num_neighbors=H)
+        SWSGP(x.to(d), y.to(d), matern(), Gaussian(0.125), inducing=x[:M].to(d), num_neighbors=H)
         for d in (F64, torch.float32)
     )
     assert single(x.float())[0].dtype == single.sample(x[:3].float(), 2).dtype == torch.float32
@@ -407,8 +399,8 @@ def test_single_precision_is_close_to_double():
 
 
 def test_hidden_duplicates_train_in_single_precision():
-    x, y = data(60, torch.float32)
-    gp = SWSGP(x, y, kernel(), Gaussian(0.125), inducing=torch.cat([x[:20], x[:20]]), num_neighbors=8)
+    x, y = waves(60, torch.float32)
+    gp = SWSGP(x, y, matern(), Gaussian(0.125), inducing=torch.cat([x[:20], x[:20]]), num_neighbors=8)
     fit(gp, 5, batch_size=20, progress=False)
     assert torch.isfinite(gp(x)[1]).all()
 
@@ -432,8 +424,8 @@ def test_hidden_duplicates_train_in_single_precision():
     ],
 )
 def test_wrong_input(change, message):
-    x, y = data(dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "inducing": M, "num_neighbors": H}
+    x, y = waves(N, dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "inducing": M, "num_neighbors": H}
     with pytest.raises((ValueError, TypeError), match=message):
         SWSGP(**settings | change)
 
@@ -447,13 +439,13 @@ def test_wrong_input(change, message):
     ],
 )
 def test_wrong_places(x_new, settings, message):
-    x, y = data()
+    x, y = waves(N)
     with pytest.raises((ValueError, TypeError), match=message):
         build(x, y)(x_new, **settings)
 
 
 def test_priors_assigned_too_late_are_an_error():
-    x, y = data()
+    x, y = waves(N)
     gp = build(x, y)
     gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     with pytest.raises(ValueError, match=r"SWSGP.guide: expected hyperparameter priors to be assigned before"):

@@ -1,6 +1,7 @@
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import waves
 from oracles.dense import dense_covariance
 from pyro import poutine
 from pyro.infer import MCMC, NUTS, SVI, Predictive, TraceMeanField_ELBO
@@ -25,11 +26,6 @@ def noisy():
     return likelihood
 
 
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
 def model(x, y, noise=0.1, method=Vecchia, **settings):
     k = Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
     gp = method(x, y, k, Gaussian(torch.as_tensor(noise, dtype=F64)), **settings)
@@ -48,7 +44,7 @@ def dense_log_prob(gp, rows, noise=0.1):
 
 @methods
 def test_full_neighbors_give_the_dense_marginal_likelihood(method):
-    x, y = data()
+    x, y = waves(N)
     gp = model(x, y, num_neighbors=N - 1, method=method)
     want = float(dense_log_prob(gp, torch.arange(N)))
     assert -loss(gp) == pytest.approx(want, rel=1e-9)
@@ -59,7 +55,7 @@ def test_full_neighbors_give_the_dense_marginal_likelihood(method):
 
 @pytest.mark.parametrize("ordering", ["random", "maximin", torch.arange(N).flip(0)])
 def test_few_neighbors_give_the_product_of_dense_conditionals(ordering):
-    x, y = data()
+    x, y = waves(N)
     gp = model(x, y, num_neighbors=4, ordering=ordering)
     want = torch.zeros((), dtype=F64)
     for j in range(N):
@@ -71,7 +67,7 @@ def test_few_neighbors_give_the_product_of_dense_conditionals(ordering):
 
 
 def test_few_neighbors_give_the_mean_of_dense_blocks():
-    x, y = data()
+    x, y = waves(N)
     gp = model(x, y, num_neighbors=4, method=MLLk)
     scaled = x / gp.kernel.lengthscale.detach()
     near = torch.cdist(scaled, scaled).argsort(-1)[:, :5]  # the point itself comes first
@@ -81,7 +77,7 @@ def test_few_neighbors_give_the_mean_of_dense_blocks():
 
 @methods
 def test_disjoint_batches_average_exactly(method):
-    x, y = data()
+    x, y = waves(N)
     gp = model(x, y, num_neighbors=5, method=method)
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(8)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-12)
@@ -93,7 +89,7 @@ def test_outputs_with_means_of_their_own(method):
     def mean(x):
         return torch.stack([1 + x[:, 0], 2 * x[:, 1], -x.sum(-1)], -1)
 
-    x, y = data()
+    x, y = waves(N)
     y = torch.stack([y, 2 * y, 3 * y.cos()], -1)
     gp = model(x, y - mean(x), num_neighbors=5, method=method)
     gp.mean.value = torch.zeros_like(gp.mean.value)
@@ -105,7 +101,7 @@ def test_outputs_with_means_of_their_own(method):
 
 @methods
 def test_several_outputs_equal_separate_models(method):
-    x, y = data()
+    x, y = waves(N)
     both, settings = torch.stack([y, -2 * y + 1], -1), {"num_neighbors": 5, "method": method}
     shared, own = model(x, both, **settings), model(x, both, [[0.1], [0.3]], **settings)
     first, second, noisy = (model(x, both[:, t], v, **settings) for t, v in ((0, 0.1), (1, 0.1), (1, 0.3)))
@@ -118,9 +114,9 @@ def test_several_outputs_equal_separate_models(method):
 
 @methods
 def test_predictions_and_joint_draws_agree_with_dense_conditionals(method):
-    x, y = data()
+    x, y = waves(N)
     gp = model(x, y, num_neighbors=5, method=method)
-    new = data(4)[0]
+    new = waves(4)[0]
     cross = gp.kernel(x, new).detach()
     tril = torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(N, dtype=F64))
     w = torch.cholesky_solve(cross, tril)
@@ -140,7 +136,7 @@ def test_predictions_and_joint_draws_agree_with_dense_conditionals(method):
 @methods
 def test_training_finds_the_noise_and_refreshes_neighbors(method):
     torch.manual_seed(1)
-    x, y = data(300)
+    x, y = waves(300)
     gp = model(x, y, 1.0, num_neighbors=8, method=method)
     fit(gp, 120, batch_size=32, lr=0.1, refresh_every=40, progress=False)
     assert 0.02 < float(gp.likelihood.variance.detach()) < 0.07  # 0.04
@@ -148,7 +144,7 @@ def test_training_finds_the_noise_and_refreshes_neighbors(method):
 
 
 def test_hyperparameters_with_priors_are_sites_of_the_collapsed_model():
-    x, y = data()
+    x, y = waves(N)
     gp = Vecchia(x, y, Matern52(2), noisy(), num_neighbors=N - 1, mean=lambda x: torch.full_like(x[:, 0], 0.4))
     noise = torch.tensor(0.2, dtype=F64)
     trace = poutine.trace(poutine.condition(gp.model, {"likelihood.variance": noise})).get_trace()
@@ -160,7 +156,7 @@ def test_hyperparameters_with_priors_are_sites_of_the_collapsed_model():
 @pytest.mark.slow
 def test_collapsed_posterior_by_nuts_and_by_variational_inference():
     """Both find the posterior of the noise variance that a grid gives."""
-    x, y = data()
+    x, y = waves(N)
     grid = torch.linspace(-6, 2, 200, dtype=F64)
     gp = model(x, y, num_neighbors=N - 1)
     weight = torch.stack([PRIOR.log_prob(t.exp()) + t + dense_log_prob(gp, torch.arange(N), t.exp()) for t in grid])
@@ -192,7 +188,7 @@ def test_collapsed_posterior_by_nuts_and_by_variational_inference():
     ],
 )
 def test_wrong_input(change, message):
-    x, y = data(dtype=torch.float32)
+    x, y = waves(N, dtype=torch.float32)
     settings = {"x": x, "y": y, "kernel": Matern52(2), "num_neighbors": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         Vecchia(**settings)

@@ -6,9 +6,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import matern, waves
 from oracles.dense import dense_cholesky, dense_covariance, dense_precision, gaussian_kl
 from oracles.problems import losses_inside_a_larger_program
-from oracles.waves import N, data, kernel, loss
+from oracles.waves import N, loss
 from pyro.infer import SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -21,19 +22,27 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Gaussian, Poisson, StudentT
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
+from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import VNNGP
-from pyro_nngp.variational import GaussianSites, LocalGaussian
+from pyro_nngp.variational import (
+    Amortized,
+    FullRank,
+    LocalGaussian,
+    MeanField,
+    ObservedGaussian,
+    PseudoObservations,
+    SparseCholesky,
+)
 
 F64 = torch.float64
 
 
 def trained(x, y, likelihood=None, steps=30, **settings):
     """A model some steps on its way, so that nothing is zero or one by accident; mean-field unless settings differ."""
-    settings = {"posterior": "factor" if settings.get("guide_neighbors") else "mean-field"} | settings
-    gp = VNNGP(x, y, kernel(), Gaussian(0.1) if likelihood is None else likelihood, **settings)
-    if settings["posterior"] == "sites":
+    settings = {"guide": MeanField()} | settings
+    gp = VNNGP(x, y, matern(), Gaussian(0.1) if likelihood is None else likelihood, **settings)
+    if isinstance(settings["guide"], PseudoObservations):
         gp.solve()
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     for _ in range(steps):
@@ -48,17 +57,17 @@ def bound(gp, mean, cov, precision):
     return expected.sum() - gaussian_kl(mean, cov, precision)
 
 
-@pytest.mark.parametrize("guide_neighbors", [0, 5, N - 1])
-def test_full_neighbors_give_the_dense_elbo_and_predictions(guide_neighbors):
-    x, y = data()
-    gp = trained(x, y, num_neighbors=N - 1, guide_neighbors=guide_neighbors)
-    q = gp.local.distribution()
+@pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(5), SparseCholesky()])
+def test_full_neighbors_give_the_dense_elbo_and_predictions(guide):
+    x, y = waves()
+    gp = trained(x, y, num_neighbors=N - 1, guide=guide)
+    q = gp.q.distribution()
     root = dense_cholesky(q).detach()
     mean, cov, prior = q.loc.detach(), root @ root.mT, dense_covariance(gp.kernel, x).detach()
     precision = torch.cholesky_inverse(torch.linalg.cholesky(prior))
     assert loss(gp) == pytest.approx(-float(bound(gp, mean, cov, precision)), rel=1e-9)
 
-    new, _ = data(7)
+    new, _ = waves(7)
     weights = precision @ gp.kernel(x, new).detach()
     own = gp.kernel(new, diag=True).detach() * (1 + DEFAULT_JITTER)
     want_var = own - (weights * gp.kernel(x, new).detach()).sum(0) + (weights.mT @ cov @ weights).diagonal()
@@ -74,28 +83,29 @@ def test_full_neighbors_give_the_dense_elbo_and_predictions(guide_neighbors):
 
 
 def test_elbo_agrees_with_the_dense_one_at_few_neighbors():
-    x, y = data()
-    gp = trained(x, y, num_neighbors=6, guide_neighbors=4)
-    q = gp.local.distribution()
+    x, y = waves()
+    gp = trained(x, y, num_neighbors=6, guide=SparseCholesky(4))
+    q = gp.q.distribution()
     root = dense_cholesky(q).detach()
     want = -bound(gp, q.loc.detach(), root @ root.mT, dense_precision(gp.kernel, gp.graph).detach())
     assert loss(gp) == pytest.approx(float(want), rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"posterior": "sites"}, {"guide_neighbors": 3}, {"inducing": 16, "learn_inducing": True}]
+    "settings",
+    [{}, {"guide": PseudoObservations()}, {"guide": SparseCholesky(3)}, {"inducing": 16, "learn_inducing": True}],
 )
 @pytest.mark.parametrize("batch_size", [pytest.param(4, marks=pytest.mark.slow), 12])
 def test_disjoint_batches_average_exactly(settings, batch_size):
-    x, y = data()
+    x, y = waves()
     gp = trained(x, y, num_neighbors=7, **settings)
     parts = [loss(gp, idx) for idx in torch.randperm(N).split(batch_size)]
     assert sum(parts) / len(parts) == pytest.approx(loss(gp), rel=1e-10)
 
 
-@pytest.mark.parametrize("settings", [{}, {"inducing": 24, "learn_inducing": True, "guide_neighbors": 3}])
+@pytest.mark.parametrize("settings", [{}, {"inducing": 24, "learn_inducing": True, "guide": SparseCholesky(3)}])
 def test_batches_of_data_and_inducing_points_apart(settings):
-    x, y = data()
+    x, y = waves()
     gp = trained(x, y, num_neighbors=5, **settings)
     pairs = [(i, j) for i in torch.randperm(N).split(16) for j in torch.randperm(gp.num_inducing).split(6)]
     assert sum(loss(gp, i, j) for i, j in pairs) / len(pairs) == pytest.approx(loss(gp), rel=1e-10)
@@ -103,7 +113,7 @@ def test_batches_of_data_and_inducing_points_apart(settings):
 
 @pytest.mark.slow
 def test_integrating_elbo_is_what_monte_carlo_elbos_estimate():
-    x, y = data()
+    x, y = waves()
     gp = trained(x, y, num_neighbors=6, steps=100)
     exact = loss(gp)
     assert loss(gp) == exact
@@ -120,25 +130,25 @@ def test_figure_3_of_the_paper_divergence_against_neighbors():
         k = RBF(1, variance=1.0, lengthscale=torch.tensor(lengthscale)).double()
         values = []
         for num_neighbors in (1, 2, 4, enough, 59):
-            settings = {"num_neighbors": num_neighbors, "ordering": "given", "jitter": 1e-6, "posterior": "mean-field"}
+            settings = {"num_neighbors": num_neighbors, "ordering": "given", "jitter": 1e-6, "guide": MeanField()}
             gp = VNNGP(x, torch.sin(x[:, 0]), k, Gaussian(1.0), **settings)
             prior = NNGP(k, gp.graph, jitter=1e-6)
-            gp.local.loc.data[:, 0] = torch.sin(x[:, 0] / 5)
-            values.append(float(kl_divergence(gp.local.distribution(), prior).detach()))
+            gp.q.loc.data[:, 0] = torch.sin(x[:, 0] / 5)
+            values.append(float(kl_divergence(gp.q.distribution(), prior).detach()))
         assert values[-2] == pytest.approx(values[-1], rel=0.02)
         assert abs(values[0] - values[-1]) > 0.05 * values[-1]
 
 
 def test_closed_form_optimum_is_where_the_gradient_vanishes():
-    x, y = data()
-    gp = VNNGP(x, y, kernel(), Gaussian(0.05), num_neighbors=8, posterior="mean-field")
+    x, y = waves()
+    gp = VNNGP(x, y, matern(), Gaussian(0.05), num_neighbors=8, guide=MeanField())
     gp.solve()
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    assert gp.local.loc.grad.abs().max() < 1e-2
-    assert gp.local.log_scale.grad.abs().max() < 1e-8
+    assert gp.q.loc.grad.abs().max() < 1e-2
+    assert gp.q.log_scale.grad.abs().max() < 1e-8
     precision = dense_precision(gp.kernel, gp.graph).detach() + torch.eye(N, dtype=F64) / 0.05
     want = torch.cholesky_solve(((y - gp.mean.value.detach())[:, None] / 0.05), torch.linalg.cholesky(precision))[:, 0]
-    torch.testing.assert_close(gp.local.distribution().loc.detach(), want, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(gp.q.distribution().loc.detach(), want, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -150,49 +160,48 @@ def test_closed_form_optimum_is_where_the_gradient_vanishes():
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-@pytest.mark.parametrize("guide_neighbors", [0, 3])
-def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make, guide_neighbors):
-    x, f = data()
-    settings = {"guide_neighbors": guide_neighbors, "posterior": "factor" if guide_neighbors else "mean-field"}
-    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=8, **settings)
+@pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(3)])
+def test_natural_gradient_steps_end_where_the_gradient_vanishes(likelihood, make, guide):
+    x, f = waves()
+    gp = VNNGP(x, make(f), matern(), likelihood(), num_neighbors=8, guide=guide)
     gp.solve(max_steps=200, tolerance=1e-6)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
-    scale = gp.local.log_scale.detach().exp()
-    assert (gp.local.loc.grad * scale).abs().max() < 5e-3
-    if not guide_neighbors:
-        assert gp.local.log_scale.grad.abs().max() < 5e-3
+    scale = gp.q.log_scale.detach().exp()
+    assert (gp.q.loc.grad * scale).abs().max() < 5e-3
+    if isinstance(guide, MeanField):
+        assert gp.q.log_scale.grad.abs().max() < 5e-3
 
 
-@pytest.mark.parametrize(("posterior", "most"), [("mean-field", 10), ("sites", 50)])  # 30 of them for the start
-def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch, posterior, most):
+@pytest.mark.parametrize(("guide", "most"), [(MeanField(), 10), (PseudoObservations(), 50)])  # 30 for the start
+def test_labels_under_a_stiff_prior_are_solved_in_few_steps(monkeypatch, guide, most):
     """The mean-field variances are tiny here, and must not replace the curvature of the likelihood."""
-    x, y = data(400)
+    x, y = waves(400)
     labels, k, calls = (y > 0).double(), RBF(2, variance=1.0, lengthscale=0.5), []
     expected = Bernoulli.expected_log_prob
     monkeypatch.setattr(Bernoulli, "expected_log_prob", lambda self, *args: calls.append(1) or expected(self, *args))
-    VNNGP(x, labels, k, Bernoulli(), num_neighbors=15, posterior=posterior).solve(max_steps=40)
+    VNNGP(x, labels, k, Bernoulli(), num_neighbors=15, guide=guide).solve(max_steps=40)
     assert 1 < len(calls) < most
 
 
 @pytest.mark.parametrize("settings", [{"likelihood": None, "y": None}, {"inducing": 9}])
 def test_solving_needs_inducing_points_at_the_data(settings):
-    x, y = data()
+    x, y = waves()
     settings = {"likelihood": Gaussian(), "y": y} | settings
     with pytest.raises(ValueError, match=r"expected model with a likelihood, inducing points at the data"):
-        VNNGP(x=x, kernel=kernel(), num_neighbors=5, **settings).solve()
+        VNNGP(x=x, kernel=matern(), num_neighbors=5, **settings).solve()
 
 
 def test_inducing_points_at_the_data_by_hand_are_nearly_those_at_the_data():
     """With z = x the conditional f | u is a point mass, up to the nugget."""
-    x, y = data()
-    settings = {"num_neighbors": 6, "jitter": 1e-10, "posterior": "mean-field"}
-    at_data, by_hand = (VNNGP(x, y, kernel(), Gaussian(0.1), inducing=z, **settings) for z in (None, x.clone()))
+    x, y = waves()
+    settings = {"num_neighbors": 6, "jitter": 1e-10, "guide": MeanField()}
+    at_data, by_hand = (VNNGP(x, y, matern(), Gaussian(0.1), inducing=z, **settings) for z in (None, x.clone()))
     assert loss(by_hand) == pytest.approx(loss(at_data), rel=1e-5)
 
 
 @pytest.mark.slow
 def test_learned_inducing_points_move_and_neighbors_follow():
-    x, y = data(200)
+    x, y = waves(200)
     gp = trained(x, y, steps=0, num_neighbors=6, inducing=20, learn_inducing=True)
     before = gp.z.detach().clone()
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
@@ -207,15 +216,15 @@ def test_learned_inducing_points_move_and_neighbors_follow():
 
 
 def test_refresh_uses_the_learned_lengthscales():
-    x, y = data()
-    gp = trained(x, y, num_neighbors=5, guide_neighbors=5)
-    weights = gp.local.distribution().weights.detach().clone()
+    x, y = waves()
+    gp = trained(x, y, num_neighbors=5, guide=SparseCholesky(5))
+    weights = gp.q.distribution().weights.detach().clone()
     old = gp.graph.neighbors.clone()
     gp.refresh_neighbors()
     torch.testing.assert_close(gp.graph.lengthscale, gp.kernel.lengthscale.detach())
     assert not torch.equal(old, gp.graph.neighbors)
-    assert torch.equal(gp.local.pattern, gp.graph.neighbors)
-    new = gp.local.distribution().weights.detach()
+    assert torch.equal(gp.q.pattern, gp.graph.neighbors)
+    new = gp.q.distribution().weights.detach()
     for i in range(N):
         entries = {int(c): float(v) for c, v in zip(old[i], weights[i], strict=True) if c >= 0}
         for c, v in zip(gp.graph.neighbors[i], new[i], strict=True):
@@ -231,13 +240,13 @@ def test_refresh_uses_the_learned_lengthscales():
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-@pytest.mark.parametrize("posterior", ["sites", pytest.param("mean-field", marks=pytest.mark.slow)])
-def test_other_likelihoods_train_and_predict(likelihood, make, posterior):
-    x, f = data()
-    gp = VNNGP(x, make(f), kernel(), likelihood(), num_neighbors=6, posterior=posterior)
+@pytest.mark.parametrize("guide", [PseudoObservations(), pytest.param(MeanField(), marks=pytest.mark.slow)])
+def test_other_likelihoods_train_and_predict(likelihood, make, guide):
+    x, f = waves()
+    gp = VNNGP(x, make(f), matern(), likelihood(), num_neighbors=6, guide=guide)
     svi, losses = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO()), []
-    for i in range(42 if posterior == "mean-field" else 22):
-        if posterior == "sites" and i % 10 == 0:
+    for i in range(42 if isinstance(guide, MeanField) else 22):
+        if isinstance(guide, PseudoObservations) and i % 10 == 0:
             gp.solve()
         losses.append(svi.step(torch.arange(N)[i % 2 :: 2]))
     assert sum(losses[-2:]) < sum(losses[:2])
@@ -249,10 +258,12 @@ def test_other_likelihoods_train_and_predict(likelihood, make, posterior):
 
 
 def test_several_outputs_equal_separate_models():
-    x, y = data()
+    x, y = waves()
     both = torch.stack([y, -2 * y + 1], -1)
-    gp = VNNGP(x, both, kernel(), Gaussian(0.1), num_neighbors=6, scale=0.1)
-    singles = [VNNGP(x, both[:, t], kernel(), Gaussian(0.1), num_neighbors=6, scale=0.1) for t in range(2)]
+    gp = VNNGP(x, both, matern(), Gaussian(0.1), num_neighbors=6, guide=MeanField(scale=0.1))
+    singles = [
+        VNNGP(x, both[:, t], matern(), Gaussian(0.1), num_neighbors=6, guide=MeanField(scale=0.1)) for t in range(2)
+    ]
     assert loss(gp) == pytest.approx(sum(loss(s) for s in singles), rel=1e-12)
     idx = torch.arange(0, N, 3)
     assert loss(gp, idx) == pytest.approx(sum(loss(s, idx) for s in singles), rel=1e-12)
@@ -261,8 +272,8 @@ def test_several_outputs_equal_separate_models():
 
 @pytest.mark.slow
 def test_hyperparameters_with_priors_are_learned():
-    x, y = data()
-    k = kernel()
+    x, y = waves()
+    k = matern()
     k.lengthscale = PyroSample(dist.LogNormal(torch.zeros(2), torch.ones(2)).to_event(1))
     likelihood = Gaussian(0.1)
     likelihood.variance = PyroSample(dist.LogNormal(-2.0, 1.0))
@@ -280,8 +291,8 @@ def test_hyperparameters_with_priors_are_learned():
 
 
 def test_priors_assigned_too_late_are_an_error():
-    x, y = data()
-    gp = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=6)
+    x, y = waves()
+    gp = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6)
     gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
     with pytest.raises(ValueError, match=r"priors to be assigned before the model is built, got \['variance'\]"):
         gp.guide()
@@ -289,8 +300,8 @@ def test_priors_assigned_too_late_are_an_error():
 
 @pytest.mark.slow
 def test_inside_a_larger_program():
-    x, y = data()
-    gp = VNNGP(x, None, kernel(), num_neighbors=6)
+    x, y = waves()
+    gp = VNNGP(x, None, matern(), num_neighbors=6)
     covariate = torch.randn(N, dtype=F64)
     losses = losses_inside_a_larger_program(gp, y, covariate, steps=200, batch_size=24)
     assert losses[-40:].mean() < losses[:40].mean()
@@ -299,9 +310,9 @@ def test_inside_a_larger_program():
 
 
 def test_mean_functions():
-    x, _ = data()
+    x, _ = waves()
     linear = torch.nn.Linear(2, 1).double()
-    gp = VNNGP(x, 3 * x[:, 0] + 2, kernel(), Gaussian(0.01), num_neighbors=5, mean=linear)
+    gp = VNNGP(x, 3 * x[:, 0] + 2, matern(), Gaussian(0.01), num_neighbors=5, mean=linear)
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     before = linear.weight.detach().clone()
     for _ in range(5):
@@ -311,8 +322,8 @@ def test_mean_functions():
 
 
 def test_two_models_do_not_share_parameters():
-    x, y = data()
-    one, two = (VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=6) for _ in range(2))
+    x, y = waves()
+    one, two = (VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=6) for _ in range(2))
     before = {name: value.clone() for name, value in two.state_dict().items()}
     svi = SVI(one.model, one.guide, Adam({"lr": 0.05}), IntegratedELBO())
     for _ in range(3):
@@ -326,36 +337,36 @@ def test_two_models_do_not_share_parameters():
 
 
 def test_saving_copying_and_pickling_keep_predictions():
-    x, y = data()
-    gp, (new, _) = trained(x, y, num_neighbors=6, guide_neighbors=3), data(5)
+    x, y = waves()
+    gp, (new, _) = trained(x, y, num_neighbors=6, guide=SparseCholesky(3)), waves(5)
     gp.refresh_neighbors()
-    fresh = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=6, guide_neighbors=3, seed=3)
+    fresh = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6, guide=SparseCholesky(3), seed=3)
     fresh.load_state_dict(gp.state_dict())
     for other in (fresh, copy.deepcopy(gp), pickle.loads(pickle.dumps(gp))):
         torch.testing.assert_close(other(new), gp(new), rtol=0, atol=0)
 
 
 def test_single_precision_is_close_to_double():
-    x, y = data()
+    x, y = waves()
     wide, single = (
-        VNNGP(x.to(d), y.to(d), kernel(), Gaussian(0.1), num_neighbors=6, jitter=1e-5) for d in (F64, torch.float32)
+        VNNGP(x.to(d), y.to(d), matern(), Gaussian(0.1), num_neighbors=6, jitter=1e-5) for d in (F64, torch.float32)
     )
     assert single(x.float())[0].dtype == torch.float32
     assert loss(single) == pytest.approx(loss(wide), rel=1e-3)
 
 
 def test_row_order_does_not_matter():
-    x, y = data()
+    x, y = waves()
     shuffle, order = torch.randperm(N), torch.randperm(N)
-    one = VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=6, ordering=order, loc=y)
+    one = VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=6, ordering=order, guide=MeanField(loc=y))
     two = VNNGP(
         x[shuffle],
         y[shuffle],
-        kernel(),
+        matern(),
         Gaussian(0.1),
         num_neighbors=6,
         ordering=torch.argsort(shuffle)[order],
-        loc=y[shuffle],
+        guide=MeanField(loc=y[shuffle]),
     )
     assert loss(one) == pytest.approx(loss(two), rel=1e-12)
     torch.testing.assert_close(one(x[:5] + 0.01), two(x[:5] + 0.01))
@@ -363,9 +374,9 @@ def test_row_order_does_not_matter():
 
 @pytest.mark.filterwarnings("ignore:.* of the rows are exact copies of others:UserWarning")
 def test_duplicate_rows_without_noise_are_no_trouble():
-    x, y = data(20, torch.float32)
+    x, y = waves(20, torch.float32)
     x, y = torch.cat([x, x]), torch.cat([y, y])
-    gp = VNNGP(x, y, kernel(), Gaussian(1e-4), num_neighbors=6)
+    gp = VNNGP(x, y, matern(), Gaussian(1e-4), num_neighbors=6)
     gp.solve()
     torch.testing.assert_close(gp(x)[0].detach(), y, rtol=0, atol=0.05)
 
@@ -391,15 +402,15 @@ def test_duplicate_rows_without_noise_are_no_trouble():
         ({"inducing": N + 1}, r"expected inducing in 2\.\.48, got 49"),
         ({"inducing": torch.zeros(9, 3)}, r"expected inducing of shape \(M, 2\)"),
         ({"learn_inducing": True}, r"expected learn_inducing False with inducing points at the data"),
-        ({"guide_neighbors": 9}, r"expected guide_neighbors in 1\.\.6"),
-        ({"loc": torch.zeros(3)}, r"expected loc of shape \(48, 1\)"),
-        ({"scale": 0.0}, r"expected scale > 0"),
+        ({"guide": SparseCholesky(9)}, r"expected guide\.num_columns in 1\.\.6"),
+        ({"guide": MeanField(torch.zeros(3))}, r"expected loc of shape \(48, 1\)"),
+        ({"guide": MeanField(scale=0.0)}, r"expected scale > 0"),
         ({"num_neighbours": 3}, r"unexpected keyword argument 'num_neighbours'"),
     ],
 )
 def test_wrong_input(change, message):
-    x, y = data(dtype=torch.float32)
-    settings = {"x": x, "y": y, "kernel": kernel(), "likelihood": Gaussian(), "num_neighbors": 6} | change
+    x, y = waves(dtype=torch.float32)
+    settings = {"x": x, "y": y, "kernel": matern(), "likelihood": Gaussian(), "num_neighbors": 6} | change
     with pytest.raises((ValueError, TypeError), match=message):
         VNNGP(**settings)
 
@@ -408,16 +419,16 @@ def test_wrong_input(change, message):
     "idx", [torch.empty(0, dtype=torch.long), torch.tensor([0, 0]), torch.tensor([N]), torch.ones(3)]
 )
 def test_wrong_batches(idx):
-    x, y = data()
-    gp = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=6)
+    x, y = waves()
+    gp = VNNGP(x, y, matern(), Gaussian(), num_neighbors=6)
     with pytest.raises((ValueError, TypeError), match=r"expected idx"):
         gp.model(idx)
 
 
 def test_without_a_likelihood_there_is_nothing_to_predict():
-    x, _ = data()
+    x, _ = waves()
     with pytest.raises(ValueError, match=r"expected a likelihood in the model"):
-        VNNGP(x, None, kernel(), num_neighbors=6).predict(x[:3])
+        VNNGP(x, None, matern(), num_neighbors=6).predict(x[:3])
 
 
 @pytest.mark.slow
@@ -463,59 +474,50 @@ def test_elevators_in_a_hundred_epochs():
     ],
 )
 def test_wrong_parts_are_refused_at_once(settings, error, message):
-    x, y = data()
+    x, y = waves()
     with pytest.raises(error, match=message):
-        VNNGP(x, y, kernel(), **({"likelihood": Gaussian(), "num_neighbors": 5} | settings))
+        VNNGP(x, y, matern(), **({"likelihood": Gaussian(), "num_neighbors": 5} | settings))
 
 
 def test_targets_without_a_likelihood_are_gaussian():
-    x, y = data()
-    assert isinstance(VNNGP(x, y, kernel(), num_neighbors=5).likelihood, Gaussian)
+    x, y = waves()
+    assert isinstance(VNNGP(x, y, matern(), num_neighbors=5).likelihood, Gaussian)
 
 
 @pytest.mark.parametrize(
-    ("settings", "posterior"),
-    [
-        ({}, "sites"),
-        ({"inducing": 9}, "mean-field"),
-        ({"y": None, "likelihood": None}, "mean-field"),
-        ({"loc": torch.zeros(N, dtype=F64)}, "mean-field"),
-        ({"scale": 0.1}, "mean-field"),
-        ({"guide_neighbors": 3}, "factor"),
-    ],
+    ("settings", "family"),
+    [({}, ObservedGaussian), ({"inducing": 9}, LocalGaussian), ({"y": None, "likelihood": None}, LocalGaussian)],
 )
-def test_posterior_is_that_of_sites_where_they_apply(settings, posterior):
-    x, y = data()
+def test_pseudo_observations_are_the_family_where_they_apply(settings, family):
+    x, y = waves()
     settings = {"y": y, "likelihood": Gaussian(0.1)} | settings
-    gp = VNNGP(x=x, kernel=kernel(), num_neighbors=5, **settings)
-    if posterior == "sites":
-        assert isinstance(gp.local, GaussianSites)
-        return
-    assert isinstance(gp.local, LocalGaussian)
-    assert (gp.local.pattern is not None) == (posterior == "factor")
-    with pytest.raises(ValueError, match=r'VNNGP: expected posterior="sites" without guide_neighbors, encoder'):
-        VNNGP(x=x, kernel=kernel(), num_neighbors=5, posterior="sites", **settings)
+    assert isinstance(VNNGP(x=x, kernel=matern(), num_neighbors=5, **settings).q, family)
+    if family is LocalGaussian:
+        with pytest.raises(
+            ValueError, match=r"guide=PseudoObservations\(...\) with a likelihood and inducing points at"
+        ):
+            VNNGP(x=x, kernel=matern(), num_neighbors=5, guide=PseudoObservations(), **settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("guide", "message"),
     [
-        ({"posterior": "full"}, r"VNNGP: expected posterior to be 'sites' or 'mean-field' or 'factor', got 'full'"),
-        ({"posterior": "factor"}, r"VNNGP: expected posterior 'factor' with guide_neighbors alone, got 'factor'"),
         (
-            {"posterior": "mean-field", "guide_neighbors": 3},
-            r"VNNGP: expected posterior 'factor' with guide_neighbors alone, got 'mean-field'",
+            "mean-field",
+            r"VNNGP: expected guide to be a family of q\(u\), got 'mean-field'\. Pass one such as MeanField\(\)",
         ),
+        (FullRank(), r"VNNGP: expected guide to be a family of q\(u\), got FullRank"),
+        (Amortized("network"), r"VNNGP: expected guide.encoder to be a torch module, got 'network'"),
     ],
 )
-def test_wrong_posteriors_are_refused(settings, message):
-    x, y = data()
-    with pytest.raises(ValueError, match=message):
-        VNNGP(x, y, kernel(), Gaussian(0.1), num_neighbors=5, **settings)
+def test_wrong_families_are_refused(guide, message):
+    x, y = waves()
+    with pytest.raises(TypeError, match=message):
+        VNNGP(x, y, matern(), Gaussian(0.1), num_neighbors=5, guide=guide)
 
 
 def test_a_class_is_no_kernel():
-    x, y = data()
+    x, y = waves()
     with pytest.raises(TypeError, match=r"expected kernel to be a Kernel or a callable"):
         VNNGP(x, y, Matern52, Gaussian(), num_neighbors=5)(x)
 
@@ -523,8 +525,8 @@ def test_a_class_is_no_kernel():
 @pytest.mark.slow
 def test_batches_of_inducing_points_leave_none_out():
     """Each of M points is in a batch equally often, whatever its row."""
-    x, y = data()
-    gp, num_batches = VNNGP(x, y, kernel(), Gaussian(), num_neighbors=4, inducing=x[:40]), 2000
+    x, y = waves()
+    gp, num_batches = VNNGP(x, y, matern(), Gaussian(), num_neighbors=4, inducing=x[:40]), 2000
     generator, idx, count, drawn = torch.Generator().manual_seed(0), torch.arange(10), torch.zeros(40), []
     for _ in range(num_batches):
         _, batch = gp.batch_args(idx, generator)
@@ -539,9 +541,9 @@ def test_batches_of_inducing_points_leave_none_out():
 
 @pytest.mark.slow
 def test_batches_of_inducing_points_estimate_the_loss_without_bias():
-    x, y = data(24)
+    x, y = waves(24)
     gp = trained(x, y, num_neighbors=4, inducing=x[:16], steps=20)
-    gp.local.log_scale.data += 3 * torch.arange(16)[:, None] / 16  # the first rows and the last ones count differently
+    gp.q.log_scale.data += 3 * torch.arange(16)[:, None] / 16  # the first rows and the last ones count differently
     generator, idx, whole = torch.Generator().manual_seed(0), torch.arange(24)[:4], []
     full = loss(gp, idx, torch.arange(16))
     for _ in range(100):

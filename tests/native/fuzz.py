@@ -96,8 +96,8 @@ class Fuzzer:
         )
         noise = torch.rand(*(sets if self.chance(0.5) else ()), b, k, dtype=dtype) if self.chance(0.5) else None
         variance = torch.full(sets, 1.3, dtype=dtype)
-        shape = torch.full(sets, 1.4) if kernel is Matern else None
-        return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3, shape)
+        smoothness = torch.full(sets, 1.4) if kernel is Matern else None
+        return conditional.Problem(*tensors, variance, noise, neighbors, kernel.profile, 1e-3, smoothness)
 
     def compiled_conditional(self):
         """The compiled conditional itself, both passes, with anything spoiled."""
@@ -111,15 +111,15 @@ class Fuzzer:
             neighbors=self.spoil(problem.neighbors),
         )
         level = int(self.rng.integers(-1, self.levels + 1)) if self.chance(0.2) else int(self.rng.integers(self.levels))
-        inputs = self.chance(0.5)
-        found = self.one_of_ours(lambda: conditional.forward(spoiled, True, level, inputs))
+        wanted = conditional.Wanted(inputs=self.chance(0.5), smoothness=problem.smoothness is not None)
+        found = self.one_of_ours(lambda: conditional.forward(spoiled, wanted, level))
         if found is None:
             return
         w, var, _, kept = found
         grads = self.spoil(torch.randn_like(w)), self.spoil(torch.randn_like(var))
         kept = tuple(self.spoil(part, 0.1) for part in kept)
-        flags = {name: self.chance(0.5) for name in ("kernel", "noise", "inputs")}
-        self.one_of_ours(lambda: conditional.backward(spoiled, kept, *grads, **flags, level=level))
+        wanted = conditional.Wanted(*(self.chance(0.5) for _ in range(3)))
+        self.one_of_ours(lambda: conditional.backward(spoiled, kept, *grads, wanted, level))
 
     def public_conditional(self):
         """The same through the public function, beside torch operations."""

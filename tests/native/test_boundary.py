@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from oracles.compiled import needs_library
 
 from pyro_nngp import native
 from pyro_nngp.conditionals import graph_conditional
@@ -14,8 +15,6 @@ from pyro_nngp.kernels import Matern32
 from pyro_nngp.native import conditional, search
 from pyro_nngp.native.boundary import address, check_range, contiguous
 from pyro_nngp.neighbors import NeighborGraph
-
-needs_library = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles.compiled import needs_library
 
-from pyro_nngp import native
 from pyro_nngp.distributions import PolyaGamma
 from pyro_nngp.distributions.polya_gamma import log_density
 from pyro_nngp.inference import uniformity
@@ -15,7 +15,7 @@ from pyro_nngp.native import polya_gamma
 F64 = torch.float64
 GRID = torch.linspace(math.log(1e-7), math.log(100.0), 20_001, dtype=F64)  # of log omega
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
+pytestmark = needs_library
 
 
 def saddle_point(b, q):

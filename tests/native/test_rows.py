@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from oracles.compiled import needs_library
 
-from pyro_nngp import native
 from pyro_nngp.inference import RowAdam
 from pyro_nngp.native import rows
 from pyro_nngp.neighbors.table import distinct_rows
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
+pytestmark = needs_library
 
 
 @pytest.mark.parametrize("size", [1, 63, 64, 65, 5_000])

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from oracles.compiled import LEVELS, needs_library
 
 from pyro_nngp import native
 from pyro_nngp.native import search as compiled
@@ -14,12 +15,8 @@ from pyro_nngp.neighbors.search import backends as search_backends
 from pyro_nngp.neighbors.search import index as search
 from pyro_nngp.neighbors.search.index import SearchIndex, nearest_predecessors
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
+pytestmark = needs_library
 RNG = np.random.default_rng(0)
-
-
-def levels():
-    return range(native.library().nn_levels() if native.library() else 0)
 
 
 def oracle(points, places, k, limit, exclude):
@@ -81,7 +78,7 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 9, 17, 20])
 def test_every_instruction_set_and_dimension(level, dim):
     points = RNG.random((700, dim))
@@ -97,7 +94,7 @@ def test_ties_and_scales(name):
     check(points, points[rows] + points.std(0) * RNG.standard_normal((len(rows), points.shape[1])), ks=(12,))
 
 
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_instruction_set_on_ties_and_clusters(level):
     for name in ("grid in 4-d", "clusters in clusters", "few places"):
         check(POINTS[name], POINTS[name][::9], ks=(20,), level=level)
@@ -124,7 +121,7 @@ def test_queries_far_from_all_points(distance):
     check(RNG.random((500, 3)), distance * RNG.standard_normal((40, 3)).clip(-1, 1), ks=(5,))
 
 
-@pytest.mark.parametrize("level", levels())
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("far", [0.0, 1e3, 1e7])  # another point, which makes single precision coarser
 def test_distances_that_single_precision_cannot_tell_apart(level, far):
     directions = RNG.standard_normal((700, 3))

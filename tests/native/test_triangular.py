@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from oracles.compiled import needs_library
 
-from pyro_nngp import native
 from pyro_nngp.native import triangular
 
-pytestmark = pytest.mark.skipif(native.library() is None, reason="this installation has no compiled code")
+pytestmark = needs_library
 
 
 def given():

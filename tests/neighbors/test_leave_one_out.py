@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import matern, waves
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import Matern52
@@ -15,17 +16,8 @@ F64 = torch.float64
 N = 40
 
 
-def data(n=N, dtype=F64):
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(5 * x.sum(-1)) + 0.2 * torch.randn(n, dtype=dtype)
-
-
-def kernel():
-    return Matern52(2, variance=torch.tensor(1.3), lengthscale=torch.tensor([0.3, 0.5]))
-
-
 def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
-    x, _ = data()
+    x, _ = waves(N)
     table = NearestOthers(x, 4)
     assert (table.neighbors == -1).all()
     table.batch(torch.tensor([5, 2]))
@@ -37,12 +29,12 @@ def test_neighbors_are_the_nearest_others_and_searched_when_asked_for():
     distance = torch.cdist(x / lengthscale, x / lengthscale).fill_diagonal_(torch.inf)
     assert torch.equal(table.neighbors, distance.argsort(-1)[:, :4])
     with pytest.raises(TypeError, match=r"expected graph to be a NeighborGraph, got NearestOthers"):
-        NNGP(kernel(), table)
+        NNGP(matern(), table)
 
 
 def test_large_tables_are_searched_row_by_row_until_an_eighth_is_known(monkeypatch):
     monkeypatch.setattr("pyro_nngp.neighbors.leave_one_out.QUICK", 0)
-    x, _ = data()
+    x, _ = waves(N)
     table, quick = NearestOthers(x, 4), NearestOthers(x, 4)
     table.batch(torch.tensor([5, 2]))
     assert ((table.neighbors >= 0).all(-1).nonzero()[:, 0]).tolist() == [2, 5]

@@ -77,11 +77,9 @@ def test_random_is_seeded_and_leaves_the_global_state_alone():
     assert not torch.equal(order, random_ordering(x, seed=4))
 
 
-def test_coordinate_by_sum_or_column_with_ties_by_row():
+def test_coordinate_is_by_the_sum_with_ties_by_row():
     x = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
     assert coordinate_ordering(x).tolist() == [3, 1, 0, 2]
-    assert coordinate_ordering(x, dim=0).tolist() == [1, 3, 2, 0]
-    assert coordinate_ordering(x, dim=-1).tolist() == [0, 3, 1, 2]
 
 
 def test_principal_is_by_the_longest_axis():
@@ -127,12 +125,9 @@ def test_wrong_orderings(given, message):
         make_ordering(torch.rand(4, 2), given)
 
 
-def test_wrong_points_and_columns():
+def test_wrong_points():
     with pytest.raises(ValueError, match=r"make_ordering: expected x to be finite, got 1 NaN"):
         make_ordering(torch.tensor([[0.0], [torch.nan]]), "random")
-    for dim in (2, -3):
-        with pytest.raises(ValueError, match=r"coordinate_ordering: expected dim in -2\.\.1, got"):
-            coordinate_ordering(torch.rand(4, 2), dim)
 
 
 def test_points_in_the_ordering_of_time_have_no_neighbors_from_the_future():

@@ -2,7 +2,7 @@
 
 import torch
 
-from pyro_nngp.linalg.cholesky import DEFAULT_JITTER
+from pyro_nngp.linalg import DEFAULT_JITTER
 
 
 def dense_covariance(kernel, x):

@@ -1,9 +1,8 @@
-"""Kernels without parts, inputs of kernels, their names in tests, and kernels bound on their own."""
+"""Kernels without parts and with varying lengthscales, and their names in tests."""
 
 from typing import Any
 
-import pyro
-import torch
+from builders import tensor
 from torch import Tensor
 
 from pyro_nngp.kernels import (
@@ -11,7 +10,7 @@ from pyro_nngp.kernels import (
     ArcCosine,
     Constant,
     Cosine,
-    Covariance,
+    Gneiting,
     Kernel,
     Linear,
     Matern,
@@ -27,19 +26,15 @@ STATIONARY = [RBF, Matern12, Matern32, Matern52, Matern, Wendland, RationalQuadr
 PLAIN = [*STATIONARY, Constant, Cosine, Linear, ArcCosine]
 
 
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def points(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def fresh(kernel: Kernel) -> Covariance:
-    """Bind with an empty parameter store: kernels outside any model would find each other's values there."""
-    pyro.clear_param_store()
-    return kernel.bind()
-
-
 def name_of(value: Any) -> str:
     return type(value).__name__ if isinstance(value, Kernel) else getattr(value, "__name__", str(value))
+
+
+def growing(x: Tensor) -> Tensor:
+    """A factor of lengthscales."""
+    return (0.8 * x[..., 0]).exp()
+
+
+def space_time(cls: type[Kernel] = Matern32) -> Gneiting:
+    kern = cls(2, 1.5, tensor(0.5, 2.0), active_dims=[0, 2])
+    return Gneiting(kern, 1, timescale=0.7, interaction=0.8, exponent=0.6, decay=0.4)

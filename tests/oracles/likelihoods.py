@@ -4,25 +4,10 @@ import math
 
 import pyro.distributions as dist
 import torch
+from builders import scalar
 from torch import Tensor
 
-from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, Likelihood, NegativeBinomial, StudentT
-
-AUGMENTED = [  # and data of each for a latent function
-    (Bernoulli, lambda f: (f > 0).to(f.dtype)),
-    (lambda: Binomial(5), lambda f: (5 * f.sigmoid()).round()),
-    (lambda: NegativeBinomial(2.5), lambda f: (f + 1).exp().round()),
-    (lambda: StudentT(4.0, 0.3), lambda f: f),
-    (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
-]
-
-
-def tensor(*values: float) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def scalar(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
+from pyro_nngp.likelihoods import Likelihood
 
 
 def grid(loc: float, var: float, num: int = 100_001, width: float = 12.0) -> tuple[Tensor, Tensor]:

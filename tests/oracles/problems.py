@@ -1,5 +1,7 @@
 """Settings that several methods are put into alike."""
 
+import math
+
 import pyro
 import pyro.distributions as dist
 import torch
@@ -9,7 +11,6 @@ from pyro.optim import Adam
 
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.kernels import Matern32
-from pyro_nngp.likelihoods import Poisson
 
 
 def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
@@ -33,6 +34,21 @@ def losses_inside_a_larger_program(gp, y, covariate, steps, batch_size):
     return torch.tensor([svi.step(torch.randperm(n)[:batch_size]) for _ in range(steps)])
 
 
+def draw(covariance, seed=0):
+    """A draw of f at points with this covariance matrix."""
+    noise = torch.randn(len(covariance), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    nugget = 1e-8 * torch.eye(len(covariance), dtype=torch.float64)
+    return torch.linalg.cholesky(covariance.detach() + nugget) @ noise
+
+
+@torch.no_grad()
+def score(gp, x, y, unit=1.0):
+    """R^2 and negative log predictive density of new data, in units of y."""
+    predictive = gp.predict(x)
+    misfit = (predictive.mean - y).square().mean() / y.var()
+    return 1 - float(misfit), -float(predictive.log_prob(y).mean()) - math.log(unit)
+
+
 def conjugate_posterior(k, graph, y, noise_var):
     """Mean and covariance of f given y = f + noise under a nearest-neighbor prior."""
     precision = dense_precision(k, graph) + torch.eye(len(y), dtype=torch.float64) / noise_var
@@ -45,13 +61,3 @@ def regression(graph, y, noise_scale):
     f = pyro.sample("f", NNGP(Matern32(2, lengthscale=torch.tensor(0.5)), graph))
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Normal(f, noise_scale), obs=y)
-
-
-def surface(likelihood, n=300):
-    """Noisy values, or counts with Poisson, on a smooth surface over the unit square, and nine new places."""
-    generator = torch.Generator().manual_seed(3)
-    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
-    f = torch.sin(6 * x[:, 0]) * torch.cos(5 * x[:, 1])
-    y = f + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    y = torch.poisson((f + 1).exp(), generator=generator) if likelihood is Poisson else y
-    return x, y, torch.rand(9, 2, generator=generator, dtype=torch.float64)

@@ -8,7 +8,7 @@ from pyro.infer import TraceMeanField_ELBO
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, NegativeBinomial, StudentT
 from pyro_nngp.models import LOO
-from pyro_nngp.variational.auxiliary import LocalConjugate
+from pyro_nngp.variational.auxiliary import Conjugate, LocalConjugate
 
 F64 = torch.float64
 
@@ -17,7 +17,7 @@ F64 = torch.float64
 def test_conjugate_guide_of_student_t_data_is_their_posterior(df):
     """With f known, q(omega) is proportional to p(y | f, omega) p(omega)."""
     residual, scale, omega = 0.7, 0.5, torch.linspace(0.05, 5.0, 50, dtype=F64)
-    guide = LocalConjugate(torch.Size([1]), torch.zeros(1, dtype=F64))
+    guide = LocalConjugate(dist.Gamma(torch.ones(1, dtype=F64), 1.0))
     guide.log_square.data.fill_(2 * torch.tensor(residual / scale, dtype=F64).log())
     y = torch.tensor([residual], dtype=F64)
     q = guide.distribution(StudentT(df, scale).double().bind(), y, torch.tensor([0]))
@@ -39,7 +39,7 @@ def test_the_default_divergence_is_the_documented_one(likelihood, y, default, ot
     x = torch.linspace(0, 1, 30, dtype=F64)[:, None]
 
     def loss(**settings):
-        gp = LOO(x, y, Matern52(1).double(), likelihood(), num_neighbors=8, guide="conjugate", **settings)
+        gp = LOO(x, y, Matern52(1).double(), likelihood(), num_neighbors=8, guide=Conjugate(), **settings)
         torch.manual_seed(0)
         return TraceMeanField_ELBO().loss(gp.model, gp.guide)
 

@@ -144,7 +144,7 @@ def test_loss_and_gradient_are_those_of_the_sparse_prior():
     x, y = labels(N)
     gp = VNNGP(x, y, kernel(), Bernoulli(), num_neighbors=K, mean=torch.nn.Linear(2, 1, dtype=F64))
     gp.solve(tolerance=1e-6)
-    local = gp.local
+    local = gp.q
 
     def evidence():
         return dense_log_evidence(*NNGP(gp.kernel, gp.graph).conditionals, gp.graph, local.target, local.precision)[0]
@@ -180,8 +180,8 @@ def test_losses_of_one_run_compare_beyond_the_dense_size(monkeypatch):
             gp.solve(tolerance=1e-6)
             found.append(IntegratedELBO().loss(gp.model, gp.guide))
         exact.append([value - found[0] for value in found[1:]])
-        gp.local.excess.slope.zero_()
-        gp.local.excess.due.fill_(True)
+        gp.q.excess.slope.zero_()
+        gp.q.excess.due.fill_(True)
     assert exact[1] == pytest.approx(exact[0], abs=0.05)
     assert abs(exact[0][1]) > 0.1
 
@@ -193,7 +193,7 @@ def test_classes_share_the_difference():
     trace = poutine.trace(gp.guide).get_trace()
     q = trace.nodes["u"]["fn"].base_dist
     prior = NNGP(gp.kernel, gp.graph)
-    factor, local = prior.factor.prepared(), gp.local
+    factor, local = prior.factor.prepared(), gp.q
     want = sum(
         latent_log_evidence(factor, *parts) for parts in zip(local.target, local.loc, local.precision, strict=True)
     )
@@ -206,8 +206,8 @@ def test_variances_at_labels_are_close_to_those_given_all_of_them():
     gp = VNNGP(x, y, kernel(variance=30.0, lengthscale=1.0), Bernoulli(), num_neighbors=10)
     gp.solve()
     cov = gp.kernel(x)
-    exact = (cov - cov @ torch.linalg.solve(cov + torch.diag(1 / gp.local.precision), cov)).diagonal()
-    ratio = gp.local.variance / exact
+    exact = (cov - cov @ torch.linalg.solve(cov + torch.diag(1 / gp.q.precision), cov)).diagonal()
+    ratio = gp.q.variance / exact
     assert ratio.min() > 0.99
     assert ratio.mean() < 1.25  # from 10 neighbors alone 2.7
 
@@ -217,9 +217,9 @@ def test_one_call_converges_at_a_large_variance():
     x, y = labels(300, amplitude=20.0)
     gp = VNNGP(x, y, kernel(variance=1e4, lengthscale=1.0), Bernoulli(), num_neighbors=10)
     gp.solve()
-    before = gp.local.loc.clone()
+    before = gp.q.loc.clone()
     gp.solve()
-    moved = (gp.local.loc - before).abs() / gp.local.variance.sqrt()
+    moved = (gp.q.loc - before).abs() / gp.q.variance.sqrt()
     assert moved.max() < 0.3  # after 20 steps 2.7
 
 
@@ -253,7 +253,7 @@ def test_evidence_of_gaussian_noise_is_kept_while_parameters_stay(monkeypatch):
     x, y = labels(N)
     gp = VNNGP(x, y, kernel(), Gaussian(variance=0.5), num_neighbors=K)
     gp.solve()
-    excess, slopes = gp.local.excess, []
+    excess, slopes = gp.q.excess, []
     for change, refresh in ((1.05, False), (1.3, False), (1.0, False), (1.0, True)):
         gp.kernel.variance = gp.kernel.variance.item() * change
         if refresh:

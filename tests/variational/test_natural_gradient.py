@@ -12,6 +12,7 @@ from pyro_nngp.inference import IntegratedELBO, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Likelihood
 from pyro_nngp.models import NPVI, SVGP, VNNGP
+from pyro_nngp.variational import MeanField
 from pyro_nngp.variational.natural_gradient import natural_gradient
 from pyro_nngp.variational.sparse_factor import FactorOptimum
 
@@ -26,7 +27,7 @@ def test_a_solution_that_still_moves_says_so(method):
         gp.solve(max_steps=1)
 
 
-@pytest.mark.parametrize("method", [VNNGP, partial(VNNGP, posterior="mean-field"), NPVI])
+@pytest.mark.parametrize("method", [VNNGP, partial(VNNGP, guide=MeanField()), NPVI])
 def test_gaussian_sites_are_exact_whatever_the_weights_and_units(method):
     n, generator = 40, torch.Generator().manual_seed(0)
     x = torch.rand(n, 1, dtype=F64, generator=generator)
@@ -40,7 +41,7 @@ def test_gaussian_sites_are_exact_whatever_the_weights_and_units(method):
         cov = gp.kernel(x, x)
         inverse = torch.linalg.inv(cov + torch.diag(1e4 / weights))
         loc, sd = cov @ inverse @ y, (cov - cov @ inverse @ cov).diagonal().sqrt()
-        found = gp.local.loc if method is VNNGP else gp.local.distribution(torch.arange(n)).loc
+        found = gp.q.loc if method is VNNGP else gp.q.distribution(torch.arange(n)).loc
         assert ((found - loc) / sd).abs().max() < 1e-3
         left = inverse.diagonal()
         loo = dist.Normal(y - inverse @ y / left, left.rsqrt()).log_prob(y)
@@ -142,9 +143,9 @@ def test_the_plain_fit_with_likelihoods_of_a_user(likelihood, limit):
 
 def test_a_start_that_no_step_improves_is_kept():
     x = torch.rand(60, 2, dtype=F64)
-    gp = VNNGP(x, (x[:, 0] > 0.5).double(), Matern52(2), Bernoulli(), num_neighbors=5, posterior="mean-field")
+    gp = VNNGP(x, (x[:, 0] > 0.5).double(), Matern52(2), Bernoulli(), num_neighbors=5, guide=MeanField())
     gp.solve()
-    q = gp.local.distribution()
+    q = gp.q.distribution()
     start = (q.loc, q.variance, -1e9)  # a bound out of reach
     steps, _, improved = natural_gradient(
         gp.likelihood.bind(), gp.y, start, lambda targets, precision: (targets, 1 / precision, 0.0)
@@ -156,7 +157,7 @@ def test_a_start_that_no_step_improves_is_kept():
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        (VNNGP, {"num_neighbors": 5, "posterior": "mean-field"}),
+        (VNNGP, {"num_neighbors": 5, "guide": MeanField()}),
         (VNNGP, {"num_neighbors": 5}),
         (SVGP, {"inducing": 8}),
     ],

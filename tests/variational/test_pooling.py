@@ -9,13 +9,14 @@ from pyro.infer import SVI, Predictive, TraceMeanField_ELBO
 from pyro.optim import Adam
 from torch.distributions import kl_divergence
 
-from pyro_nngp.distributions import NNGP, SitePosterior
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.inference import IntegratedELBO, fit, to_arviz
 from pyro_nngp.kernels import Matern32, Wendland, bind
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP, Vecchia
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.variational import GaussianSites
+from pyro_nngp.variational import ObservedGaussian, PseudoObservations
 from pyro_nngp.variational.pooling import PooledObservations
 
 F64 = torch.float64
@@ -48,7 +49,7 @@ def small(likelihood="poisson", n=N, **settings):
 @torch.no_grad()
 def dense(gp):
     """Covariance of the prior, and mean and covariance of u given the sites."""
-    target, precision = gp.local.observations()
+    target, precision = gp.q.observations(gp.posterior(gp.bound()))
     prior = gp.kernel(gp.x, gp.x) + 1e-8 * torch.eye(len(gp.x), dtype=F64)
     root = torch.linalg.cholesky(prior + torch.diag(1 / precision))
     half = torch.linalg.solve_triangular(root, prior, upper=False)
@@ -61,14 +62,14 @@ def test_sites_are_those_of_the_optimal_gaussian_posterior(likelihood):
     """Gradient and curvature of the expected log likelihood at the marginals are those of the sites."""
     gp, _ = small(likelihood)
     gp.solve(max_steps=200, tolerance=1e-6)
-    loc = (gp.mean.value + gp.local.loc).detach().requires_grad_()
-    var = gp.local.variance.clone().requires_grad_()
+    loc = (gp.mean.value + gp.q.loc).detach().requires_grad_()
+    var = gp.q.variance.clone().requires_grad_()
     value = gp.likelihood.expected_log_prob(gp.y, loc, var).sum()
     gradient, curvature = torch.autograd.grad(value, (loc, var))
-    torch.testing.assert_close(gp.local.precision, -2 * curvature, rtol=0.05, atol=1e-4)
-    torch.testing.assert_close(gp.local.precision * (gp.local.target - gp.local.loc), gradient, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(gp.q.precision, -2 * curvature, rtol=0.05, atol=1e-4)
+    torch.testing.assert_close(gp.q.precision * (gp.q.target - gp.q.loc), gradient, rtol=0.02, atol=0.02)
     prior, *_ = dense(gp)
-    assert abs(torch.linalg.solve(prior, gp.local.loc).sum()) < 0.05  # the level is the best one for the sites
+    assert abs(torch.linalg.solve(prior, gp.q.loc).sum()) < 0.05  # the level is the best one for the sites
 
 
 def test_a_gaussian_likelihood_is_trained_as_the_response_model():
@@ -141,7 +142,7 @@ def test_points_at_one_place_pool():
 def test_training_predictions_and_export_go_through_the_sites():
     gp, x_new = small("poisson", n=60, num_neighbors=8)
     fit(gp, 10, batch_size=20, progress=False)
-    assert bool(gp.local.solved)
+    assert bool(gp.q.solved)
     idata = to_arviz(gp, num_samples=3)
     assert idata.posterior["u"].shape == (1, 3, 60)
     assert Predictive(gp.model, guide=gp.guide, num_samples=2)()["y"].shape == (2, 60)
@@ -167,27 +168,12 @@ def test_classes_and_symmetric_graphs():
     gp.solve()
     assert gp(x[:4])[1].shape == (3, 4)
     assert gp.sample(x[:4], 5).shape == (5, 3, 4)
-    npvi = NPVI(x, (y > 0).double(), Matern32(2, lengthscale=0.3), Bernoulli(), num_neighbors=8, posterior="sites")
+    npvi = NPVI(
+        x, (y > 0).double(), Matern32(2, lengthscale=0.3), Bernoulli(), num_neighbors=8, guide=PseudoObservations()
+    )
     npvi.solve()
-    assert isinstance(npvi.local, GaussianSites)
+    assert isinstance(npvi.q, ObservedGaussian)
     assert (npvi(x[:4])[1] > 0).all()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"posterior": "exact"}, r"expected posterior to be 'sites' or 'mean-field' or 'factor', got 'exact'"),
-        (
-            {"posterior": "sites", "inducing": 9},
-            r"expected posterior=.sites. without guide_neighbors, encoder, `loc` and `scale`",
-        ),
-        ({"posterior": "mean-field", "guide_neighbors": 3}, r"expected posterior 'factor' with guide_neighbors alone"),
-    ],
-)
-def test_wrong_input(change, message):
-    x, y, *_, kernel = field(N, 1, Gaussian().double())
-    with pytest.raises(ValueError, match=message):
-        VNNGP(x, y, kernel, Gaussian(), num_neighbors=5, **change)
 
 
 def test_site_posteriors_of_other_shapes_and_rows_are_errors():

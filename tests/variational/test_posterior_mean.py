@@ -9,6 +9,7 @@ from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import vecchia_factor
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
+from pyro_nngp.variational import MeanField, SparseCholesky
 from pyro_nngp.variational.natural_gradient import variational_optimum
 from pyro_nngp.variational.posterior_mean import MeanLimits, posterior_mean
 
@@ -58,16 +59,14 @@ def test_a_reduction_ends_sooner(monkeypatch):
 
 
 @pytest.mark.parametrize("plain_iterations", [0, 5, 1000])
-@pytest.mark.parametrize("guide_neighbors", [0, 8])
+@pytest.mark.parametrize("guide", [MeanField(), SparseCholesky(8)])
 @torch.no_grad()
-def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide_neighbors):
+def test_solving_by_conjugate_gradients_is_solving_densely(plain_iterations, guide):
     x = torch.rand(300, 2, dtype=F64)
     y = torch.sin(5 * x.sum(-1))
     kernel = Matern52(2, lengthscale=torch.tensor(0.3, dtype=F64)).requires_grad_(False)
-    posterior = "factor" if guide_neighbors else "mean-field"
-    settings = {"num_neighbors": 8, "posterior": posterior, "guide_neighbors": guide_neighbors, "jitter": 1e-4}
-    gp = VNNGP(x, y, kernel, Gaussian(0.05), **settings)
-    factor, q = NNGP(kernel, gp.graph, jitter=1e-4).factor, gp.local.distribution()
+    gp = VNNGP(x, y, kernel, Gaussian(0.05), num_neighbors=8, guide=guide, jitter=1e-4)
+    factor, q = NNGP(kernel, gp.graph, jitter=1e-4).factor, gp.q.distribution()
     dense, iterative = (
         variational_optimum(Gaussian(0.05), y, torch.zeros(300, dtype=F64), factor, q, limits=limits)
         for limits in (MeanLimits(10**9), MeanLimits(0, plain_iterations))

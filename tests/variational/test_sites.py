@@ -11,6 +11,7 @@ from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.models import NPVI, VNNGP
+from pyro_nngp.variational import PseudoObservations
 
 F64 = torch.float64
 
@@ -59,7 +60,7 @@ def test_all_neighbors_and_a_gaussian_likelihood_give_the_exact_posterior():
     torch.testing.assert_close(gp.mean.value, level, rtol=1e-7, atol=0)
 
     weights = torch.linalg.solve(total, y - level)
-    torch.testing.assert_close(gp.local.loc, cov @ weights, rtol=0, atol=1e-7)
+    torch.testing.assert_close(gp.q.loc, cov @ weights, rtol=0, atol=1e-7)
     cross, own = gp.kernel(new, x), gp.kernel(new, diag=True) * (1 + gp.jitter)
     loc, var = gp(new)
     torch.testing.assert_close(loc, level + cross @ weights, rtol=0, atol=2e-5)  # the nugget on cov, not on cross
@@ -68,7 +69,7 @@ def test_all_neighbors_and_a_gaussian_likelihood_give_the_exact_posterior():
     want = moments_of_others(
         cov, gp.kernel(x), gp.kernel(x, diag=True) * (1 + gp.jitter), torch.full_like(y, NOISE), nearest
     )
-    torch.testing.assert_close(gp.local.variance, want, rtol=1e-7, atol=0)
+    torch.testing.assert_close(gp.q.variance, want, rtol=1e-7, atol=0)
 
 
 def test_the_loss_of_exact_sites_is_minus_the_log_evidence():
@@ -113,8 +114,8 @@ def test_the_fixed_point_is_that_of_a_dense_computation(name, likelihood):
             m = (m + gain @ (target - level)) / 2
             s = (s + (cov - gain @ cov).diagonal()) / 2
         scale = s.sqrt().mean()
-        torch.testing.assert_close(gp.local.loc, m, rtol=0, atol=float(0.01 * scale))
-        torch.testing.assert_close(gp.local.variance, s, rtol=0.02, atol=0)
+        torch.testing.assert_close(gp.q.loc, m, rtol=0, atol=float(0.01 * scale))
+        torch.testing.assert_close(gp.q.variance, s, rtol=0.02, atol=0)
         loss = IntegratedELBO().loss(gp.model, gp.guide)
         f = level + m + s.sqrt() * torch.randn(20_000, N, dtype=F64)
         draws = gp.likelihood.bind()(f).log_prob(y).sum(-1)
@@ -140,7 +141,7 @@ def test_a_state_dict_keeps_posterior_and_predictions(name, likelihood):
     fresh = VNNGP(x, y, kernel(0.9), likelihood(), num_neighbors=6, seed=1)
     before = fresh(new)
     fresh.load_state_dict(gp.state_dict())
-    assert bool(fresh.local.solved)
+    assert bool(fresh.q.solved)
     assert not torch.equal(fresh(new)[1], before[1])
     for got, want in zip(fresh(new), gp(new), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -161,14 +162,14 @@ def test_several_outputs_equal_separate_models():
 def test_training_before_solving_warns():
     x, y = data("Poisson")
     gp = VNNGP(x, y, kernel(), Poisson(), num_neighbors=6)
-    with pytest.warns(UserWarning, match=r"GaussianSites: q\(u\) is the prior, since solve\(\) has not been called"):
+    with pytest.warns(UserWarning, match=r"VNNGP: q\(u\) is the prior, since solve\(\) has not been called"):
         IntegratedELBO().loss_and_grads(gp.model, gp.guide)
 
 
 def test_too_few_steps_warn():
     x, y = data("Poisson")
     gp = VNNGP(x, 50 * y, kernel(), Poisson(), num_neighbors=6)
-    with pytest.warns(UserWarning, match=r"GaussianSites.solve: means still moved by .* Give solve\(\) more max_steps"):
+    with pytest.warns(UserWarning, match=r"solve: means still moved by .* Give solve\(\) more max_steps"):
         gp.solve(max_steps=1)
 
 
@@ -194,7 +195,7 @@ def test_intervals_cover_the_function(name):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:GaussianSites.solve. means still moved")
+@pytest.mark.filterwarnings("ignore:solve. means still moved")
 def test_the_level_does_not_run_away_where_sites_are_all_but_flat():
     """Six rounds of at most one prior standard deviation, 59; unbounded steps ended at -1,613."""
     n = 300
@@ -234,7 +235,7 @@ def test_means_and_standard_deviations_are_those_of_nuts_on_the_dense_process(na
     chain = MCMC(NUTS(potential_fn=potential), 700, 300, initial_params=start, disable_progbar=True)
     chain.run()
     draws = level + chain.get_samples()["nu"] @ tril.mT
-    for method, settings in ((VNNGP, {}), (NPVI, {"posterior": "sites"})):
+    for method, settings in ((VNNGP, {}), (NPVI, {"guide": PseudoObservations()})):
         gp = method(x, y, k, likelihood, num_neighbors=20, mean=lambda x: torch.full_like(x[..., 0], level), **settings)
         gp.solve(max_steps=100, tolerance=1e-6)
         with torch.no_grad():
@@ -254,7 +255,7 @@ def test_one_call_settles_for_labels_without_noise():
     prior = Matern32(2, variance=500.0, lengthscale=0.3).double()
     gp = VNNGP(x, labels, prior, Categorical(3), num_neighbors=8)
     gp.solve()
-    once = gp.local.variance.clone()
+    once = gp.q.variance.clone()
     for _ in range(6):
         gp.solve()
-    assert (once / gp.local.variance).log().square().mean().sqrt() < 0.15
+    assert (once / gp.q.variance).log().square().mean().sqrt() < 0.15

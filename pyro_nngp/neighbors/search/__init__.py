@@ -1,9 +1,8 @@
 """Nearest-neighbor search: one index over several backends, with exact answers."""
 
-from pyro_nngp.neighbors.search.index import BACKENDS, SearchIndex, nearest, nearest_predecessors, recall
+from pyro_nngp.neighbors.search.index import SearchIndex, nearest, nearest_predecessors, recall
 
 __all__ = [
-    "BACKENDS",
     "SearchIndex",
     "nearest",
     "nearest_predecessors",

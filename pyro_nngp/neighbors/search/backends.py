@@ -6,7 +6,7 @@ distance below it. An answer is accepted only if the floor proves it
 (`pyro_nngp.neighbors.search.certification`), so backends that round differently find identical neighbors.
 
 "Exact distance" means `squared_distances`: float64, from differences, summed over the dimensions in order (or the value
-of the user's metric). The floor is what the backend reports for its last candidate less a bound on its rounding.
+of the user's metric). The floor is the backend's distance of its last candidate minus a bound on its rounding.
 
 Cost per query over P points in D dimensions: k-d tree O(fetch log P) for small D; brute force and flat FAISS O(P D);
 inverted file O(sqrt(P) D nprobe).
@@ -50,7 +50,7 @@ class Candidates(NamedTuple):
 
 
 class Backend(ABC):
-    """A growing prefix of fixed points that can be searched.
+    """A search structure over a growing prefix of fixed points.
 
     Attributes:
         growth: fraction by which the prefix may grow before the backend is built again.
@@ -78,7 +78,7 @@ class CandidateBackend(Backend):
 
     @abstractmethod
     def max_fetch(self, k: int) -> int:
-        """Beyond this many candidates brute force is the better choice."""
+        """Largest number of candidates worth asking for; beyond it brute force is the better choice."""
 
     @abstractmethod
     def candidates(self, queries: Floats, fetch: int, limit: Ints, exclude: Ints) -> Candidates:
@@ -208,7 +208,7 @@ class BruteForce(CandidateBackend):
         return torch.as_tensor(array, dtype=self._dtype, device=self._device)
 
     def _values(self, query: Tensor, points: Tensor) -> Tensor:
-        """Values in the order of the distances: those of the metric, or |p|^2 - 2 p.q for the Euclidean one."""
+        """Values that grow with distance: the metric, or |p|^2 - 2 p.q for the Euclidean one."""
         if self._metric is None:
             return torch.addmm(self._norms[: len(points)], query, points.T, alpha=-2)
         with torch.no_grad():
@@ -311,5 +311,5 @@ def _single(places: Floats, center: Floats) -> NDArray[np.float32]:
 
 
 def _rounding(norms: Floats, norm: float, dim: int, eps: float) -> Floats:
-    """Bound on the error of |q|^2 - 2 p.q + |p|^2 for |q|^2 = norms and |p|^2 <= norm, that of the inputs included."""
+    """Bound on the error of |q|^2 - 2 p.q + |p|^2 for |q|^2 = norms and |p|^2 <= norm, with the rounding of inputs."""
     return 2 * (dim + 8) * eps * (np.sqrt(norms) + np.sqrt(norm)) ** 2

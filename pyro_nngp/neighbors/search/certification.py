@@ -4,9 +4,6 @@ The k nearest candidates of a query are its k nearest points, ties included, onc
 the floor under which the backend left nothing out. Queries for which it does not (many ties at the k-th place, too few
 predecessors among the candidates) are repeated with twice the candidates, and finally by brute force.
 
-Surplus duplicates: of coinciding points, only the first k + 1 can be neighbors, so the others are not searched. A
-million rows at a thousand places are no harder than distinct ones.
-
 Symbols: Q queries, P points, D dimensions, k neighbors, F candidates.
 """
 
@@ -26,15 +23,15 @@ BLOCK = 2**19  # candidates handled at a time, a few MB per array
 
 @dataclass
 class Queries:
-    """Q queries and their answers so far.
+    """Queries and their answers so far.
 
     Attributes:
-        places: where to search from, (Q, D).
+        places: coordinates of the queries, (Q, D).
         limit: only points with smaller numbers count, (Q,).
         exclude: the number of one point to leave out, (Q,), -1 for none.
         index, value: numbers and exact distances of the neighbors, (Q, k), to be written; -1 and infinity where there
             is none.
-        proven: whether they are known to be right, (Q,).
+        proven: whether the answers are known to be right, (Q,).
     """
 
     places: Floats
@@ -53,22 +50,22 @@ class Queries:
         return self.index.shape[1]
 
     def settle(self, tree: CompiledTree, rows: Ints) -> int:
-        """Answer some queries by a backend that needs no proof; returns how many answers are known."""
+        """Answer some queries by a backend that needs no proof; return the number of proven answers."""
         tree.answer(rows, self.places, self.limit, self.exclude, self.index, self.value)
         self.proven[rows] = True
         return len(rows)
 
     def ask(self, backend: CandidateBackend, fetch: int, final: bool, rows: Ints) -> int:
-        """Query a backend; accept its answer without a certificate if `final`; returns how many answers are known."""
+        """Query a backend; accept its answer without a certificate if `final`; return the number of proven answers."""
         limit, exclude = self.limit[rows], self.exclude[rows]
-        found = backend.candidates(self.places[rows], fetch, limit, exclude)
-        self.index[rows], self.value[rows], proven = _nearest_candidates(found, self.k, limit, exclude)
+        candidates = backend.candidates(self.places[rows], fetch, limit, exclude)
+        self.index[rows], self.value[rows], proven = _nearest_candidates(candidates, self.k, limit, exclude)
         self.proven[rows] = proven | final
         return int(self.proven[rows].sum())
 
 
 class Source:
-    """A backend with brute force as fallback, and the numbers of their points (all but surplus duplicates)."""
+    """A backend with brute force as fallback, and the numbers of the points that it searches."""
 
     def __init__(self, backend: CandidateBackend | CompiledTree, brute: BruteForce, kept: Ints) -> None:
         self.backend, self._brute, self._kept = backend, brute, kept
@@ -83,7 +80,7 @@ class Source:
             self.backend.prefix(inside)
 
     def answer(self, queries: Queries, fetch: int, bar: tqdm) -> float:
-        """Answer all queries; returns the share of them for which `fetch` candidates were too few."""
+        """Answer all queries; return the fraction of them for which `fetch` candidates were too few."""
         all_kept = self._kept[-1] == len(self._kept) - 1
         if not all_kept:
             place = np.minimum(np.searchsorted(self._kept, queries.exclude), len(self._kept) - 1)
@@ -111,30 +108,11 @@ class Source:
         return hard
 
 
-def earlier_copies(points: Floats) -> Ints:
-    """The number of earlier points that each point coincides with, (P,).
-
-    Rows are grouped by a hash. A collision may split a group, which makes counts too small but no answer wrong.
-    """
-    code = np.zeros(len(points), np.uint64)
-    for column in points.T:
-        code = (code ^ (column + 0.0).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)  # + 0.0 turns -0.0 into 0.0
-        code ^= code >> np.uint64(32)
-    order = np.argsort(code, kind="stable")
-    same = code[order[1:]] == code[order[:-1]]
-    rows = np.flatnonzero(same)
-    same[rows] = (points[order[rows + 1]] == points[order[rows]]).all(-1)
-    place = np.arange(len(points))
-    copies = np.empty_like(place)
-    copies[order] = place - np.maximum.accumulate(np.where(np.append(False, same), 0, place))
-    return copies
-
-
 def _nearest_candidates(
-    found: Candidates, k: int, limit: Ints, exclude: Ints
+    candidates: Candidates, k: int, limit: Ints, exclude: Ints
 ) -> tuple[Ints, Floats, NDArray[np.bool_]]:
     """The k nearest admissible candidates by (distance, index), -1 padded, and whether the floor proves them."""
-    index, value, floor = found
+    index, value, floor = candidates
     if index.shape[1] <= k:  # there are no more points; the code below reads one column more than k
         missing = ((0, 0), (0, k + 1 - index.shape[1]))
         index, value = np.pad(index, missing, constant_values=-1), np.pad(value, missing)

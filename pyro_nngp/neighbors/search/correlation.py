@@ -1,7 +1,7 @@
 """Search in the metric of a kernel: candidates from feature spaces, ranked by correlation.
 
 Reference: Kang, Katzfuss (2023), "Correlation-based sparse inverse Cholesky factorization for fast Gaussian-process
-inference". Differs from it: candidates come from exact searches in the kernel's feature spaces, not from its own tree.
+inference". Differs from the paper: candidates come from exact searches in the kernel's feature spaces, not from a tree.
 
 Cost: one search of 2 k neighbors in each feature space, and 2 k covariances per space and row. Symbols: as in
 :mod:`pyro_nngp.neighbors.search.index`.
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._rows import repeats
+from pyro_nngp._indexing import repeats
 from pyro_nngp.linalg import in_blocks
 from pyro_nngp.neighbors.search.index import SearchIndex
 
@@ -22,7 +22,7 @@ _MORE = 2  # candidates per neighbor and feature space
 
 @runtime_checkable
 class FeatureMetric(Protocol):
-    """The interface of a metric, such as :class:`~pyro_nngp.kernels.KernelMetric`."""
+    """Interface of a metric with feature spaces, such as :class:`~pyro_nngp.kernels.KernelMetric`."""
 
     def features(self, x: Tensor) -> list[Tensor]:
         """Feature spaces whose near points are candidates."""
@@ -32,7 +32,7 @@ class FeatureMetric(Protocol):
 
 
 class CorrelationIndex:
-    """The interface of :class:`~pyro_nngp.neighbors.search.index.SearchIndex`, in the metric of a kernel.
+    """A search index in the metric of a kernel, with the interface of :class:`SearchIndex`.
 
     Args:
         points: (P, D).
@@ -47,16 +47,17 @@ class CorrelationIndex:
     def nearest(
         self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
-        """Like :meth:`SearchIndex.nearest`, with distances in the metric."""
+        """Indices and distances in the metric of the k nearest points; arguments as for :meth:`SearchIndex.nearest`."""
         wanted = min(_MORE * k, len(self._points) - (exclude is not None))
         spaces = self._metric.features(queries)
-        found = [index.nearest(space, wanted, exclude)[0] for index, space in zip(self._indices, spaces, strict=True)]
-        return self._ranked(queries, torch.cat(found, -1), k)
+        searches = zip(self._indices, spaces, strict=True)
+        candidates = [index.nearest(space, wanted, exclude)[0] for index, space in searches]
+        return self._ranked(queries, torch.cat(candidates, -1), k)
 
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
-        """Like :meth:`SearchIndex.predecessors`, with distances in the metric."""
-        found = [index.predecessors(_MORE * k, start)[0] for index in self._indices]
-        return self._ranked(self._points[start:], torch.cat(found, -1), k)
+        """Indices and distances in the metric of the k nearest predecessors of the rows from `start`."""
+        candidates = [index.predecessors(_MORE * k, start)[0] for index in self._indices]
+        return self._ranked(self._points[start:], torch.cat(candidates, -1), k)
 
     def _ranked(self, queries: Tensor, candidates: Tensor, k: int) -> tuple[Tensor, Tensor]:
         """The k best of some candidates, each counted once; ties by index."""

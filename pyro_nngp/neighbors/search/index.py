@@ -1,7 +1,7 @@
-"""Nearest points and nearest predecessors: exact, blocked, the same from every backend, ties broken by index.
+"""Nearest points and nearest predecessors: exact, blocked, equal from every backend, ties broken by index.
 
 `nearest` finds for each query the k nearest of all points, `nearest_predecessors` for each point the k nearest among
-the points before it; both sort by (distance, index). `SearchIndex` is the same for repeated calls: it keeps its k-d
+the points before it; both sort by (distance, index). `SearchIndex` serves repeated calls: it keeps its k-d
 tree or FAISS index. How answers are proven: `pyro_nngp.neighbors.search.certification`; by what:
 `pyro_nngp.neighbors.search.backends`.
 
@@ -18,6 +18,7 @@ Symbols: N or P points, Q queries, R rows asked for, D dimensions, k neighbors.
 
 import sys
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +50,8 @@ from pyro_nngp.neighbors.search.backends import (
     find_faiss,
     has_gpu_faiss,
 )
-from pyro_nngp.neighbors.search.certification import Queries, Source, earlier_copies
+from pyro_nngp.neighbors.search.certification import Queries, Source
+from pyro_nngp.neighbors.search.copies import earlier_copies
 from pyro_nngp.neighbors.search.on_device import GRID_DIMS, DeviceIndex
 
 BACKENDS = ("auto", "kdtree", "torch", "faiss", "ivf")
@@ -62,11 +64,7 @@ def nearest(
     points: Float[Tensor, "P D"],
     k: int,
     exclude: Int[Tensor, " Q"] | None = None,
-    backend: str = "auto",
-    *,
-    metric: Metric | None = None,
-    nprobe: int = 16,
-    progress: bool = True,
+    **options: Any,
 ) -> Int[Tensor, "Q k"]:
     """Find the k nearest points of each query, nearest first, ties by index.
 
@@ -75,10 +73,7 @@ def nearest(
         points: points to search among, (P, D).
         k: number of neighbors, 1..P, or 1..P-1 with `exclude`.
         exclude: for each query the index of one point to leave out (such as the query itself), -1 for none.
-        backend: as for `SearchIndex`.
-        metric: as for `SearchIndex`.
-        nprobe: as for `SearchIndex`.
-        progress: as for `SearchIndex`.
+        options: `backend`, `metric`, `nprobe` and `progress` of :class:`SearchIndex`.
 
     Returns:
         Indices into `points`, (Q, k), int64.
@@ -87,30 +82,17 @@ def nearest(
         ValueError, TypeError: for malformed arguments.
         ImportError: if the backend needs FAISS and it does not import.
     """
-    index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
-    return index.nearest(queries, k, exclude)[0]
+    return SearchIndex(points, **options).nearest(queries, k, exclude)[0]
 
 
-def nearest_predecessors(
-    points: Float[Tensor, "N D"],
-    k: int,
-    start: int = 0,
-    backend: str = "auto",
-    *,
-    metric: Metric | None = None,
-    nprobe: int = 16,
-    progress: bool = True,
-) -> Int[Tensor, "R k"]:
+def nearest_predecessors(points: Float[Tensor, "N D"], k: int, start: int = 0, **options: Any) -> Int[Tensor, "R k"]:
     """Find the at most k nearest points before each point, nearest first, ties by index, -1 padded.
 
     Args:
         points: points in their ordering, (N, D).
         k: number of neighbors, k >= 1; rows with fewer predecessors are padded.
         start: first row to answer for, 0..N-1; for points appended to an ordering whose earlier rows are known.
-        backend: as for `SearchIndex`.
-        metric: as for `SearchIndex`.
-        nprobe: as for `SearchIndex`.
-        progress: as for `SearchIndex`.
+        options: `backend`, `metric`, `nprobe` and `progress` of :class:`SearchIndex`.
 
     Returns:
         Indices of predecessors of rows start..N-1, (R, k) with R = N - start, int64.
@@ -119,18 +101,17 @@ def nearest_predecessors(
         ValueError, TypeError: for malformed arguments.
         ImportError: if the backend needs FAISS and it does not import.
     """
-    index = SearchIndex(points, backend=backend, metric=metric, nprobe=nprobe, progress=progress)
-    return index.predecessors(k, start)[0]
+    return SearchIndex(points, **options).predecessors(k, start)[0]
 
 
 def recall(approximate: Int[Tensor, "Q k"], exact: Int[Tensor, "Q k"]) -> float:
-    """Share of the exact neighbors (without -1 entries) that an approximate search found."""
+    """Fraction of the exact neighbors (without -1 entries) that an approximate search found."""
     if approximate.shape != exact.shape:
         expectation = f"of the shape of exact {tuple(exact.shape)}"
         fail("recall", "approximate", expectation, tuple(approximate.shape), "Use one k for both.")
     real = exact >= 0
-    found = torch.stack([(approximate == column[:, None]).any(-1) for column in exact.unbind(-1)], -1)
-    return float((found & real).sum() / real.sum())
+    hits = torch.stack([(approximate == column[:, None]).any(-1) for column in exact.unbind(-1)], -1)
+    return float((hits & real).sum() / real.sum())
 
 
 class SearchIndex:
@@ -177,7 +158,7 @@ class SearchIndex:
 
     @cached_property
     def _copies(self) -> Ints:
-        return earlier_copies(self._points)
+        return earlier_copies(torch.from_numpy(self._points)).numpy()
 
     def nearest(
         self, queries: Float[Tensor, "Q D"], k: int, exclude: Int[Tensor, " Q"] | None = None
@@ -202,9 +183,9 @@ class SearchIndex:
             self._sources[copies].prefix(size)
         places = queries.detach().cpu().double().numpy()
         with self._bar(len(queries)) as bar:
-            limit, found = np.full(len(queries), size), _empty(len(queries), k)
-            self._sources[copies].answer(Queries(places, limit, without, *found), k + SPARE, bar)
-        return self._tensors(*found)
+            limit, answers = np.full(len(queries), size), _empty(len(queries), k)
+            self._sources[copies].answer(Queries(places, limit, without, *answers), k + SPARE, bar)
+        return self._tensors(*answers)
 
     def predecessors(self, k: int, start: int = 0) -> tuple[Int[Tensor, "R k"], Float[Tensor, "R k"]]:
         """Indices and distances (-1 and infinity for none) of the k nearest predecessors of the rows from `start`."""
@@ -222,10 +203,7 @@ class SearchIndex:
         return self._tensors(queries.index, queries.value)
 
     def nearest_before(
-        self,
-        queries: Float[Tensor, "Q D"],
-        limit: Int[Tensor, " Q"],
-        k: int,
+        self, queries: Float[Tensor, "Q D"], limit: Int[Tensor, " Q"], k: int
     ) -> tuple[Int[Tensor, "Q k"], Float[Tensor, "Q k"]]:
         """Indices and distances of the k nearest points before a limit; -1 and infinity where there are fewer.
 
@@ -238,10 +216,10 @@ class SearchIndex:
         """
         ascending = limit.argsort(stable=True)
         places, limits = queries.detach().double()[ascending].numpy(), limit[ascending].numpy()
-        found = Queries(places, limits, np.full(len(limits), -1), *_empty(len(limits), k))
+        asked = Queries(places, limits, np.full(len(limits), -1), *_empty(len(limits), k))
         with self._bar(len(limits)) as bar:
-            self._answer_ascending(found, bar)
-        index, value = self._tensors(found.index, found.value)
+            self._answer_ascending(asked, bar)
+        index, value = self._tensors(asked.index, asked.value)
         back = torch.empty_like(ascending)
         back[ascending] = torch.arange(len(back))
         return index[back], value[back]

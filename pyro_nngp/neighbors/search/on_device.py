@@ -6,7 +6,7 @@ on a grid of cells twice as wide. The first grid is so fine that even the fulles
 empty regions cost about the same as evenly spread points. In more dimensions distances to all points are computed in
 tiles, as products of matrices in float64, with a bound on their rounding.
 
-Either way an answer is exact: distances are those of `squared_distances`, bit for bit, and ties go to the smaller
+Either way an answer is exact: distances equal `squared_distances` bit for bit, and ties go to the smaller
 number, as in all backends.
 
 Cost per query over P points: O(k 3^D) on a grid, after O(P log P) per grid; O(P D) in tiles. Memory is bounded.
@@ -16,9 +16,12 @@ Symbols: Q queries, P points, D dimensions, k neighbors, C candidates.
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pyro_nngp.neighbors.search.copies import earlier_copies
 
 GRID_DIMS = 3
 _SPARE = 9  # candidates beyond k among which ties are resolved
@@ -29,12 +32,31 @@ CPU_BLOCK, GPU_BLOCK = 2**21, 2**26  # candidates held at a time
 TILE = 2**13  # points
 _ROUNDING = 1e-12  # of cell borders, relative to the extent of the points
 
-Found = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
-Done = Callable[[int], object]  # called with the number of queries answered since the last call
+Neighbors = tuple[Tensor, Tensor]  # numbers (Q, k), -1 for none, and squared distances (Q, k)
+Progress = Callable[[int], object]  # called with the number of queries answered since the last call
+
+
+class _Queries(NamedTuple):
+    """Queries, and memory for their answers."""
+
+    places: Tensor  # (Q, D)
+    limit: Tensor  # (Q,): only points with smaller numbers count
+    exclude: Tensor  # (Q,): the number of one point to leave out, -1 for none
+    numbers: Tensor  # (Q, k), to be written
+    value: Tensor  # (Q, k), to be written
+
+    @property
+    def k(self) -> int:
+        """Number of neighbors wanted."""
+        return self.numbers.shape[1]
+
+    def counts(self, rows: Tensor, candidates: Tensor) -> Tensor:
+        """Whether each candidate counts for each of some queries."""
+        return (candidates < self.limit[rows, None]) & (candidates != self.exclude[rows, None])
 
 
 class DeviceIndex:
-    """Fixed points, searched where they are; of coinciding ones only the first k + 1 can be neighbors.
+    """A search index over fixed points, on their device.
 
     Args:
         points: finite points, (P, D); distances are taken in float64 whatever their dtype.
@@ -46,7 +68,7 @@ class DeviceIndex:
         self._most_copies = int(self._copies.max())
         self._sources: dict[int, tuple[Tensor, _Points]] = {}
 
-    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Done) -> Found:
+    def nearest(self, queries: Tensor, k: int, exclude: Tensor | None, done: Progress) -> Neighbors:
         """The k nearest points of each query, nearest first, ties by number; `exclude` is (Q,), -1 for none."""
         copies = min(k, self._most_copies) + 1
         if copies not in self._sources:
@@ -60,7 +82,7 @@ class DeviceIndex:
         limit = torch.full_like(exclude, len(kept))
         return self._numbered(kept, points.search(queries.detach().double(), k, limit, exclude, done))
 
-    def predecessors(self, k: int, start: int, done: Done) -> Found:
+    def predecessors(self, k: int, start: int, done: Progress) -> Neighbors:
         """The k nearest predecessors of the rows from `start`, block by block among points up to twice their first."""
         kept, size, parts = self._kept(k + 1), len(self.points), []
         while start < size:
@@ -77,31 +99,29 @@ class DeviceIndex:
         """Numbers of the points that have fewer than `copies` earlier duplicates."""
         return torch.nonzero(self._copies < copies)[:, 0]
 
-    def _numbered(self, kept: Tensor, found: Found) -> Found:
-        index, value = found
+    def _numbered(self, kept: Tensor, neighbors: Neighbors) -> Neighbors:
+        index, value = neighbors
         return torch.where(index < 0, -1, kept[index]), value
 
 
 class _Points:
-    """Points and the grids over them that were made so far."""
+    """Points, and the grids over them that were built so far."""
 
     def __init__(self, points: Tensor) -> None:
         self.points, self.columns, self.low = points, points.T.contiguous(), points.amin(0)
         self.extent = float((points.amax(0) - self.low).max())
         self._grids: dict[int, tuple[Tensor, Tensor, int]] = {}
 
-    def search(self, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Done) -> Found:
+    def search(self, queries: Tensor, k: int, limit: Tensor, exclude: Tensor, done: Progress) -> Neighbors:
         """The k nearest of the points with numbers below `limit` (Q,), without `exclude` (Q,)."""
         index = torch.full((len(queries), k), -1, device=queries.device)
         value = torch.full((len(queries), k), math.inf, dtype=torch.float64, device=queries.device)
-        if self.points.shape[1] <= GRID_DIMS:
-            _by_grid(self, queries, k, limit, exclude, index, value, done)
-        else:
-            _by_tiles(self, queries, k, limit, exclude, index, value, done)
+        answer = _by_grid if self.points.shape[1] <= GRID_DIMS else _by_tiles
+        answer(self, _Queries(queries, limit, exclude, index, value), done)
         return index, value
 
     def grid(self, level: int) -> tuple[Tensor, Tensor, int]:
-        """The sorted cells of the points, the numbers of the points in this order, and the most points in a cell."""
+        """Sorted cells of the points, the points in this order, and the largest number of points in a cell."""
         if level not in self._grids:
             key = torch.zeros(len(self.points), dtype=torch.int64, device=self.points.device)
             for column in self.cells(self.points, level).T:
@@ -116,7 +136,7 @@ class _Points:
         return ((places - self.low) * (side / (self.extent or 1.0))).floor().clamp(0, side - 1).long()
 
     def finest(self, wanted: int) -> int:
-        """The level to begin with: on average and in the fullest cells there are about as many points as wanted."""
+        """Finest useful level: cells hold about `wanted` points on average, and the fullest not many more."""
         dim = self.points.shape[1]
         if not self.extent:
             return 0
@@ -129,46 +149,21 @@ class _Points:
 def distances(columns: Tensor, queries: Tensor, index: Tensor) -> Tensor:
     """Squared distances of queries (Q, D) to points `index` (Q, C) of (D, P), rounded as everywhere in the search."""
     total = torch.zeros(index.shape, dtype=torch.float64, device=columns.device)
-    for column, own in zip(columns, queries.T, strict=True):
-        difference = column[index] - own[:, None]
+    for column, place in zip(columns, queries.T, strict=True):
+        difference = column[index] - place[:, None]
         difference *= difference
         total += difference
     return total
 
 
-def earlier_copies(points: Tensor) -> Tensor:
-    """The number of earlier points that each point coincides with, (P,); see the function for arrays."""
-    code = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    for column in points.T:
-        code = (code ^ (column + 0.0).contiguous().view(torch.int64)) * -7046029254386353131  # 0x9E3779B97F4A7C15
-        code = code ^ (code >> 32)
-    code, order = code.sort(stable=True)
-    same = (code[1:] == code[:-1]) & (points[order[1:]] == points[order[:-1]]).all(-1)
-    place = torch.arange(len(points), device=points.device)
-    first = place.clone()
-    first[1:][same] = 0
-    copies = torch.empty_like(place)
-    copies[order] = place - first.cummax(0).values
-    return copies
-
-
-def _by_grid(
-    given: _Points,
-    queries: Tensor,
-    k: int,
-    limit: Tensor,
-    exclude: Tensor,
-    index: Tensor,
-    value: Tensor,
-    done: Done,
-) -> None:
+def _by_grid(given: _Points, queries: _Queries, done: Progress) -> None:
     """Grids from fine to coarse, the last of one cell, until every query is answered."""
-    wanted = _WANTED[queries.shape[1] - 1] * k
+    wanted = _WANTED[given.points.shape[1] - 1] * queries.k
     level = given.finest(wanted)
-    points, todo = given.points, torch.arange(len(queries), device=queries.device)
+    points, todo = given.points, torch.arange(len(queries.places), device=given.points.device)
     while len(todo):
         order = given.grid(level)[1]
-        first, count, floor = _around(given, queries[todo], level)
+        first, count, floor = _around(given, queries.places[todo], level)
         total = count.sum(-1)
         ready = torch.nonzero((total >= wanted) | (level == 0))[:, 0]
         ready = ready[total[ready].argsort()]  # queries of one block have about as many candidates
@@ -182,10 +177,10 @@ def _by_grid(
             rows = todo[part]
             candidates = order[_members(first[part], count[part], width)]
             real = torch.arange(width, device=points.device) < total[part, None]
-            real &= (candidates < limit[rows, None]) & (candidates != exclude[rows, None])
-            found = distances(given.columns, queries[rows], candidates).masked_fill_(~real, math.inf)
-            numbers, least = _smallest(candidates, found, k)
-            index[rows], value[rows] = numbers, least
+            real &= queries.counts(rows, candidates)
+            squares = distances(given.columns, queries.places[rows], candidates).masked_fill_(~real, math.inf)
+            numbers, least = _smallest(candidates, squares, queries.k)
+            queries.numbers[rows], queries.value[rows] = numbers, least
             proven[part] = (least[:, -1] < floor[part]) | floor[part].isinf()
             stop = start
         done(int(proven.sum()))
@@ -220,7 +215,7 @@ def _around(given: _Points, queries: Tensor, level: int) -> tuple[Tensor, Tensor
 
 
 def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
-    """Positions (Q, width) of the points of some runs, one run after the other; what is beyond them is anything."""
+    """Positions (Q, width) of the points of some runs, one run after the other; arbitrary beyond the last."""
     at = torch.arange(width, device=first.device)
     ends = count.cumsum(-1)
     position = first[:, :1] + at
@@ -230,16 +225,7 @@ def _members(first: Tensor, count: Tensor, width: int) -> Tensor:
     return torch.where(at < ends[:, -1:], position, 0)
 
 
-def _by_tiles(
-    given: _Points,
-    queries: Tensor,
-    k: int,
-    limit: Tensor,
-    exclude: Tensor,
-    index: Tensor,
-    value: Tensor,
-    done: Done,
-) -> None:
+def _by_tiles(given: _Points, queries: _Queries, done: Progress) -> None:
     """All distances, tile by tile; queries that rounding or ties leave open are repeated with more candidates."""
     points = given.points
     center = points.mean(0)
@@ -247,32 +233,32 @@ def _by_tiles(
     norms = centered.square().sum(-1)
     largest, eps, dim = norms.max(), torch.finfo(torch.float64).eps, points.shape[1]
     size = max(1, _block(points) // TILE)
-    for start in range(0, len(queries), size):
-        rows, fetch = torch.arange(start, min(len(queries), start + size), device=points.device), k + _SPARE
+    for start in range(0, len(queries.places), size):
+        rows, fetch = torch.arange(len(queries.places), device=points.device)[start : start + size], queries.k + _SPARE
         while len(rows):
-            stop = max(1, int(limit[rows].max()))
-            query = queries[rows] - center
+            stop = max(1, int(queries.limit[rows].max()))
+            query = queries.places[rows] - center
             best = torch.full((len(rows), 0), math.inf, dtype=torch.float64, device=points.device)
             numbers = torch.zeros(len(rows), 0, dtype=torch.int64, device=points.device)
             for tile in range(0, stop, TILE):
                 every = torch.arange(tile, min(stop, tile + TILE), device=points.device)
                 near = torch.addmm(norms[every], query, centered[every].T, alpha=-2)
-                near.masked_fill_((every >= limit[rows, None]) | (every == exclude[rows, None]), math.inf)
+                near.masked_fill_(~queries.counts(rows, every), math.inf)
                 top, at = near.topk(min(fetch, len(every)), largest=False)
                 best, numbers = torch.cat([best, top], -1), torch.cat([numbers, every[at]], -1)
                 best, at = best.topk(min(fetch, best.shape[1]), largest=False)
                 numbers = numbers.gather(-1, at)
-            exact = distances(given.columns, queries[rows], numbers).masked_fill_(best.isinf(), math.inf)
-            index[rows], value[rows] = _smallest(numbers, exact, k)
+            exact = distances(given.columns, queries.places[rows], numbers).masked_fill_(best.isinf(), math.inf)
+            queries.numbers[rows], queries.value[rows] = _smallest(numbers, exact, queries.k)
             square = query.square().sum(-1)
             bound = 2 * (dim + 8) * eps * (square.sqrt() + largest.sqrt()).square()
             last = best[:, -1] if best.shape[1] == fetch else torch.full_like(square, math.inf)
-            proven = (value[rows, -1] < last + square - bound) | last.isinf()
+            proven = (queries.value[rows, -1] < last + square - bound) | last.isinf()
             done(int(proven.sum()))
             rows, fetch = rows[~proven], 4 * fetch
 
 
-def _smallest(index: Tensor, value: Tensor, k: int) -> Found:
+def _smallest(index: Tensor, value: Tensor, k: int) -> Neighbors:
     """The k smallest values of each row with their numbers, ties by number; -1 where a value is infinite."""
     fetch = min(value.shape[1], k + _SPARE)
     top, at = value.topk(fetch, largest=False)
@@ -284,7 +270,7 @@ def _smallest(index: Tensor, value: Tensor, k: int) -> Found:
     return numbers, least
 
 
-def _in_order(index: Tensor, value: Tensor, k: int) -> Found:
+def _in_order(index: Tensor, value: Tensor, k: int) -> Neighbors:
     index, at = index.sort(dim=-1)
     value, second = value.gather(-1, at).sort(stable=True, dim=-1)
     index = index.gather(-1, second).masked_fill_(value.isinf(), -1)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.linalg.cholesky import cholesky
+from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, reverse_cholesky
 from pyro_nngp.variational.encoders.base import Neighborhood, Row, bounded, check_widths, normalized, rough_latent
 
 _FEATURES = 6  # of a node, beside its D relative coordinates
@@ -114,12 +114,12 @@ def _posterior_row(near: Neighborhood, cov: Tensor, site: Tensor, precision: Ten
     mask, rows = near.mask.gather(-1, order), torch.arange(len(order), device=order.device)[:, None]
     kernel = cov.double()[rows[..., None], order[:, :, None], order[:, None, :]] * (mask[:, :, None] & mask[:, None, :])
     own = kernel.diagonal(dim1=-2, dim2=-1)
-    tril = cholesky(kernel + torch.diag_embed(torch.where(mask, near.jitter * own, 1.0)), 0.0)
+    tril = cholesky(add_diagonal(kernel, torch.where(mask, near.jitter * own, 1.0)), 0.0)
     site, precision = (values.double()[..., rows, order] for values in (site, precision))
     system = tril.mT @ (precision[..., None] * tril) + torch.eye(n, dtype=tril.dtype, device=tril.device)
-    triu = cholesky(system.flip(-1, -2), 0.0).flip(-1, -2)
+    triu = reverse_cholesky(system)
     right = torch.stack([tril[:, k].expand(precision.shape), ((precision * site)[..., None, :] @ tril)[..., 0, :]], -1)
-    row, pulled = torch.linalg.solve_triangular(triu, right, upper=True).unbind(-1)
+    row, pulled = half_solve(triu.mT, right, transposed=True).unbind(-1)
     loc = (row * pulled).sum(-1)
     row = torch.cat([row[..., rows, order[:, :k].argsort(dim=-1)], row[..., k, None]], -1)
     return loc.to(cov.dtype), row.to(cov.dtype)

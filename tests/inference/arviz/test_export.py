@@ -7,6 +7,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import slow_except
 from pyro import poutine
 from pyro.infer import MCMC, NUTS
 from pyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
@@ -18,6 +19,7 @@ from pyro_nngp.inference import SGHMC, SGMCMC, Minibatch, to_arviz
 from pyro_nngp.kernels import Matern32, Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import LOO, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.variational import MeanField, SparseCholesky
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # ArviZ 0.x speaks of 1.x once a day
@@ -61,8 +63,8 @@ def gp():
     pyro.set_rng_seed(1)
     x = torch.rand(30, 2, dtype=torch.float64)
     kernel = Matern52(2, variance=torch.tensor(1.3, dtype=torch.float64))
-    gp = VNNGP(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4, loc=x.sum(-1), guide_neighbors=2)
-    gp.local.weights.data.normal_(0, 0.1)
+    gp = VNNGP(x, x.sum(-1), kernel, Gaussian(0.1), num_neighbors=4, guide=SparseCholesky(2, loc=x.sum(-1)))
+    gp.q.weights.data.normal_(0, 0.1)
     return gp
 
 
@@ -195,7 +197,10 @@ def test_stochastic_gradient_chains_stay_apart():
     assert idata.sample_stats["diverging"].values.tolist() == np.eye(2, 6, dtype=bool).tolist()
 
 
-@pytest.mark.parametrize("settings", [{}, {"inducing": 9}, {"y": 2}, {"likelihood": Poisson()}])
+BATCHED = [{}, {"inducing": 9}, {"y": 2}, {"likelihood": Poisson()}]
+
+
+@pytest.mark.parametrize("settings", slow_except(BATCHED, BATCHED[0], BATCHED[2]))
 def test_method_with_and_without_batches(settings):
     x = torch.rand(20, 2, dtype=torch.float64)
     settings = dict(settings)
@@ -346,7 +351,7 @@ def test_predictions_belong_to_their_draws():
     x = torch.rand(30, 2, dtype=torch.float64)
     y = torch.stack([x.sum(-1), -x.sum(-1)], -1)
     kernel = Matern52(2, variance=torch.ones((), dtype=x.dtype), lengthscale=torch.ones(2, dtype=x.dtype))
-    gp = VNNGP(x, y, kernel, Gaussian(1e-6), num_neighbors=6, loc=torch.stack([x.sum(-1)] * 2, -1))
+    gp = VNNGP(x, y, kernel, Gaussian(1e-6), num_neighbors=6, guide=MeanField(loc=torch.stack([x.sum(-1)] * 2, -1)))
     rows = torch.tensor([4, 7])
     idata = to_arviz(gp, num_samples=3, predictions=x[rows], coords={"input_dim": ["east", "north"]})
     assert idata.predictions["f"].dims == ("chain", "draw", "latents", "prediction")
@@ -404,7 +409,7 @@ def test_method_densities_inputs_and_batch(gp):
     assert idata.constant_data["x"].dims == ("data", "input_dim")
     np.testing.assert_array_equal(idata.constant_data["x"].sel(input_dim="north"), gp.x[:, 1])
     u = tensor(idata.posterior["u"])[0]
-    q = dist.MultivariateNormal(gp.local.distribution().loc, scale_tril=_dense_root(gp))
+    q = dist.MultivariateNormal(gp.q.distribution().loc, scale_tril=_dense_root(gp))
     torch.testing.assert_close(tensor(idata.sample_stats["log_q"])[0], q.log_prob(u).detach(), rtol=1e-9, atol=0)
     rows = torch.tensor([5, 1])
     part = to_arviz(gp, rows, num_samples=2, var_names=["f"])
@@ -414,7 +419,7 @@ def test_method_densities_inputs_and_batch(gp):
 
 
 def _dense_root(gp):
-    q = gp.local.distribution()
+    q = gp.q.distribution()
     order = gp.graph.order
     root = torch.diag(q.scale)
     for i, row in enumerate(q.pattern):

@@ -14,6 +14,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import slow_except
 from pyro.infer import NUTS
 from pyro.nn import PyroSample
 
@@ -87,7 +88,7 @@ def test_full_batch_chains_side_by_side_take_the_steps_of_chains_alone():
             torch.testing.assert_close(looped[name][c], value[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("white", [False, True])
+@pytest.mark.parametrize("white", slow_except([False, True], True))
 def test_chains_of_a_nearest_neighbor_process_run_side_by_side(white):
     x, prior = torch.rand(30, 2, dtype=F64), dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
     graph, kernel = NeighborGraph(x, 6), Matern52(2, lengthscale=PyroSample(prior))
@@ -114,7 +115,7 @@ def test_chains_of_a_nearest_neighbor_process_run_side_by_side(white):
         torch.testing.assert_close(side[name], looped[name], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", slow_except([False, True], True))
 def test_chains_on_minibatches_of_a_nearest_neighbor_process_run_side_by_side(own):
     x, prior = torch.rand(30, 2, dtype=F64), dist.LogNormal(torch.tensor(0.0, dtype=F64), 1.0)
     kernel = Matern52(2, torch.tensor(1.0, dtype=F64), PyroSample(prior))

@@ -57,7 +57,7 @@ def test_gradients_are_exact_at_the_anchor_and_unbiased_elsewhere(chains, unchec
     torch.testing.assert_close(reduced.gradient(at)[1], exact(at), rtol=1e-8, atol=1e-4)
     found = []
     for k in range(3):  # the three minibatches that partition the rows
-        monkeypatch.setattr(Minibatch, "draw", lambda self, k=k: self.take(k))
+        monkeypatch.setattr(Minibatch, "draw", lambda self, k=k: self.in_order(k))
         found.append(reduced.gradient(elsewhere)[1])
     assert bool((found[0] != found[1]).any())
     torch.testing.assert_close(torch.stack(found).mean(0), exact(elsewhere), rtol=1e-8, atol=1e-4)
@@ -104,7 +104,7 @@ def test_the_anchor_stays_after_the_middle_of_burn_in(kernel):
     made = kernel(model, control_variates=True, init_strategy=NEAR)
     mcmc = SGMCMC(made, 2, 16, 2, disable_progbar=True)
     anchors = []
-    follow = AnchoredPotential.follow
+    follow = AnchoredPotential.at_update
 
     def seen(self, state, update, end):
         state = follow(self, state, update, end)
@@ -112,7 +112,7 @@ def test_the_anchor_stays_after_the_middle_of_burn_in(kernel):
         return state
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(AnchoredPotential, "follow", seen)
+        patch.setattr(AnchoredPotential, "at_update", seen)
         mcmc.run(Minibatch(600, 60))
     moved = [i for i in range(1, len(anchors)) if not torch.equal(anchors[i], anchors[i - 1])]
     assert moved == [2, 4, 6, 8]

@@ -107,7 +107,9 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize(("name", "native"), [*((name, "1") for name in PROGRAMS), ("two sites", "0")])
+@pytest.mark.parametrize(
+    ("name", "native"), [*((name, "1") for name in PROGRAMS), pytest.param("two sites", "0", marks=pytest.mark.slow)]
+)
 def test_the_potential_is_that_of_pyro(name, native, monkeypatch):
     monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
     pyro.set_rng_seed(0)

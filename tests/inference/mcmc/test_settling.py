@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import slow_except
 from pyro.infer import MCMC
 from pyro.infer.autoguide.initialization import init_to_value
 
@@ -16,7 +17,7 @@ F64 = torch.float64
 
 
 @pytest.mark.parametrize("chains", [1, 4])
-@pytest.mark.parametrize("size", [50, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", slow_except([50, 400], 50))
 def test_no_false_alarms_of_independent_and_of_correlated_draws(chains, size):
     draws = torch.randn(chains, size, 2_000, dtype=F64)
     assert unsettled(draws).sum() == 0

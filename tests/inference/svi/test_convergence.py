@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pyro_nngp.inference.svi.convergence import Plateau, in_words, still_falling
+from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
 
 
 def test_a_plateau_is_a_round_too_many_without_an_improvement():
@@ -29,5 +29,5 @@ def test_falling_losses_are_told_from_noise():
 
 @pytest.mark.parametrize("fall", [None, math.inf, 0.0, -0.0049])
 def test_a_loss_is_said_to_have_fallen_only_where_it_did(fall):
-    assert in_words(fall, "the last round") == "may still fall"
-    assert in_words(0.25, "the last round") == "fell by 0.25 nats per data point in the last round"
+    assert describe_fall(fall, "the last round") == "may still fall"
+    assert describe_fall(0.25, "the last round") == "fell by 0.25 nats per data point in the last round"

@@ -84,8 +84,6 @@ def test_forgetting_evaluates_the_changed_loss():
     optimizer.step(closure)
     assert optimizer.start_loss == pytest.approx(7 * place**2)
     assert optimizer.state_dict()["pairs"]
-    optimizer.forget(curvature=True)
-    assert not optimizer.state_dict()["pairs"]
 
 
 def test_a_loaded_state_continues_with_the_same_bits():

@@ -4,22 +4,13 @@ import pyro.distributions as dist
 import pytest
 import torch
 from pyro.nn import PyroSample
+from training import bumps, vecchia
 
 from pyro_nngp.inference import ConvergenceWarning, fit
 from pyro_nngp.inference.svi.neighbor_check import nearest_correlation, neighbor_disagreement
 from pyro_nngp.kernels import Matern12, Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP, VNNGP, CoregionalizedLOO, Vecchia
-
-
-def data(n, dtype=torch.float64):
-    torch.manual_seed(0)
-    x = torch.rand(n, 2, dtype=dtype)
-    return x, torch.sin(6 * x[:, 0]) * torch.cos(4 * x[:, 1]) + 0.1 * torch.randn(n, dtype=dtype)
-
-
-def vecchia(n=200, **settings):
-    return Vecchia(*data(n), Matern52(2, 1.0, torch.ones(2)), Gaussian(1.0), num_neighbors=8, **settings)
 
 
 def rough(kernel):
@@ -37,13 +28,13 @@ def test_neighbors_that_are_too_few_are_found_out():
     assert neighbor_disagreement(bad) > 1.5
     with pytest.warns(ConvergenceWarning, match=r"from 4 and from up to 32 neighbors to agree .* compare_to_exact"):
         fit(bad, 1, lr=1e-6, progress=False)
-    x, y = data(60)
+    x, y = bumps(60)
     assert neighbor_disagreement(SVGP(x, y, Matern52(2), Gaussian(), inducing=5)) is None
     assert neighbor_disagreement(Vecchia(x, y, Matern12(2), Gaussian(), num_neighbors=40)) is None
 
 
 def at_lengthscale(method, lengthscale, **options):
-    x, y = data(60)
+    x, y = bumps(60)
     return method(x, y, Matern52(2, 1.0, lengthscale), Gaussian(0.1), **options)
 
 
@@ -60,7 +51,7 @@ def test_points_that_no_lengthscale_connects_are_found_out(method, options):
 
 
 def test_a_lengthscale_that_was_unset_is_no_cure():
-    x, y = data(60)
+    x, y = bumps(60)
     gp = Vecchia(x, y, Matern52(2, variance=1.0), Gaussian(0.1), num_neighbors=5)
     with torch.no_grad():
         gp.kernel.lengthscale = torch.full((2,), 1e-4)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import slow_except
 from pyro.distributions import LogNormal
 from pyro.infer import Trace_ELBO
 from pyro.nn import PyroSample
@@ -11,17 +12,17 @@ from pyro_nngp.inference import Schedule, fit
 from pyro_nngp.kernels import RBF, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.models import LOO, NPVI, SVGP, SWSGP, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField, SparseCholesky
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(300, 2, generator=GENERATOR)
 Y = torch.sin(6 * X[:, 0]) + 0.1 * torch.randn(300, generator=GENERATOR)
 STEPS = 60
-QUICK = ("mean-field", "priors")
 SOLVE_EVERY = {"sites": 30, "counts": 30}
 RUN_ALWAYS = {"inducing"}  # the number of distinct rows among those drawn is a number read out of a tensor
 METHODS = {
-    "mean-field": lambda mean: VNNGP(X, Y, num_neighbors=8, posterior="mean-field", mean=mean),
-    "factor": lambda mean: VNNGP(X, Y, num_neighbors=8, guide_neighbors=3, mean=mean),
+    "mean-field": lambda mean: VNNGP(X, Y, num_neighbors=8, guide=MeanField(), mean=mean),
+    "factor": lambda mean: VNNGP(X, Y, num_neighbors=8, guide=SparseCholesky(3), mean=mean),
     "sites": lambda mean: VNNGP(X, Y, num_neighbors=8, mean=mean),
     "counts": lambda mean: VNNGP(X, Y.exp().round(), RBF(2, 1.0, 0.5), Poisson(), num_neighbors=8, mean=mean),
     "LOO": lambda mean: LOO(X, Y, num_neighbors=8, mean=mean),
@@ -30,7 +31,7 @@ METHODS = {
     "outputs": lambda mean: Vecchia(X, torch.stack([Y, Y.square()], -1), num_neighbors=8, mean=mean),
     "NPVI": lambda mean: NPVI(X, Y, num_neighbors=8, mean=mean),
     "SVGP": lambda mean: SVGP(X, Y, inducing=20, mean=mean),
-    "inducing": lambda mean: VNNGP(X, Y, inducing=X[:100], num_neighbors=8, posterior="mean-field", mean=mean),
+    "inducing": lambda mean: VNNGP(X, Y, inducing=X[:100], num_neighbors=8, guide=MeanField(), mean=mean),
     "priors": lambda mean: LOO(
         X, Y, Matern52(2, lengthscale=PyroSample(LogNormal(0.0, 1.0))), num_neighbors=8, mean=mean
     ),
@@ -48,15 +49,14 @@ class Mean:
         return 0.1 * x[:, 0] + self.level
 
 
-def run(monkeypatch, name, replays, num_steps=STEPS, mean=None, **options):
-    """Losses and tensors after some steps, and the number of calls of the mean function in these."""
-    monkeypatch.setenv("PYRO_NNGP_REPLAY", "1" if replays else "0")
+def run(name, replays, num_steps=STEPS, mean=None, **options):
+    """Losses and tensors after some steps, the number of calls of the mean function in these, and the first replay."""
     mean = Mean() if mean is None else mean
     gp = METHODS[name](mean)
     before = mean.calls
     options = {"batch_size": 64, "solve_every": SOLVE_EVERY.get(name, 0), "progress": False} | options
-    found = fit(gp, num_steps, **options)
-    return found.losses, gp.state_dict(), mean.calls - before
+    result = fit(gp, num_steps, replay=replays, **options)
+    return result.losses, gp.state_dict(), mean.calls - before, result.replayed_from
 
 
 def assert_same(one, two):
@@ -65,22 +65,21 @@ def assert_same(one, two):
         assert torch.equal(value, two[1][name]), name
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
-def test_replays_are_the_steps_of_the_program(monkeypatch, name):
-    replayed, usual = (run(monkeypatch, name, replays) for replays in (True, False))
+@pytest.mark.parametrize("name", slow_except(METHODS, "mean-field", "priors"))
+def test_replays_are_the_steps_of_the_program(name):
+    replayed, usual = (run(name, replays) for replays in (True, False))
     assert_same(replayed, usual)
-    assert (replayed[2] < usual[2]) == (name not in RUN_ALWAYS)
+    assert (replayed[2] < usual[2]) == (replayed[3] is not None) == (name not in RUN_ALWAYS)
+    assert usual[3] is None
 
 
 @pytest.mark.slow
-def test_losses_with_draws_are_those_of_the_program(monkeypatch):
-    replayed, usual = (run(monkeypatch, "mean-field", replays, elbo=Trace_ELBO()) for replays in (True, False))
+def test_losses_with_draws_are_those_of_the_program():
+    replayed, usual = (run("mean-field", replays, elbo=Trace_ELBO()) for replays in (True, False))
     assert_same(replayed, usual)
 
 
-def test_changes_of_data_are_seen_at_once(monkeypatch):
+def test_changes_of_data_are_seen_at_once():
     METHODS["changed"] = lambda mean: built.append(METHODS["Vecchia"](mean)) or built[-1]
     results = []
     for replays in (True, False):
@@ -90,27 +89,37 @@ def test_changes_of_data_are_seen_at_once(monkeypatch):
             if step == 40:
                 built[0].y.mul_(2)
 
-        results.append(run(monkeypatch, "changed", replays, callback=change))
+        results.append(run("changed", replays, callback=change))
     assert_same(*results)
 
 
-def test_resumed_runs_are_the_same(monkeypatch, tmp_path):
+def test_resumed_runs_are_the_same(tmp_path):
     path, rest = tmp_path / "run.pt", {"schedule": Schedule(()), "refresh_every": 0}
-    run(monkeypatch, "mean-field", True, 35, checkpoint=path, **rest)
-    resumed = run(monkeypatch, "mean-field", True, checkpoint=path, **rest)
-    assert_same(resumed, run(monkeypatch, "mean-field", True, **rest))
+    run("mean-field", True, 35, checkpoint=path, **rest)
+    resumed = run("mean-field", True, checkpoint=path, **rest)
+    assert_same(resumed, run("mean-field", True, **rest))
 
 
-def test_a_program_that_changes_by_itself_is_run_again_with_a_warning(monkeypatch):
+def test_a_program_that_changes_by_itself_is_run_again_with_a_warning():
     mean = Mean()
 
     def shift(step, _):
         mean.level = float(step > 40)
 
     with pytest.warns(UserWarning, match="the loss at the same rows and parameters has changed during the run"):
-        run(monkeypatch, "Vecchia", True, 230, mean, callback=shift, refresh_every=0)
+        run("Vecchia", True, 230, mean, callback=shift, refresh_every=0)
 
 
 def test_larger_results_than_wanted_are_not_kept():
     with pytest.raises(ValueError, match="got one that has larger intermediate results than are to be kept"):
         Tape("test", lambda x: (2 * x,), torch.ones(1000), most_bytes=100)
+
+
+def test_the_result_says_which_step_was_replayed_first():
+    gp, options = METHODS["mean-field"](None), {"solve_every": 0, "refresh_every": 0, "progress": False}
+    result = fit(gp, 25, batch_size=64, **options)
+    assert result.replayed_from == 22
+    assert "replayed from step 22" in repr(result)
+    for other in (fit(gp, 25, **options), fit((gp.model, gp.guide), 25, num_data=300, batch_size=64, progress=False)):
+        assert other.replayed_from is None
+        assert "replayed" not in repr(other)

@@ -4,7 +4,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.methods import METHODS, data
+from builders import METHODS, data
 from pyro.nn import PyroSample
 
 import pyro_nngp as nngp
@@ -21,6 +21,7 @@ from pyro_nngp.likelihoods import (
     ZeroInflated,
 )
 from pyro_nngp.models import BSGP, LOO, SVGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
+from pyro_nngp.variational import MeanField
 
 F64 = torch.float64
 X, Y = data()
@@ -96,7 +97,7 @@ def test_integer_weights_are_repeated_rows(name):
     settings = {
         "Vecchia": {"num_neighbors": 59, "jitter": 1e-10},
         "SVGP": {"inducing": X[:20].clone(), "learn_inducing": False},
-        "VNNGP": {"inducing": X[:20].clone(), "num_neighbors": 19, "loc": Y[:20].clone(), "scale": 0.1},
+        "VNNGP": {"inducing": X[:20].clone(), "num_neighbors": 19, "guide": MeanField(Y[:20].clone(), 0.1)},
     }[name]
     method = getattr(nngp, name)
 
@@ -185,9 +186,10 @@ def test_rows_of_other_methods():
     deep = BSGP(X, Y + OFFSET, kernel(), Gaussian(0.05), inducing=6, offset=OFFSET, weights=COUNTS, inducing_prior=None)
     assert deep.model().shape == (60,)
     draws = {"layers.0.nu": torch.zeros(2, 6, dtype=F64)}
-    shift = deep(NEW, draws, offset=OFFSET[:5])[0] - deep(NEW, draws)[0]
+    shift = deep(NEW, samples=draws, offset=OFFSET[:5])[0] - deep(NEW, samples=draws)[0]
     torch.testing.assert_close(shift, OFFSET[:5])
-    torch.testing.assert_close(deep.predict(NEW, draws, offset=OFFSET[:5]).mean, deep(NEW, draws, offset=OFFSET[:5])[0])
+    moved = {"samples": draws, "offset": OFFSET[:5]}
+    torch.testing.assert_close(deep.predict(NEW, **moved).mean, deep(NEW, **moved)[0])
     assert deep.sample(NEW, 2, samples=draws, offset=1e3 + OFFSET[:5]).min() > 900
 
 
@@ -237,7 +239,7 @@ def test_malformed_rows_are_refused():
     with pytest.raises(ValueError, match="expected weights, trials and limits None without a likelihood"):
         VNNGP(X, None, Matern52(2), weights=COUNTS)
     with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-        nngp.models.base.GPMethod(X, Y, Matern52(2), Gaussian(), other=COUNTS)
+        nngp.models.base.Method(X, Y, Matern52(2), Gaussian(), other=COUNTS)
     with pytest.raises(ValueError, match=r"forward: expected offset of shape \(5,\), got \(4,\)"):
         gp(NEW, offset=OFFSET[:4])
     with pytest.raises(ValueError, match="predict: expected trials None for this likelihood"):

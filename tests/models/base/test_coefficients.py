@@ -13,7 +13,7 @@ from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.likelihoods import Bernoulli, Gaussian, Poisson
 from pyro_nngp.means import LinearMean
-from pyro_nngp.models.base import Fantasies, response
+from pyro_nngp.models.tower import Fantasies, response
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 N, NOISE = 50, 0.04
@@ -147,7 +147,7 @@ def test_other_data_give_the_posterior_under_their_sites(likelihood):
     counts = likelihood((f - 4) / 2).sample()
     gp = nngp.VNNGP(x, counts, kernel(), likelihood, num_neighbors=N - 1, mean=trend(), jitter=1e-9)
     gp.solve()
-    target, precision = gp.local.target + gp.mean.basis(x) @ gp.mean.posterior_loc, gp.local.precision
+    target, precision = gp.q.target + gp.mean.basis(x) @ gp.mean.posterior_loc, gp.q.precision
     coefficients, cov, ((loc, var), (at_data, spread)) = dense(gp.mean, target, 1 / precision)
     want = gaussian_sites(likelihood, counts, at_data, spread - trend_part(gp, precision))
     torch.testing.assert_close(posterior(gp)[0], coefficients, rtol=1e-3, atol=1e-5)

@@ -61,7 +61,7 @@ def test_several_outputs_trials_and_a_method_without_guide():
     agree(counts.sample_y(NEW, S, seed=0, trials=trials), counts.predict(NEW, trials=trials))
     labels = BSGP(X, (Y > 0).double(), kernel(), Bernoulli(), inducing=5)
     samples = {name: torch.stack([v, v + 0.3]) for name, v in latents(labels).items()}
-    agree(labels.sample_y(NEW, S, seed=0, samples=samples), labels.predict(NEW, samples))
+    agree(labels.sample_y(NEW, S, seed=0, samples=samples), labels.predict(NEW, samples=samples))
 
 
 def latents(gp):

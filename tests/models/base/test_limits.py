@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 import torch
-from oracles.methods import METHODS, data
+from builders import METHODS, data
 
 import pyro_nngp as nngp
 from pyro_nngp.inference import fit
@@ -73,7 +73,7 @@ def test_upper_limits_of_times_in_other_methods():
     assert gp.predict(NEW, limits=torch.full((5,), 1.5)).mean.max() < 1.5
     deep = BSGP(X, torch.minimum(times, ends), kernel(), likelihood, inducing=6, limits=ends, inducing_prior=None)
     draws = {"layers.0.nu": torch.zeros(2, 6, dtype=F64)}
-    assert deep.predict(NEW, draws, limits=torch.full((5,), 1.5)).mean.max() < 1.5
+    assert deep.predict(NEW, samples=draws, limits=torch.full((5,), 1.5)).mean.max() < 1.5
 
 
 def test_outputs_with_limits_beside_others():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from oracles.methods import data
+from builders import data
 
 import pyro_nngp as nngp
 from pyro_nngp.inference import fit

@@ -14,7 +14,8 @@ from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, NPVI, VNNGP, Vecchia
-from pyro_nngp.neighbors.numbers import NeighborTrial
+from pyro_nngp.neighbors.choice_of_k import NeighborTrial
+from pyro_nngp.variational import MeanField, PseudoObservations, SparseCholesky
 
 methods = pytest.mark.parametrize("method", [Vecchia, LOO])
 choosing = pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP])
@@ -73,8 +74,8 @@ def test_two_inputs_and_labels_keep_32_and_few_rows_take_all_others(method):
 def test_families_other_than_sites_keep_their_number():
     x, y = smooth(700, 8)
     assert VNNGP(x, y).graph.num_neighbors == 128
-    assert VNNGP(x, y, posterior="mean-field").graph.num_neighbors == 32
-    assert VNNGP(x, y, guide_neighbors=5).graph.num_neighbors == 32
+    assert VNNGP(x, y, guide=MeanField()).graph.num_neighbors == 32
+    assert VNNGP(x, y, guide=SparseCholesky(5)).graph.num_neighbors == 32
     assert NPVI(x, y).graph.num_neighbors == 20
 
 
@@ -96,7 +97,7 @@ def test_predictions_double_the_neighbors_for_as_long_as_it_pays(lengthscale, wa
 def test_a_number_that_was_chosen_is_kept_until_it_may_be_another(method, monkeypatch):
     x, y = smooth(600, 4)
     tried = []
-    old = NeighborTrial.enough
+    old = NeighborTrial.choose_k
 
     def counted(trial, scores, *rest):
         return old(trial, lambda near: tried.append(near.shape[1]) or scores(near), *rest)
@@ -105,7 +106,7 @@ def test_a_number_that_was_chosen_is_kept_until_it_may_be_another(method, monkey
         tried.clear()
         return gp.plan(x[:2], None).shape[1]
 
-    monkeypatch.setattr(NeighborTrial, "enough", counted)
+    monkeypatch.setattr(NeighborTrial, "choose_k", counted)
     gp = method(x, y, Matern52(4, variance=1.0, lengthscale=3.0), Gaussian(1e-4), num_neighbors=8)
     gp.solve()
     first = number(gp)
@@ -175,7 +176,7 @@ def test_few_rows_train_and_predict_with_defaults(method, rows):
     assert (variance > 0).all()
 
 
-@pytest.mark.parametrize("method", ["sites", "mean-field", "NPVI"])
+@pytest.mark.parametrize("method", [PseudoObservations(), MeanField(), "NPVI"])
 def test_predictions_of_a_smooth_function_of_many_inputs_take_more_neighbors(method):
     """Where much of the prior's variance is left given K neighbors, more neighbors help."""
     torch.manual_seed(0)
@@ -185,21 +186,21 @@ def test_predictions_of_a_smooth_function_of_many_inputs_take_more_neighbors(met
         if method == "NPVI":
             gp = nngp.NPVI(x, y, Matern52(inputs, 1.0, 1.0), likelihood, num_neighbors=16)
         else:
-            gp = nngp.VNNGP(x, y, Matern52(inputs, 1.0, 1.0), likelihood, num_neighbors=16, posterior=method)
+            gp = nngp.VNNGP(x, y, Matern52(inputs, 1.0, 1.0), likelihood, num_neighbors=16, guide=method)
         gp.solve()
-        few = 64 if method == "sites" else 16
+        few = 64 if isinstance(method, PseudoObservations) else 16
         assert (gp.prediction_neighbors() > few) is more
-        assert gp.plan(x[:3], None).shape == (3, gp.prediction_neighbors())
+        assert gp.posterior(gp.bound()).neighbors(x[:3], None).shape == (3, gp.prediction_neighbors())
 
 
 def test_what_q_predicts_of_itself_decides_without_sites():
     """Against dense predictions of its means at the points that are tried, with the noise of the data."""
     x, y = smooth(200, 3)
-    settings = {"num_neighbors": 4, "posterior": "mean-field"}
+    settings = {"num_neighbors": 4, "guide": MeanField()}
     gp = nngp.VNNGP(x, y, Matern52(3, variance=1.0, lengthscale=1.0), Gaussian(0.01), **settings)
     gp.solve()
     rows, sizes, found = gp.graph.trial(199).rows, [4, 8, 16, 32, 64, 128, 199], []
-    q = gp.local.distribution()
+    q = gp.q.distribution()
     loc, scale = q.loc.detach(), q.scale.detach()
     for k in sizes:
         near = gp.graph.others(k, rows)
@@ -217,10 +218,10 @@ def test_means_that_more_neighbors_do_not_understand_keep_k():
     """Rough means under a kernel that is all but a plane: variances fall with more neighbors, and errors grow."""
     x, _ = smooth(200, 2)
     kernel = Matern52(2, variance=1e6, lengthscale=100.0)
-    settings = {"num_neighbors": 4, "posterior": "mean-field", "jitter": 1e-12}
+    settings = {"num_neighbors": 4, "guide": MeanField(), "jitter": 1e-12}
     gp = nngp.VNNGP(x, x[:, 0], kernel, Gaussian(1e-4), **settings)
     loc = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    gp.local.assign(SparseCholeskyNormal(loc, torch.full_like(loc, 1e-3), None, None))
+    gp.q.assign(SparseCholeskyNormal(loc, torch.full_like(loc, 1e-3), None, None))
     middle = torch.full((1, 2), 0.5, dtype=x.dtype)
     assert gp(middle, num_neighbors=16)[1] < gp(middle, num_neighbors=4)[1]
     assert gp.prediction_neighbors() == 4
@@ -229,11 +230,11 @@ def test_means_that_more_neighbors_do_not_understand_keep_k():
 def test_the_number_is_found_again_where_q_has_changed_beyond_the_first_neighbors():
     x, y = smooth(300, 4)
     kernel = Matern52(4, variance=1.0, lengthscale=2.0).requires_grad_(False)
-    gp = nngp.VNNGP(x, y, kernel, Gaussian(0.01), posterior="mean-field", num_neighbors=8, loc=y)
+    gp = nngp.VNNGP(x, y, kernel, Gaussian(0.01), guide=MeanField(loc=y), num_neighbors=8)
     before, trial = gp.prediction_neighbors(), gp.graph.trial(299)
     beyond = torch.ones(300, dtype=torch.bool)
     beyond[torch.cat([trial.rows, trial.near[:, :8].flatten()])] = False
-    gp.local.loc.data[beyond] += 30
+    gp.q.loc.data[beyond] += 30
     assert gp.prediction_neighbors() == 8 < before
 
 

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 import torch
-from oracles.methods import METHODS, build, data
+from builders import METHODS, build, data, solve_alone
 from pyro import distributions as dist
 from pyro.nn import PyroSample
 
@@ -15,6 +15,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, NegativeBinomial, Poisson
 from pyro_nngp.means import LinearMean
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, VNNGP, CoregionalizedLOO, Vecchia
+from pyro_nngp.variational import MeanField
 
 F64 = torch.float64
 X, Y = data()
@@ -122,7 +123,7 @@ def test_rows_with_offsets_and_weights_are_shifted_weighted_rows(method):
         old = {name: value[:60] for name, value in by_row.items()}
         gp = method(X, y[:60], kernel(), Gaussian(0.05), **settings, **old)
         gp.mean.value = torch.full_like(gp.mean.value, 0.3)
-        gp.local.solve(level=False)
+        solve_alone(gp)
         rest = {"x": x, "y": y[60:]} | {k: v[60:] for k, v in by_row.items()}
         fantasy = None if shift is None else gp.condition_on(**rest)
         gp.extend(**rest)
@@ -195,25 +196,26 @@ def test_sites_of_other_likelihoods_follow(likelihood):
     gp.extend(x, new)
     assert gp.mean.value.item() == level
     whole = VNNGP(gp.x, gp.y, gp.kernel, likelihood, num_neighbors=8, ordering=gp.graph.order, mean=gp.mean)
-    whole.local.solve(level=False)
+    solve_alone(whole)
     for mine, other in zip(gp(X[:9] + 0.01), whole(X[:9] + 0.01), strict=True):
         torch.testing.assert_close(mine, other, rtol=0.02, atol=0.01)
 
 
 def test_an_unsolved_q_stays_the_prior():
     gp, (x, _) = VNNGP(X, (Y > 1).double(), kernel(), Bernoulli(), num_neighbors=8), new_rows()
-    assert not gp.local.solved
-    gp.local.append(torch.cat([gp.y, torch.ones(15, dtype=F64)]), gp(x)[0], gp(x)[1])
-    assert (gp.local.loc == 0).all()
-    assert gp.local.precision.unique().shape == (1,)
+    assert not gp.q.solved
+    loc, variance = gp(x)
+    gp.q.append(gp.posterior(gp.bound()), 15, loc, variance)
+    assert (gp.q.loc == 0).all()
+    assert gp.q.precision.unique().shape == (1,)
 
 
 def test_q_of_a_method_without_targets_goes_on_where_it_was():
-    gp = VNNGP(X, None, kernel(), num_neighbors=8, loc=Y)
+    gp = VNNGP(X, None, kernel(), num_neighbors=8, guide=MeanField(loc=Y))
     x, _ = new_rows()
-    want, old = gp(x), gp.local.distribution().loc.detach().clone()
+    want, old = gp(x), gp.q.distribution().loc.detach().clone()
     gp.extend(x)
-    q = gp.local.distribution()
+    q = gp.q.distribution()
     assert torch.equal(q.loc[:60], old)
     torch.testing.assert_close(q.loc[60:] + gp.mean.value, want[0])
     torch.testing.assert_close(q.variance[60:], want[1])

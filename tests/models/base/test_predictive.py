@@ -5,6 +5,7 @@ import copy
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import AUGMENTED
 from oracles.dense import dense_covariance
 from pyro.infer import MCMC, NUTS, Predictive
 from pyro.nn import PyroSample
@@ -16,8 +17,10 @@ from pyro_nngp.kernels import Kernel, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
-from pyro_nngp.models.base.predictive import PredictiveMethod
-from pyro_nngp.models.base.response import ResponseMethod
+from pyro_nngp.models.base import Method
+from pyro_nngp.models.tower.predictive import PredictiveMethod
+from pyro_nngp.models.tower.response import ResponseMethod
+from pyro_nngp.variational import MeanField
 
 F64 = torch.float64
 N, P = 15, 4
@@ -93,7 +96,7 @@ def test_joint_draws_are_those_of_the_process_given_each_draw(site):
 @pytest.mark.parametrize(
     ("method", "site", "likelihood", "settings"),
     [
-        (VNNGP, "u", lambda: Categorical(3), {"num_neighbors": 5, "posterior": "mean-field"}),
+        (VNNGP, "u", lambda: Categorical(3), {"num_neighbors": 5, "guide": MeanField()}),
         (VNNGP, "u", Bernoulli, {"num_neighbors": 5, "inducing": 8}),
         (SVGP, "nu", lambda: Categorical(3), {"inducing": 8}),
         (LOO, "omega", Bernoulli, {"num_neighbors": 5}),
@@ -104,12 +107,11 @@ def test_draws_at_the_center_of_the_guide_predict_as_a_guide_that_is_a_point(met
     y = torch.arange(N) % (3 if likelihood is not Bernoulli else 2)
     gp = build(method, y.to(F64), likelihood(), **settings)
     if site == "omega":
-        q = gp.local.distribution(gp.likelihood, y.to(F64), torch.arange(N))
+        q = gp.q.distribution(gp.likelihood, y.to(F64), torch.arange(N))
     else:
-        family = gp.local if method is VNNGP else gp.q
-        family.loc.data.normal_()
-        family.log_scale.data.fill_(-40)
-        q = family.distribution()
+        gp.q.loc.data.normal_()
+        gp.q.log_scale.data.fill_(-40)
+        q = gp.q.distribution()
     samples = {site: q.mean.detach().expand(2, *q.mean.shape), "kernel.lengthscale": gp.hyper_guide.median()}
     samples["kernel.lengthscale"] = samples["kernel.lengthscale"]["kernel.lengthscale"].detach().expand(2)
     for got, want in zip(gp(X_NEW, samples=samples), gp(X_NEW), strict=True):
@@ -356,14 +358,13 @@ def test_draws_mapped_are_draws_one_by_one(method, outputs, size, kernel_class, 
             built.append(kind(X, y, [kernel], noise, num_neighbors=4, mixing=mixing))
         else:
             built.append(kind(X, y, kernel, noise, inducing=X[:7].clone()))
-    assert built[0].takes_draws_mapped == (kernel_class is Matern32)
-    assert not built[1].takes_draws_mapped
+    flag = "maps_draws" if isinstance(built[0], Method) else "takes_draws_mapped"
+    assert getattr(built[0], flag) == (kernel_class is Matern32)
+    assert not getattr(built[1], flag)
     samples = Predictive(built[0].model, num_samples=size)()  # with dimensions of one in front
     samples = {name: value for name, value in samples.items() if name not in ("f", "y")}
 
     def ask(gp, call, *args, **options):
-        if method == "BSGP" and call in ("__call__", "predict"):
-            return getattr(gp, call)(*args, samples, **options)
         return getattr(gp, call)(*args, **options, samples=samples)
 
     def agree(call, *args, **options):
@@ -402,9 +403,44 @@ def test_mapped_draws_of_layers_have_hidden_values_of_their_own():
     gp = BSGP(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
     one = {name: value for name, value in Predictive(gp.model, num_samples=1)().items() if name != "y"}
     many = {name: value.expand(300, *value.shape[1:]) for name, value in one.items()}
-    loc, _ = gp.moments(X_NEW, many)
+    loc, _ = gp.moments_by_draw(X_NEW, samples=many)
     assert bool((loc.std(0) > 0).all())
     slow = one_by_one(BSGP)(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
-    other, _ = slow.moments(X_NEW, many)
+    other, _ = slow.moments_by_draw(X_NEW, samples=many)
     error = (loc.std(0).square() + other.std(0).square()).div(300).sqrt()
     assert bool(((loc.mean(0) - other.mean(0)).abs() < 5 * error).all())
+
+
+def with_gradients(case):
+    """A method whose predictions depend on all of its parameters, and targets at new points."""
+    if case == "CoregionalizedLOO":
+        y = torch.stack([Y, Y.cos(), Y - X[:, 0]], 1)
+        return CoregionalizedLOO(X, y, [Matern32(2), Matern32(2)], num_neighbors=5), torch.zeros(P, 3, dtype=F64)
+    likelihood, make = {"Gaussian": (Gaussian, lambda f: f)}.get(case) or next(
+        pair for pair in AUGMENTED if type(pair[0]()).__name__ == case
+    )
+    gp = LOO(X, make(Y), Matern32(2, 1.2, 0.4), likelihood(), num_neighbors=5)
+    return gp, make(X_NEW[:, 0] - 0.5)
+
+
+@pytest.mark.parametrize(
+    "case", ["Gaussian", "Bernoulli", "Binomial", "NegativeBinomial", "StudentT", "Categorical", "CoregionalizedLOO"]
+)
+def test_gradients_of_predictions_are_those_of_differences(case):
+    """In a random direction for each parameter: hyperparameters, and those of q."""
+    gp, y_new = with_gradients(case)
+
+    def value():
+        loc, var = gp(X_NEW)
+        return loc.sin().sum() + var.log().sum() + gp.predict(X_NEW).log_prob(y_new).sum()
+
+    value().backward()
+    for name, parameter in gp.named_parameters():
+        start, direction, step = parameter.detach().clone(), torch.randn_like(parameter), 1e-5
+        ends = []
+        for sign in (1, -1):
+            parameter.data.copy_(start + sign * step * direction)
+            ends.append(float(value().detach()))
+        parameter.data.copy_(start)
+        slope = 0.0 if parameter.grad is None else float((parameter.grad * direction).sum())
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=1e-5, abs=1e-7), name

@@ -3,7 +3,7 @@
 import pyro.distributions as dist
 import pytest
 import torch
-from oracles.methods import build
+from builders import build
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from pyro.infer.autoguide import AutoNormal
 from pyro.nn import PyroSample

@@ -1,4 +1,4 @@
-"""Proofs of candidates by their floor, and points that coincide."""
+"""Proofs of candidates by their floor."""
 
 import numpy as np
 import torch
@@ -7,30 +7,10 @@ from tqdm.auto import tqdm
 
 from pyro_nngp.neighbors.search import backends as search_backends
 from pyro_nngp.neighbors.search import certification as search_proof
+from pyro_nngp.neighbors.search.copies import earlier_copies
 from pyro_nngp.neighbors.search.index import SearchIndex
 
 F64 = torch.float64
-
-
-def test_copies_are_counted_from_the_first():
-    points = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, -0.0], [2.0, 0.0], [1.0, 0.0]], dtype=F64).numpy()
-    assert search_proof.earlier_copies(points).tolist() == [0, 0, 1, 0, 2]
-
-
-def test_different_points_with_one_hash_are_no_copies():
-    one = np.random.default_rng(0).random(3)
-    factor, shift, ones = 0x9E3779B97F4A7C15, np.uint64(32), 2**64 - 1
-
-    def first_step(value):
-        code = np.uint64(int(np.float64(value).view(np.uint64)) * factor & ones)
-        return code ^ code >> shift
-
-    other = one.copy()
-    other[0] = 0.5
-    twin = first_step(one[0]) ^ one[1].view(np.uint64) ^ first_step(other[0])
-    other[1] = twin.view(np.float64)
-    assert search_proof.earlier_copies(np.stack([one, one])).tolist() == [0, 1]
-    assert search_proof.earlier_copies(np.stack([one, other, other])).tolist() == [0, 0, 1]
 
 
 def test_places_that_many_points_share_are_searched_once(monkeypatch):
@@ -126,7 +106,7 @@ def test_ties_at_the_last_place_go_by_number():
 
 def test_numbers_are_those_of_all_points_where_copies_are_not_searched():
     points = POINTS["few places"].numpy()
-    kept = np.flatnonzero(search_proof.earlier_copies(points) < 5)
+    kept = np.flatnonzero(earlier_copies(torch.from_numpy(points)) < 5)
     assert len(kept) < len(points)
     rows = np.arange(0, len(points), 11)
     work, _, _ = asked(points, points[rows], 4, kept=kept, exclude=rows)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from builders import tensor
 from oracles.neighbors import shuffled, uniform
 
 from pyro_nngp.kernels import KernelMetric, Matern32, Matern52, Periodic
@@ -9,10 +10,6 @@ from pyro_nngp.neighbors.search.correlation import CorrelationIndex
 
 F64 = torch.float64
 X = shuffled(uniform(240, 2))
-
-
-def tensor(*values):
-    return torch.tensor(values, dtype=F64)
 
 
 def separable():

@@ -67,12 +67,12 @@ def test_every_point_can_be_asked_for(backend, use):
     points = POINTS["shuffled grid"][:60]
     assert torch.equal(nearest(points, points, 60, backend=backend), oracle(points, points, 60))
     rows = torch.arange(60)
-    assert torch.equal(nearest(points, points, 59, rows, backend), oracle(points, points, 59, exclude=rows))
+    assert torch.equal(nearest(points, points, 59, rows, backend=backend), oracle(points, points, 59, exclude=rows))
     more = nearest_predecessors(points, 80, backend=backend)
     assert torch.equal(more, oracle(points, points, 80, limit=rows))
     some = torch.where(rows % 2 == 0, rows, -1)
     mixed = torch.where(some[:, None] < 0, oracle(points, points, 9), oracle(points, points, 9, exclude=rows))
-    assert torch.equal(nearest(points, points, 9, some, backend), mixed)
+    assert torch.equal(nearest(points, points, 9, some, backend=backend), mixed)
 
 
 def test_distances_are_exact():

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyro_nngp.neighbors.graph import NeighborGraph
 from pyro_nngp.neighbors.search import on_device
-from pyro_nngp.neighbors.search.certification import earlier_copies
 from pyro_nngp.neighbors.search.index import SearchIndex
 
 F64 = torch.float64
@@ -49,12 +48,6 @@ def test_work_per_query_does_not_grow_with_points_or_clusters(monkeypatch):
             SearchIndex(points, backend="torch").nearest(points[:500], 10)
             work.append(sum(measured) / 500)
     assert max(work) < 100 * 10
-
-
-@pytest.mark.parametrize("values", [[[0.0], [1.0], [-0.0], [2.0], [0.0]], [[1.0, 2.0], [2.0, 1.0], [1.0, 2.0]]])
-def test_copies_are_counted(values):
-    points = torch.tensor(values, dtype=F64)
-    assert on_device.earlier_copies(points).tolist() == earlier_copies(points.numpy()).tolist()
 
 
 class Transfers(TorchDispatchMode):

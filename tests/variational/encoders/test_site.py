@@ -2,14 +2,16 @@
 
 import pytest
 import torch
+from builders import matern, q_of, waves
 from oracles.dense import dense_covariance
-from oracles.waves import N, data, factor, kernel
+from oracles.waves import N, factor
 
 from pyro_nngp.likelihoods import (
     Gaussian,
 )
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import NPVI
+from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import (
     SiteEncoder,
 )
@@ -20,13 +22,13 @@ F64 = torch.float64
 @pytest.mark.parametrize("num_neighbors", [4, N - 1])
 def test_right_sites_on_all_points_give_the_exact_posterior(num_neighbors):
     """With y and its noise for sites and every point among the nodes: the mean, and rows of the factor, at any K."""
-    x, y = data()
+    x, y = waves()
     encoder = SiteEncoder(2, num_context=N - 1)
     settings = {"mean": ConstantMean(0.0), "jitter": 1e-6}
-    gp = NPVI(x, y, kernel(), Gaussian(0.1), num_neighbors=num_neighbors, encoder=encoder, **settings)
+    gp = NPVI(x, y, matern(), Gaussian(0.1), num_neighbors=num_neighbors, guide=Amortized(encoder), **settings)
     variance, noise = gp.kernel.variance.detach(), gp.likelihood.variance.detach()
     encoder.head.bias.data[1] = 8 * ((variance / noise).log() / 8).atanh()
-    q, cov = gp.local.distribution(), dense_covariance(gp.kernel, x).detach()
+    q, cov = q_of(gp), dense_covariance(gp.kernel, x).detach()
     tril = torch.linalg.cholesky(cov + noise * torch.eye(N, dtype=F64))
     half = torch.linalg.solve_triangular(tril, cov, upper=False)
     want, root = cov - half.mT @ half, factor(gp)

@@ -1,0 +1,392 @@
+"""Decisions of a training run: the optimizer, and when to refresh neighbors, to solve for q(u), and to stop.
+
+Symbols and cost: see :mod:`pyro_nngp.inference.svi.loop`.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from pyro.infer import ELBO
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import fail, warn
+from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
+from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
+from pyro_nngp.inference.svi.batches import Subsample
+from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
+from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
+from pyro_nngp.inference.svi.family_check import check_family
+from pyro_nngp.inference.svi.lbfgs import LBFGS
+from pyro_nngp.inference.svi.neighbor_check import check_neighbors
+from pyro_nngp.inference.svi.options import Checkpoint, Schedule, Validation
+from pyro_nngp.inference.svi.outcome_check import check_leak, check_near_duplicates, check_outcome
+from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
+from pyro_nngp.inference.svi.saved_state import check_run, divided, joined
+from pyro_nngp.inference.svi.train_state import DivergenceError, TrainState
+from pyro_nngp.linalg import report_nuggets
+
+_PROBE = 2048  # rows of the loss that decides on convergence
+_ROUND = (50, 200)  # fewest and most steps of Adam per round
+_ROUND_LBFGS, _STALLS = 30, 2  # most steps of a round; steps without a gain that end it
+_ROUND_ALTERNATING, _MISSES = 8, 1  # most steps between solutions; rounds without a gain before the last
+_MOST_STEPS = {"adam": 20_000, "lbfgs": 500}
+_SLOWER, _CUTS = 1 / 3, 3
+_RUNAWAY = 0.1  # rise of the objective in a round, in nats per data point, after which the best parameters are restored
+_MOVED, _CHECK_EVERY = 0.05, 50  # move of the kernel's logarithms that matters, and steps between checks
+_MAX_STEPS_BACK = 5
+_COURSE = ("refreshes", "solves", "stalls", "round_start", "gain", "objective", "converged")  # saved attributes
+
+
+class Trainer:
+    """A :class:`TrainState` and all decisions about its course.
+
+    Arguments are those of :func:`~pyro_nngp.inference.fit`, checked.
+    """
+
+    def __init__(
+        self,
+        method: Trainable,
+        *,
+        num_steps: int | None,
+        batch_size: int | None,
+        optimizer: str | None,
+        lr: float | None,
+        schedule: Schedule,
+        refresh_every: int | None,
+        solve_every: int | None,
+        solving: bool,
+        elbo: ELBO,
+        num_data: int,
+        tolerance: float,
+        validation: Validation | None,
+        checkpoint: Checkpoint | None,
+        device: torch.device | str | None,
+        seed: int,
+        replay: bool,
+    ) -> None:
+        self.method: Any = method
+        self.solving, self.tolerance = solving, tolerance
+        self.refresh_every, self.solve_every = refresh_every, solve_every
+        self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
+        for_adam = [lr, schedule.local_lr, schedule.clip_norm] != [None] * 3
+        if optimizer is None:
+            optimizer = "lbfgs" if num_steps is None and not for_adam and suits_lbfgs(method, solving) else "adam"
+        self.optimizer = optimizer
+        if optimizer == "lbfgs" and for_adam:
+            cure = 'Leave them out, or choose optimizer="adam".'
+            fail("fit", "lr, local_lr and clip_norm", "to be None with L-BFGS", f"lr={lr} and {schedule}", cure)
+        if schedule.changes_milestones and (num_steps is None or optimizer == "lbfgs"):
+            cure = "They are fractions of num_steps: pass it, for Adam."
+            fail("fit", "schedule", "without milestones of its own here", schedule, cure)
+        if checkpoint is not None and checkpoint.step_back and optimizer == "lbfgs":
+            fail("fit", "checkpoint", "without step_back with L-BFGS", "step_back=True", "It shortens steps by itself.")
+        if num_steps is None:
+            schedule = Schedule((), 1.0, schedule.local_lr, schedule.clip_norm)
+        self.milestone = min(schedule.milestones, default=1.0)
+        self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
+        if batch_size is None:
+            batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
+        self.state = TrainState(
+            method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed, replay
+        )
+        self.ranks = self.state.ranks
+        self.state.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
+        self.state.settings |= {"solve_every": solve_every, "tolerance": tolerance, "automatic": self.automatic}
+        self.alternating = optimizer == "lbfgs" and num_steps is None and alternates(method, solving)
+        self.plateau, self.gain = Plateau(tolerance, _MISSES if self.alternating else _CUTS), math.inf
+        self.scores: list[tuple[int, float]] = []
+        self.best: dict[str, Any] | None = None
+        self.best_parameters: dict[str, Tensor] = {}  # parameters at the end of the best round of Adam
+        self.objective = math.inf
+        scored = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))[:_PROBE]
+        shard = self.ranks.shard
+        self.folder = None if checkpoint is None or shard is None else ShardedCheckpoint(checkpoint.path, shard)
+        self.num_scored, self.scored_rows = len(scored), self.ranks.local_rows(scored.to(self.state.device))
+        self.metric_parameters = neighbor_parameters(method)
+        self.metric_at_refresh = self._metric_now()
+        self.refreshes, self.solves, self.solved_at, self.stalls, self.round_start = 0, 0, -1, 0, 0
+        self.steps_back, self.converged, self.ended, self.started = 0, False, False, time.perf_counter()
+
+    def resume(self) -> None:
+        """Resume from the checkpoint, if there is one; otherwise solve once."""
+        saved = self.checkpoint if self.folder is None else self.folder
+        if saved is not None and saved.exists():
+            self._load()
+            self.ended = self.converged or self._out_of_patience()
+            self.solved_at = self.state.step
+            return
+        if self.solving:
+            self._solve()
+        if self.automatic and self.state.quasi_newton is None:
+            self.objective = self.state.objective(_PROBE)
+            if math.isfinite(self.objective):
+                self.plateau.best, self.best_parameters = self.objective, self.state.parameters()
+
+    def train(
+        self, callback: Callable[[int, float], None] | None, max_seconds: float | None, pressed: list, progress: bool
+    ) -> None:
+        """Make steps until convergence, the last step, Ctrl-C or the time limit."""
+        state, total = self.state, None if self.automatic else self.num_steps
+        limit = math.inf if max_seconds is None else max_seconds
+        progress = progress and self.ranks.is_first
+        bar = tqdm(total=total, initial=state.step, disable=not progress, desc="fit", unit="step", mininterval=0.5)
+        try:
+            while state.step < self.num_steps and not self.ended:
+                late = time.perf_counter() - self.started > limit
+                if self.ranks.any(bool(pressed) or late):
+                    self.ended = not pressed
+                    break
+                if self.checkpoint is not None and state.step % self.checkpoint.every == 0:
+                    self._save()
+                try:
+                    loss = state.advance()
+                except DivergenceError as error:
+                    self._step_back(error)
+                    bar.n = state.step
+                    continue
+                bar.update()
+                if state.step % 20 == 0 or state.quasi_newton is not None:
+                    bar.set_postfix(loss=f"{sum(state.losses[-20:]) / len(state.losses[-20:]):.4f}", refresh=False)
+                if state.step % state.steps_per_epoch() == 0:
+                    report_nuggets()
+                if state.quasi_newton is None:
+                    self._follow_adam_step()
+                else:
+                    self._follow_lbfgs_step(state.quasi_newton, cast(Subsample, state.batches))
+                if callback is not None:
+                    with state.random.paused():
+                        callback(state.step, loss)
+        finally:
+            bar.close()
+
+    def keep_best(self) -> None:
+        """Write the checkpoint, and bring the method to its best state."""
+        report_nuggets()
+        if self.checkpoint is not None:
+            self._save()
+        if self.best is not None:
+            self.state.restore(self.best)
+            return
+        if self.best_parameters and not self.objective <= self.plateau.best + self.tolerance:
+            self._restore_best_round()
+            return
+        moved = self.refresh_every is None and self._metric_moved()
+        if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
+            self._refresh()
+        if self.solving and (moved or self.solved_at != self.state.step):
+            self._solve()
+
+    def result(self, interrupted: bool) -> FitResult:
+        """The result; warns if the run did not converge."""
+        state = self.state
+        interrupted = interrupted or (self.ended and not self.converged)
+        fall = self.gain if self.automatic else still_falling(state.losses, self.milestone)
+        converged = self.converged if self.automatic else None if fall is None else fall == 0
+        is_early = interrupted and state.step < self.num_steps and not self._out_of_patience()
+        if is_early and converged and not self.automatic:
+            converged = None  # a loss may be flat before the rates are lowered
+        if converged is False and not (interrupted and self._out_of_patience()) and self.ranks.is_first:
+            self._warn(fall)
+        rows = state.batch_size or state.num_data
+        seconds = time.perf_counter() - self.started
+        losses = torch.tensor(state.losses)
+        graph = graph_of(self.method)
+        counts = self.refreshes, self.solves, None if graph is None else graph.num_neighbors, state.replayed_from
+        result = FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
+        if not interrupted:
+            check_leak(self.method)
+            check_neighbors(self.method)
+            check_near_duplicates(self.method)
+        if not interrupted and self.ranks.is_first:
+            check_outcome(self.method, result)
+            check_family(self.method, result)
+        return result
+
+    def _follow_adam_step(self) -> None:
+        """Refresh, solve and validate; at the end of a round, check convergence."""
+        state = self.state
+        last = state.step == self.num_steps
+        if self.refresh_every is None:
+            due = (state.step % _CHECK_EVERY == 0 or last) and self._metric_moved()
+        else:
+            due = self.refresh_every > 0 and state.step % self.refresh_every == 0 and not last
+        if due:
+            self._refresh()
+        if self.solving and (state.step % self._solve_period() == 0 or last):
+            self._solve()
+        ends = self.automatic and state.step % self._round_steps() == 0
+        if ends:
+            self._end_round()
+            self.gain, self.converged = self.plateau.gain, self.plateau.converged
+            self.ended = self.converged
+        self._validate(ends if self.automatic else state.step % 500 == 0)
+
+    def _end_round(self) -> None:
+        """Keep the best parameters; slow down after a round without gain, restore them if the loss ran away."""
+        self.objective = self.state.objective(_PROBE)
+        if self.objective < self.plateau.best:
+            self.best_parameters = self.state.parameters()
+        stalled = self.plateau.observe(self.objective)
+        if self.best_parameters and not self.objective <= self.plateau.best + _RUNAWAY:
+            self._restore_best_round()
+        if stalled:
+            self.state.slow_down(_SLOWER)
+
+    def _restore_best_round(self) -> None:
+        """Restore the parameters of the best round, with their neighbors and solutions."""
+        self.state.put_back(self.best_parameters)
+        if self.refresh_every != 0 and isinstance(self.method, Refreshable):
+            self._refresh()
+        if self.solving:
+            self._solve()
+        self.objective = self.plateau.best
+
+    def _follow_lbfgs_step(self, optimizer: LBFGS, rows: Subsample) -> None:
+        """At the end of a round refresh and solve, then go on to a larger subsample, or check convergence."""
+        state, losses = self.state, self.state.losses
+        largest = rows.grown
+        least = self.tolerance / 10 if largest else self.tolerance
+        in_round = state.step - self.round_start
+        gain = losses[-2] - losses[-1] if in_round > 1 else math.inf
+        self.stalls = self.stalls + 1 if gain < least else 0
+        ends = self.stalls == _STALLS or in_round == (_ROUND_ALTERNATING if self.alternating else _ROUND_LBFGS)
+        if ends:
+            stalled = self.stalls == _STALLS
+            self.round_start, self.stalls = state.step, 0
+            refreshed = self.refresh_every is None and self._metric_moved()
+            if refreshed:
+                self._refresh()
+            if self.solving:
+                self._solve()
+            if not largest:
+                rows.grow()
+            elif self.alternating:
+                self._score_round()
+            else:
+                self.gain = optimizer.start_loss - losses[-1]
+                settled = stalled and not (refreshed or self.solving)
+                self.converged = self.ended = settled or self.gain < self.tolerance
+            optimizer.forget()
+        if self.refresh_every and state.step % self.refresh_every == 0:
+            self._refresh()
+            optimizer.forget()
+        self._validate(ends)
+
+    def _score_round(self) -> None:
+        """Score a round by the method's criterion, and keep the best state; two rounds without gain are convergence."""
+        rows = self.scored_rows
+        part = self.method.score(rows) * len(rows) / self.num_scored if len(rows) else 0.0
+        score, best = self.ranks.sum(part), self.plateau.best
+        if score < best and self.validation is None:
+            self.best = self.state.snapshot()
+        self.plateau.observe(score)
+        self.gain, self.converged = self.plateau.gain, self.plateau.converged
+        self.ended = self.converged
+
+    def _validate(self, due: bool) -> None:
+        if self.validation is None:
+            return
+        every = self.validation.every
+        if due if every is None else self.state.step % every == 0:
+            score = self.ranks.of_first(float(self.validation.score()))
+            if score < min((s for _, s in self.scores if math.isfinite(s)), default=math.inf):
+                self.best = self.state.snapshot()
+            self.scores.append((self.state.step, score))
+            self.ended = self.ended or self._out_of_patience()
+
+    def _out_of_patience(self) -> bool:
+        """Whether as many validations as the patience have followed the best one."""
+        if self.validation is None or self.validation.patience is None:
+            return False
+        scores = [s if math.isfinite(s) else math.inf for _, s in self.scores]
+        return bool(scores) and len(scores) - 1 - scores.index(min(scores)) >= self.validation.patience
+
+    def _solve_period(self) -> int:
+        """Steps between solutions: an epoch, but at least 20."""
+        return self.solve_every or self.state.steps_per_epoch()
+
+    def _round_steps(self) -> int:
+        """Steps of a round: an epoch within limits, or a multiple of the steps between solutions."""
+        least, most = _ROUND
+        if self.solving:
+            return self._solve_period() * math.ceil(least / self._solve_period())
+        return min(most, max(least, self.state.steps_per_epoch()))
+
+    def _refresh(self) -> None:
+        self.method.refresh_neighbors()
+        self.refreshes += 1
+        self.metric_at_refresh = self._metric_now()
+
+    def _solve(self) -> None:
+        self.method.solve()
+        self.solves += 1
+        self.solved_at = self.state.step
+
+    def _metric_now(self) -> list[Tensor]:
+        return [param.detach().clone() for param in self.metric_parameters]
+
+    def _metric_moved(self) -> bool:
+        """Whether parameters that determine neighbors have moved since the last refresh."""
+        pairs = zip(self._metric_now(), self.metric_at_refresh, strict=True)
+        return any(bool(((now - then).abs() > _MOVED).any()) for now, then in pairs)
+
+    def _warn(self, fall: float | None) -> None:
+        steps = len(self.state.losses)
+        what = "the last round" if self.automatic else "an eighth of the steps"
+        amount = describe_fall(fall, what)
+        cure = "Raise max_seconds." if self.automatic else f"Leave num_steps={self.num_steps} out, or raise it or lr."
+        if self.automatic and steps >= self.num_steps:
+            cure = "Look for parameters that run away, or raise tolerance."
+        text = f"fit: expected the loss to stop falling, got a loss that {amount} after {steps} steps. {cure}"
+        warn(text, ConvergenceWarning)
+
+    def _step_back(self, error: DivergenceError) -> None:
+        """Go back to the last checkpoint at half the rates, or raise."""
+        if self.checkpoint is None:
+            raise error
+        if not self.checkpoint.step_back or self.steps_back == _MAX_STEPS_BACK:
+            raise DivergenceError(f"{error} Last good checkpoint: {self.checkpoint.path}.") from None
+        self.steps_back += 1
+        self._load()
+        self.state.slow_down(0.5)
+        self._save()
+
+    def _save(self) -> None:
+        if self.folder is None:
+            save_checkpoint(cast(Checkpoint, self.checkpoint).path, self._content())
+        else:
+            self.folder.save(*divided(self._content()))
+
+    def _content(self) -> dict[str, Any]:
+        """The content of a checkpoint: everything that the rest of the run depends on."""
+        course = {name: getattr(self, name) for name in _COURSE}
+        state = {"run": self.state.state(), "course": course, "plateau": self.plateau.state()}
+        kept = {"found_at": self.metric_at_refresh, "good": self.best_parameters}
+        return state | kept | {"scores": self.scores, "best": self.best}
+
+    def _load(self) -> None:
+        if self.folder is None:
+            saved = load_checkpoint(cast(Checkpoint, self.checkpoint).path)
+        else:
+            saved = joined(*self.folder.load(divided(self._content())[1]))
+        check_schema("fit", saved, self._content() | {"run": {}, "scores": [], "best": None, "good": {}})
+        check_run(self.state, saved["run"])
+        for i, pair in enumerate(saved["scores"]):
+            check_schema("fit", pair, (0, 0.0), f"checkpoint['scores'][{i}]")
+        if saved["best"] is not None:
+            check_schema("fit", saved["best"], self.state.snapshot(), "checkpoint['best']")
+        if saved["good"]:
+            check_schema("fit", saved["good"], self.state.parameters(), "checkpoint['good']")
+        self.state.load(saved["run"])
+        for name in _COURSE:
+            setattr(self, name, saved["course"][name])
+        self.plateau.load(saved["plateau"])
+        pairs = zip(saved["found_at"], self.metric_at_refresh, strict=True)
+        self.metric_at_refresh = [there.to(here) for there, here in pairs]
+        self.scores, self.best = [tuple(pair) for pair in saved["scores"]], saved["best"]
+        self.best_parameters = saved["good"]

@@ -1,0 +1,196 @@
+"""Construction of a method: checks of its parts, starts of hyperparameters, and the guide of those with priors.
+
+Symbols as in :mod:`pyro_nngp.models.base.method`.
+"""
+
+from collections.abc import Callable, Mapping
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from pyro import poutine
+from torch import Tensor, nn
+
+from pyro_nngp._checks import check_callable, check_metric, check_number, fail, warn, warn_if_coarse
+from pyro_nngp._random import seeded
+from pyro_nngp.bound import Bound, read
+from pyro_nngp.hyperparameters import HyperparameterGuide, unset_hyperparameters
+from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels.base import check_covariance
+from pyro_nngp.likelihoods import Gaussian, Likelihood
+from pyro_nngp.linalg import DEFAULT_JITTER
+from pyro_nngp.means import BasisMean, ConstantMean, LinearMean
+from pyro_nngp.models.base.arguments import (
+    as_stored,
+    check_by_row,
+    check_data,
+    check_kernel_place,
+    check_unshared,
+    copied_parts,
+)
+from pyro_nngp.plausibility.data import (
+    constant_outputs,
+    warn_of_codes,
+    warn_of_constants,
+    warn_of_copies,
+    warn_of_offset,
+    warn_of_prior_variance,
+    warn_of_spreads,
+)
+from pyro_nngp.plausibility.units import warn_of_units
+
+
+class Parts(NamedTuple):
+    """Checked arguments of a method, with defaults filled in.
+
+    Attributes:
+        kernel, likelihood, mean, jitter: the parts.
+        latent_shape: () or (L,).
+        values: tensors with a row per datum, by name.
+    """
+
+    kernel: Any
+    likelihood: Any
+    mean: Any
+    jitter: float
+    latent_shape: tuple[int, ...]
+    values: Mapping[str, Tensor | None]
+
+
+def checked_parts(
+    method: Any,
+    x: Tensor,
+    y: Any,
+    kernel: Any,
+    likelihood: Likelihood | None,
+    mean: Callable | None,
+    jitter: float | None,
+    metric: Any,
+    start: Any,
+    by_row: dict[str, Any],
+) -> Parts:
+    """Check the arguments of :class:`~pyro_nngp.models.base.Method`, and fill in defaults."""
+    where = type(method).__name__
+    if torch.is_inference_mode_enabled():
+        cure = "Its tensors could not be trained: build it outside, and predict inside."
+        fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
+    given = {"kernel": kernel, "likelihood": likelihood, "mean": mean}
+    if start is not None:
+        kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
+    if likelihood is None and y is not None:
+        likelihood = Gaussian()
+    latent_shape = check_data(where, x, y, likelihood, method._takes_missing)
+    values: dict[str, Tensor | None] = check_by_row(where, x, y, likelihood, latent_shape, by_row)
+    warn_if_coarse(where, x)
+    for arg, part in given.items():
+        check_unshared(where, arg, part, x)
+    if kernel is None and not method._has_own_kernels:
+        kernel = Matern52(x.shape[1])
+    if kernel is not None:
+        check_kernel_place(where, kernel)
+        check_covariance(where, kernel, x)
+    warn_of_units(where, x, method.columns, kernel)
+    if mean is not None:
+        check_callable(where, "mean", mean, "Pass a function (B, D) -> (B,) or a module.")
+    check_metric(where, "metric", metric, x.shape[1])
+    if jitter is not None:
+        check_number(where, "jitter", jitter, cure="It is a relative nugget; the default is 1e-6.")
+    mean = ConstantMean(num_latents=latent_shape[0] if latent_shape else None) if mean is None else mean
+    data = {"x": x.detach().clone(), "y": as_stored(y, likelihood, x)}
+    return Parts(kernel, likelihood, mean, DEFAULT_JITTER if jitter is None else jitter, latent_shape, values | data)
+
+
+@torch.no_grad()
+def start(method: Any, solves_coefficients: bool) -> None:
+    """Start unset hyperparameters of a method from its data, in place, and build the guide of those with priors.
+
+    Args:
+        method: the method, with all parts that have hyperparameters.
+        solves_coefficients: whether it solves for the joint posterior of coefficients with normal priors.
+    """
+    where, mean = type(method).__name__, method._modules.get("mean")
+    at = HyperparameterGuide(method, latents=method._latents).medians()
+    unset = unset_hyperparameters(method)
+    bound = read(method, at)
+    _try_mean(where, bound, method.x[:2])
+    _try_likelihood(where, bound, method.x)
+    is_started = isinstance(mean, BasisMean) and not mean.is_set
+    found = method._start_from(bound, at, None if is_started else lambda rows: bound.mean(method.x[rows]))
+    method.unit = found.unit
+    modules = {module: path for path, module in method.named_modules()}
+    method._first_values = {
+        f"{modules[part]}.{name}": part._parameters[f"{name}_unconstrained"].detach().clone()
+        for part, name in unset
+        if name in part._pyro_params
+    }
+    if isinstance(mean, BasisMean):
+        mean.start(found.level, found.spread, method.x)
+    if method.y is not None and method.likelihood is not None:
+        _warn_of_data(method, found.spread)
+    if isinstance(mean, LinearMean):
+        mean.has_posterior = solves_coefficients and mean.is_normal
+        if mean.is_sampled_alone and hasattr(type(method), "guide"):
+            warn(
+                f"{where}: its guide holds the coefficients of the mean independent of f, so that their intervals are "
+                "too narrow. Take Vecchia, LOO or VNNGP with pseudo-observations, or NUTS."
+            )
+    method.hyper_guide = HyperparameterGuide(method, latents=method._latents)
+    if method.y is not None and method.likelihood is not None:
+        bound = read(method, method.hyper_guide.medians())
+        parts = [part for part in (bound.kernel, *bound.others.values()) if isinstance(part, nn.Module)]
+        warn_of_prior_variance(where, chain.from_iterable(part.modules() for part in parts), found.spread)
+    for origin in method._origin:
+        method.hyper_guide.take(origin.hyper_guide)
+    method._origin = ()
+
+
+def untrained(method: nn.Module, first: Mapping[str, Tensor]) -> list[str]:
+    """Names of parameters whose values are still the first ones."""
+    names = []
+    for name, value in first.items():
+        path, _, attribute = name.rpartition(".")
+        now = method.get_submodule(path)._parameters.get(f"{attribute}_unconstrained")
+        if now is not None and torch.equal(now.detach().cpu(), value.cpu()):
+            names.append(name)
+    return names
+
+
+def _warn_of_data(method: Any, spread: Tensor) -> None:
+    """Warn of targets and offsets that are hardly meant."""
+    where, y, likelihood = type(method).__name__, method.y, method.likelihood
+    constant = constant_outputs(y)
+    if method.offset is not None:
+        warn_of_offset(where, method.offset, y, likelihood, method.latent_shape)
+    if all(value is None for value in (method.offset, method.trials, method.limits)):
+        warn_of_constants(where, y, constant)
+    if method._shares_scale and y.dim() == 2 and likelihood.num_latents is None:
+        warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
+    if likelihood.is_gaussian:
+        warn_of_copies(where, method.x, y)
+        warn_of_codes(where, y)
+
+
+def _try_mean(where: str, bound: Bound, x: Tensor) -> None:
+    """Raise unless the mean function can be evaluated at x and returns one value per row."""
+    with poutine.block(), seeded(0, x):
+        try:
+            bound.mean(x)
+        except (RuntimeError, TypeError, IndexError) as error:
+            expectation, cure = f"to take inputs of shape {tuple(x.shape)}", "It is called with rows of x, (B, D)."
+            fail(where, "mean", expectation, f"{type(error).__name__} ({error})", cure, type(error))
+
+
+def _try_likelihood(where: str, bound: Bound, x: Tensor) -> None:
+    """Raise if hyperparameters of the likelihood do not broadcast against the data."""
+    if bound.likelihood is None:
+        return
+    f = x.new_zeros(*bound.latent_shape, len(x))
+    want = f.shape if bound.likelihood.num_latents is None else f.shape[1:]
+    with poutine.block(), seeded(0, f):
+        try:
+            actual: Any = bound.likelihood(f).batch_shape
+        except (RuntimeError, ValueError, IndexError) as error:
+            actual = f"{type(error).__name__} ({error!s:.120})"
+    if actual != want:
+        cure = "Give scalars; or (T, 1), one value for each of T outputs."
+        fail(where, "likelihood", f"with hyperparameters that broadcast to {tuple(want)}", actual, cure)

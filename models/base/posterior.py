@@ -1,0 +1,306 @@
+r"""Posteriors of f at given hyperparameters: what predictions need of a method.
+
+:class:`Posterior` is the base, :class:`Observed` that from Gaussian observations of the neighbors, f integrated out.
+With targets (or pseudo-observations) :math:`\tilde y` and their noise variances :math:`\delta` at the data
+(:mod:`pyro_nngp.likelihoods.augmentation`), mean function :math:`\mu`, and weights w and variance v from
+:mod:`pyro_nngp.conditionals.nearest_neighbor` with noise :math:`\delta` on the neighbors,
+
+.. math:: f(x) \mid \tilde y_n \sim N\big(\mu(x) + w^\top (\tilde y_n - \mu(x_n)),\; v\big).
+
+Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols: N data, B points, K neighbors, U rows
+of a batch and its neighbors, P new points, L latent functions, S draws.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.distributions import Distribution
+from torch.nn.functional import pad
+
+from pyro_nngp._checks import check_num_neighbors, fail, undefined
+from pyro_nngp._indexing import values_at
+from pyro_nngp.bound import Bound
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.distributions.nngp import draw_appended
+from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.means import trend_variance
+from pyro_nngp.models.base.program import latents_first
+from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE
+from pyro_nngp.neighbors.table import distinct_rows
+from pyro_nngp.plausibility.near_duplicates import DuplicateDependence, find_near_duplicates
+from pyro_nngp.rows import At, Part, Rows
+
+Kind = TypeVar("Kind", bound="Posterior")
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """p(f | data) or q(f) at given hyperparameters, or at those and latent values of a posterior draw.
+
+    Neighbors are found by methods that do not depend on hyperparameters, once for all posterior draws; all others run
+    under ``torch.vmap``, unless they say that they cannot by None as their number of entries.
+
+    Attributes:
+        rows: the data.
+        graph: neighbors of the points that predictions condition on.
+        bound: the hyperparameters.
+    """
+
+    rows: Rows
+    graph: Any
+    bound: Bound
+
+    def on(self: Kind, part: Part) -> Kind:
+        """The posterior on some rows of all processes, which take the place of the data."""
+        return replace(self, rows=part.rows, graph=part.graph)
+
+    # Neighbors.
+
+    def enough_neighbors(self) -> int:
+        """The default number of neighbors in predictions."""
+        return self.graph.num_neighbors
+
+    def worthwhile_neighbors(self, most: int, worthwhile: float) -> int:
+        """K of the graph, doubled up to `most` while that lowers the mean log predictive variance of y enough.
+
+        Args:
+            most: the largest number.
+            worthwhile: smallest fall at some rows, given the others, that justifies a doubling.
+        """
+        first, most = self.graph.num_neighbors, min(most, self.rows.num_rows - 1)
+        if first >= most:
+            return first
+        part = self.rows.trial(self.graph, most)
+        posterior, trial = self.on(part), part.places
+        return trial.choose_k(lambda near: posterior.log_variances(trial.rows, near), first, worthwhile)
+
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
+        undefined(self, "log_variances", "posterior")
+
+    def neighbors_at_draws(self) -> int | None:
+        """The default number at posterior draws; None is that of other predictions."""
+        return None
+
+    def neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None) -> Any:
+        """What :meth:`moments` takes: rows of the nearest points."""
+        self._check_neighbors(num_neighbors, self.graph.num_points)
+        return self.graph.query(x_new, self.enough_neighbors() if num_neighbors is None else num_neighbors)
+
+    def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> Any:
+        """What :meth:`joint` takes: rows of the nearest points and earlier new points, whose order has a seed."""
+        self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
+        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.extend(x_new, k, seed)[1]
+
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Any:
+        """What :meth:`leave_one_out` takes: some rows of the data, and what else hyperparameters do not change."""
+        return rows
+
+    # Values.
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
+        """Mean and variance of f, (*L, P) each."""
+        undefined(self, "moments", "posterior")
+
+    def response_moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
+        """What :meth:`response` takes, :meth:`moments` by default."""
+        return self.moments(x_new, near)
+
+    def response(self, loc: Tensor, spread: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        """Predictive distribution of y, from :meth:`response_moments` plus the offset."""
+        return self.bound.likelihood.for_rows(**by_row).marginal(loc, spread)
+
+    def given_f(self, f: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
+        """The distribution of y given f."""
+        return self.response(f, torch.zeros_like(f), by_row)
+
+    def shifted(self, loc: Tensor, offset: Tensor) -> Tensor:
+        """Means of :meth:`response_moments` with the offset of f, (*L, P) or 0."""
+        return loc + offset
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: Any, count: int) -> Float[Tensor, "S *L P"]:
+        """Joint draws of f."""
+        undefined(self, "joint", "posterior")
+
+    def leave_one_out(self, others: Any) -> Float[Tensor, "*T I"]:
+        """Log densities of some data given all others, latent values integrated out."""
+        undefined(self, "leave_one_out", "posterior")
+
+    def observations_of_u(self, at: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
+        """Gaussian observations of f less the mean function at some rows, and their noise variances."""
+        cure = "Take a method such as Vecchia or VNNGP."
+        fail(self.bound.where, "method", "with Gaussian observations of f at the data", "another", cure, TypeError)
+
+    # Entries of temporaries at one posterior draw; None for functions that look at values.
+
+    def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
+        """Of :meth:`moments` and :meth:`joint`."""
+        return (near[-1] if isinstance(near, tuple) else near).numel()
+
+    def loo_entries(self, others: Any) -> int | None:
+        """Of :meth:`leave_one_out`."""
+        return None
+
+    def most_draws(self, num_new: int) -> int | None:
+        """The largest number of joint draws made at once; None is all of them."""
+        return None
+
+    def _check_neighbors(self, num_neighbors: int | None, limit: int) -> None:
+        if num_neighbors is not None:
+            check_num_neighbors(self.bound.where, num_neighbors, limit)
+
+    def _refuse_neighbors(self, num_neighbors: int | None, entry: str = "") -> None:
+        """Raise if a number of neighbors is given where all data count, through inducing points."""
+        if num_neighbors is not None:
+            where, cure = f"{self.bound.where}{entry}", "All other data count, through the inducing points."
+            fail(where, "num_neighbors", "to be None with inducing points", num_neighbors, cure)
+
+
+@dataclass(frozen=True)
+class Observed(Posterior):
+    """f given Gaussian observations of its neighbors; the targets, unless a subclass has others."""
+
+    def observations(self, rows: At) -> tuple[Float[Tensor, "*L U"], Tensor]:
+        """Observations of f at some rows, and their noise variances, (U,) or (L, U)."""
+        y = self.rows.targets(rows if isinstance(rows, Tensor) else None)
+        return gaussian_observations(self.rows.likelihood(self.bound, rows), y, None, self.rows.x.dtype)
+
+    def given_neighbors(
+        self,
+        x: Float[Tensor, "B D"],
+        rows: Int[Tensor, " U"],
+        near: Int[Tensor, "B K"],
+        own: At | None = None,
+        observed: tuple[Tensor, Tensor] | None = None,
+        uncertain_trend: bool = False,
+    ) -> tuple[Float[Tensor, "... B"], Float[Tensor, "... B"]]:
+        """Moments of f at x given observations at some rows.
+
+        Args:
+            x: points.
+            rows: the rows that are observed.
+            near: neighbors of each point, positions among these rows, -1 padded.
+            own: the rows of x among the data, whose offset counts; None for new points.
+            observed: what :meth:`observations` returns at the rows, or takes its place.
+            uncertain_trend: whether the variance is also that of coefficients of the mean with a joint posterior: of
+                their basis less its prediction by neighbors.
+        """
+        bound, points = self.bound, self.rows.x.index_select(0, rows)
+        obs, noise = self.observations(rows) if observed is None else observed
+        w, var = graph_conditional(bound.at_data, x, points, near, noise, bound.jitter)
+        residual = obs - self.rows.mean(bound, rows, points)
+        if uncertain_trend and bound.trend is not None:
+            basis = bound.trend.basis(points)[near.clamp(min=0)]
+            var = var + trend_variance(bound.trend, bound.trend.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
+        mean = bound.mean(x) if own is None else self.rows.mean(bound, own, x)
+        return mean + (w * values_at(residual, near)).sum(-1), var
+
+    def enough_neighbors(self) -> int:
+        return self.worthwhile_neighbors(MOST_NEIGHBORS, WORTHWHILE)
+
+    @torch.no_grad()
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+        at, positions = distinct_rows(near)
+        observed = self.observations(at)
+        _, var = self.given_neighbors(self.rows.x[rows], at, positions, observed=observed)
+        return (var + observed[1].mean()).log()
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
+        """O(P K^3)."""
+        at, positions = distinct_rows(near)
+        loc, var = self.given_neighbors(x_new, at, positions, uncertain_trend=True)
+        return loc, var.expand(loc.shape)
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: Any, count: int) -> Float[Tensor, "S *L P"]:
+        """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
+        bound, (obs, noise) = self.bound, self.observations(self.rows.own)
+        residual = obs - self.rows.mean(bound)
+        return bound.mean(x_new) + draws_given_observations(bound, self.rows.x, x_new, near, residual, noise, count)
+
+    def observations_of_u(self, at: Int[Tensor, " U"]) -> tuple[Tensor, Tensor]:
+        obs, noise = self.observations(at)
+        return obs - self.rows.mean(self.bound, at), noise
+
+    # Leave one out.
+
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """The rows, the distinct rows among the nearest others of all, and the positions of these among them."""
+        return rows, *distinct_rows(self.graph.others(num_neighbors, rows))
+
+    def leave_one_out(self, others: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "*T I"]:
+        """Given the observations of the nearest others; O(I K^3)."""
+        return self.log_density(*others)
+
+    def loo_entries(self, others: tuple[Tensor, Tensor, Tensor]) -> int | None:
+        return others[2].numel()
+
+    def log_density(
+        self, rows: Tensor, at: Tensor, positions: Tensor, observed: tuple[Tensor, Tensor] | None = None
+    ) -> Float[Tensor, "*T I"]:
+        """Log densities of y at some rows, given observations `at` rows, which `positions` index."""
+        loc, var = torch.broadcast_tensors(*self.given_neighbors(self.rows.x[rows], at, positions, rows, observed))
+        likelihood: Likelihood = self.bound.likelihood
+        loc, var = (latents_first(likelihood, value) for value in (loc, var))
+        density = self.response(loc, var, self.rows.by_row(rows)).log_prob(self.rows.targets(rows))
+        return density[..., 0, :] if likelihood.num_latents is not None and loc.dim() > 2 else density
+
+    @torch.no_grad()
+    def duplicate_dependence(self, rows: Int[Tensor, " B"]) -> DuplicateDependence | None:
+        """What the densities of some rows owe to near copies of them; None for counts, or if no row has a copy.
+
+        Cost: O(K^3) per row.
+        """
+        likelihood = self.bound.likelihood
+        duplicates = find_near_duplicates(self.graph, rows) if self.rows.is_whole else None
+        if duplicates is None or not (likelihood.is_gaussian or isinstance(likelihood, Bernoulli | Categorical)):
+            return None
+        rows = rows[duplicates.rows]
+        at, positions = distinct_rows(duplicates.near)
+        observed = self.observations(at)
+        without = torch.where(duplicates.among, -1, positions)
+        losses = [-float(self.log_density(rows, at, near, observed).mean()) for near in (positions, without)]
+        square = None
+        if likelihood.is_gaussian:
+            obs, noise = self.observations(rows)
+            loc, var = self.given_neighbors(self.rows.x[rows], at, without, rows, observed)
+            square = float(((obs - loc).square() / (var + noise)).mean())
+        return DuplicateDependence(len(rows) / len(duplicates.rows), losses[1] - losses[0], losses[0], square)
+
+
+def draws_given_observations(
+    bound: Bound,
+    x: Float[Tensor, "N D"],
+    x_new: Float[Tensor, "P D"],
+    near: Int[Tensor, "P K"],
+    residual: Float[Tensor, "... N"],
+    noise: Float[Tensor, "... N"],
+    count: int,
+) -> Float[Tensor, "S ..."]:
+    """Joint draws of a zero-mean process at new points, each given nearby observations and earlier new values.
+
+    Args:
+        bound: the hyperparameters.
+        x: the observed points.
+        x_new: new points.
+        near: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
+        residual: observations minus the mean function; one set for each latent function, or for all.
+        noise: their noise variances.
+        count: S.
+
+    Cost: O(P K^3) once for each set of noises, then O(P K) per draw.
+    """
+    n, p = len(x), len(near)
+    points, noise = torch.cat([x, x_new]), pad(noise, (0, p))
+    w, var = graph_conditional(bound.at_data, x_new, points, near, noise, bound.jitter)
+    loc = (w * pad(residual, (0, p))[..., near.clamp(min=0)]).sum(-1)  # 0 at new points
+    loc = loc.expand(count, *torch.broadcast_shapes(loc.shape, (*bound.latent_shape, p)))
+    return draw_appended(w, var, near, loc, n)
+
+
+__all__ = ["Observed", "Posterior", "draws_given_observations"]

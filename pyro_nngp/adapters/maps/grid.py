@@ -1,0 +1,272 @@
+"""Maps: predictions at every cell of a raster or another grid as an xarray Dataset, tile after tile.
+
+Cost: that of the predictions; memory independent of the number of cells, except for the results: 4 bytes per cell and
+variable, on the disk if a path is given. Draws are joint and take O(P K) memory for P cells. Symbols: D inputs, P
+cells, T outputs.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+from tqdm.auto import tqdm
+
+from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
+from pyro_nngp._random import seeded
+from pyro_nngp.adapters.maps.cells import Cells, Tile
+from pyro_nngp.adapters.maps.formats import check_format, read, write
+from pyro_nngp.adapters.maps.parts import Parts
+from pyro_nngp.adapters.maps.shared_store import SharedStore
+from pyro_nngp.distributed import World
+from pyro_nngp.distributions.quantiles import exceedance, quantiles
+from pyro_nngp.inference.identity import identity, without_rows
+from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
+
+if TYPE_CHECKING:
+    from xarray import Dataset
+
+Values: TypeAlias = dict[str, Tensor]
+
+
+def predict_grid(
+    gp: Any,
+    template: Any,
+    *,
+    columns: Sequence[str] | None = None,
+    mask: Any = None,
+    of: Literal["y", "f"] = "y",
+    quantile_levels: float | Sequence[float] = (),
+    thresholds: float | Sequence[float] = (),
+    num_draws: int = 0,
+    path: str | os.PathLike[str] | None = None,
+    samples: Mapping[str, Tensor] | None = None,
+    num_neighbors: int | None = None,
+    offset: float = 0.0,
+    trials: int | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> "Dataset":
+    """Posterior mean, standard deviation and more at every cell of a grid.
+
+    Args:
+        gp: a trained method. One on several processes needs a `path` that ends in ``.zarr``; all of them must call the
+            function, and each writes its tiles to the one store.
+        template: the grid: an xarray DataArray or Dataset whose coordinates or variables hold the inputs, such as a
+            raster opened by rioxarray with covariates as further variables; or a mapping of names to 1-D arrays.
+        columns: names in `template` of the D inputs, in order; None takes those of the frame that the method was built
+            from, or ``("x", "y")``. Places on the globe are read from ``x`` and ``y`` [degrees].
+        mask: True at the cells to predict, a DataArray on dimensions of the grid; None is all cells without NaN inputs.
+        of: "y" for the predictive distribution of data, "f" for the latent function.
+        quantile_levels: probabilities in (0, 1) of the variable ``quantiles``, or one.
+        thresholds: values for the variable ``exceedance``, the probability of exceeding them, or one.
+        num_draws: joint draws for the variable ``draws``.
+        path: a file to write, by its extension NetCDF (.nc), Zarr (.zarr) or GeoTIFF (.tif); None keeps the map in
+            memory. The same call resumes an interrupted map, whose tiles are in the folder ``path`` + ".part".
+        samples: as in ``gp.predict``.
+        num_neighbors: as in ``gp.predict``.
+        offset: offset at all cells, such as the logarithm of an exposure.
+        trials: number of trials at all cells, of ``Binomial()``.
+        seed: seed of draws, and of quantiles without a closed form.
+        progress: whether a run of more than three seconds shows a progress bar.
+
+    Returns:
+        A Dataset on the grid in float32: ``mean`` and ``sd``, or ``probability`` of each class, and the requested
+        variables, with dimensions ``quantile``, ``threshold``, ``draw``, ``category`` and ``output`` in front of the
+        grid's. NaN outside the mask. With `path` it reads lazily from the file.
+
+    Raises:
+        ValueError, TypeError: for inputs that `template` does not have, malformed arguments, or parts of another map.
+        ImportError: if xarray, or what the format needs, is not installed.
+    """
+    where = "predict_grid"
+    xarray = import_extra(where, "xarray", "maps")
+    check_choice(where, "of", of, ("y", "f"))
+    check_int(where, "num_draws", num_draws, 0)
+    check_seed(where, seed)
+    levels, limits = _listed(quantile_levels), _listed(thresholds)
+    for level in levels:
+        if not 0 < level < 1:
+            fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
+    cells = Cells(template, columns, gp.columns, mask, gp.x)
+    target = None if path is None else check_format(where, path, cells.dims)
+    results = _Results(gp, of, levels, limits, num_draws, samples, num_neighbors, offset, trials)
+    folder = None if target is None else Path(f"{target}.part")
+    parts_of = f"{results.digest()} {cells.digest()} {seed}"
+    world = gp.shard.world if getattr(gp, "shard", None) is not None else None
+    parts: Parts | SharedStore
+    if world is None or world.size == 1:
+        world, parts = None, Parts(folder, parts_of, len(cells.tiles) + 1)
+    else:
+        if num_draws:
+            cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
+            fail(where, "num_draws", "0 on several processes", num_draws, cure)
+        outline = results.outline(cells)
+        parts = SharedStore(world, target, parts_of, outline, len(cells.dims), len(cells.tiles))
+
+    def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
+        inside, x_new = cells.at(tile)
+        if not len(x_new):
+            take_part()
+            return
+        with torch.no_grad(), seeded(seed, x_new):
+            computed = compute(x_new)
+        for name, values in computed.items():
+            place = values.new_full((*values.shape[:-1], *inside.shape), torch.nan)
+            place[..., torch.from_numpy(inside)] = values
+            parts.write(name, (*values.shape[:-1], *cells.shape), (..., *tile), place.numpy())
+
+    def take_part() -> None:
+        """Search for neighbors while other processes have cells to predict, since all do so together."""
+        if world is not None:
+            results.moments(gp.x[:1].detach())
+
+    with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
+        for number in _turns(np.flatnonzero(~parts.done[: len(cells.tiles)]), world):
+            if number is None:
+                take_part()
+                continue
+            fill(cells.tiles[number], results.moments, seed + number)
+            parts.finish(number)
+            bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
+    if isinstance(parts, SharedStore):
+        parts.publish()
+        return read(cast(Path, target))
+    if num_draws and not parts.done[-1]:
+        fill(cells.everything, results.draws, seed)
+    parts.finish(len(cells.tiles))
+    if not parts.arrays:  # no cell is inside; a row of the data has the shapes
+        with torch.no_grad(), seeded(seed, gp.x):
+            row = gp.x[:1].detach()
+            like = results.moments(row) | (results.draws(row) if num_draws else {})
+        for name, values in like.items():
+            parts.write(name, (*values.shape[:-1], *cells.shape), (...,), np.array(np.nan))
+    further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
+    variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
+    dataset = results.label(xarray.Dataset(variables, cells.coords))
+    if target is None:
+        return dataset
+    write(dataset, target)
+    parts.remove()
+    return read(target)
+
+
+def _listed(values: float | Sequence[float]) -> Sequence[float]:
+    """The numbers as a sequence; a single number becomes a list."""
+    return [float(values)] if isinstance(values, Real) else cast(Sequence[float], values)
+
+
+def _turns(todo: np.ndarray, world: World | None) -> Iterator[int | None]:
+    """Numbers of the tiles of this process, in rounds; None in a round in which only other processes have a tile."""
+    if world is None:
+        yield from todo.tolist()
+        return
+    for start in range(0, len(todo), world.size):
+        mine = start + world.rank
+        yield int(todo[mine]) if mine < len(todo) else None
+
+
+class _Results:
+    """Computes the requested variables; arguments as in :func:`predict_grid`."""
+
+    def __init__(
+        self,
+        gp: Any,
+        of: str,
+        quantile_levels: Sequence[float],
+        thresholds: Sequence[float],
+        num_draws: int,
+        samples: Mapping[str, Tensor] | None,
+        num_neighbors: int | None,
+        offset: float,
+        trials: int | None,
+    ) -> None:
+        self.gp, self.of, self.num_draws = gp, of, num_draws
+        self.levels = torch.tensor(list(quantile_levels), dtype=gp.x.dtype, device=gp.x.device)
+        self.thresholds = torch.tensor(list(thresholds), dtype=gp.x.dtype, device=gp.x.device)
+        options = {"samples": samples, "num_neighbors": num_neighbors}
+        self.options = {name: value for name, value in options.items() if value is not None}
+        check_number("predict_grid", "offset", offset, -math.inf)
+        if trials is not None:
+            check_int("predict_grid", "trials", trials, 1)
+        self.offset, self.trials = offset, trials
+        self.has_classes = of == "y" and isinstance(gp.likelihood, Categorical | IntervalCensored | Ordinal)
+
+    def moments(self, x_new: Tensor) -> Values:
+        """Variables at new points, (..., P) each, computed point by point."""
+        if self.of == "y":
+            predictive = self.gp.predict(x_new, trials=self._trials(x_new), **self._options(x_new))
+        else:
+            mean, variance = self.gp(x_new, **self._options(x_new))
+            predictive = Normal(mean, variance.sqrt())
+        if self.has_classes:
+            labels = range(self.gp.likelihood.support.upper_bound + 1)
+            result = {"probability": torch.stack([predictive.log_prob(x_new.new_tensor(k)).exp() for k in labels])}
+        else:
+            result = {"mean": predictive.mean, "sd": predictive.variance.sqrt()}
+        if len(self.levels):
+            result["quantiles"] = quantiles(predictive, self.levels)
+        if len(self.thresholds):
+            result["exceedance"] = exceedance(predictive, self.thresholds)
+        if predictive.event_shape:  # the outputs of a point
+            result = {name: values.mT for name, values in result.items()}
+        return {name: values.cpu() for name, values in result.items()}
+
+    def outline(self, cells: Cells) -> "Dataset":
+        """The map with its coordinates, and variables without memory in place of values."""
+        import xarray
+
+        nothing, variables = np.float32(np.nan), {}
+        for name, values in self.moments(self.gp.x[:1].detach()).items():
+            lead = tuple(values.shape[:-1])
+            dims = *self.dims(name, len(lead)), *cells.dims
+            variables[name] = dims, np.broadcast_to(nothing, (*lead, *cells.shape))
+        return self.label(xarray.Dataset(variables, cells.coords))
+
+    def draws(self, x_new: Tensor) -> Values:
+        """Joint draws at new points, (S, ..., P)."""
+        draw = self.gp.sample if self.of == "f" else partial(self.gp.sample_y, trials=self._trials(x_new))
+        return {"draws": draw(x_new, self.num_draws, **self._options(x_new)).cpu()}
+
+    def _trials(self, x_new: Tensor) -> Tensor | None:
+        return None if self.trials is None else torch.full_like(x_new[:, 0], self.trials)
+
+    def _options(self, x_new: Tensor) -> dict[str, Any]:
+        return self.options | ({"offset": torch.full_like(x_new[:, 0], self.offset)} if self.offset else {})
+
+    def dims(self, name: str, number: int) -> tuple[str, ...]:
+        """Names of the dimensions of a variable in front of those of the grid."""
+        added = {"quantiles": "quantile", "exceedance": "threshold", "draws": "draw", "probability": "category"}
+        first = (added[name],) if name in added else ()
+        return (*first, "output")[:number]
+
+    def label(self, dataset: "Dataset") -> "Dataset":
+        """The map with coordinates of the further dimensions."""
+        outputs = self.gp.outputs or range(dataset.sizes.get("output", 0))
+        labels = {"quantile": self.levels.tolist(), "threshold": self.thresholds.tolist(), "output": list(outputs)}
+        if self.gp.classes is not None:
+            labels["category"] = list(self.gp.classes)
+        return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
+
+    def digest(self) -> str:
+        """Digest of everything that determines the values, except the cells and the seed."""
+        settings = (self.of, self.offset, self.trials, self.levels.tolist(), self.thresholds.tolist(), self.num_draws)
+        shard, described = getattr(self.gp, "shard", None), identity(gp=self.gp, options=self.options)
+        if shard is None:
+            values = self.gp.state_dict()
+        else:
+            described = without_rows(described) | {"data": f"{shard.digest():x}"}
+            values = self.gp.training_state()["shared"]
+        hasher = hashlib.blake2b(repr((settings, described)).encode(), digest_size=16)
+        for name, value in values.items():
+            hasher.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            hasher.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return hasher.hexdigest()

@@ -1,0 +1,15 @@
+"""Plots of models, their training and their maps. Plots of calibration are in ``inference.diagnostics``."""
+
+from pyro_nngp.adapters.plots.maps import plot_map
+from pyro_nngp.adapters.plots.models import plot_band, plot_dependence, plot_relevance, plot_variogram
+from pyro_nngp.adapters.plots.training import plot_fit, plot_neighbors
+
+__all__ = [
+    "plot_band",
+    "plot_dependence",
+    "plot_fit",
+    "plot_map",
+    "plot_neighbors",
+    "plot_relevance",
+    "plot_variogram",
+]

@@ -1,0 +1,140 @@
+"""The hyperparameters of a method as values, read once and passed down.
+
+A model or a guide reads them as sites of its Pyro program (:func:`read_program`); everything else takes them at given
+values of the priors (:func:`read`). Whatever takes the record has no Pyro effects and may run in any thread.
+
+Cost: O(hyperparameters). Symbols: B points, D columns, L latent functions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxtyping import Float
+from pyro.nn.module import _make_name
+from torch import Tensor, nn
+
+from pyro_nngp._checks import fail
+from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
+from pyro_nngp.hyperparameters.priors import site_name
+from pyro_nngp.hyperparameters.values import Get, Values, as_sites, as_values, plain
+from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.means import ConstantMean, LinearMean
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The values that a method's equations need of its hyperparameters.
+
+    Attributes:
+        kernel: plain copy of the kernel, or of a list of kernels; None for a method whose parts hold the kernels.
+        covariances: the covariance function of each kernel, outside of the plates of data and latent functions. They
+            are bound when the record is read: bound later, under ``no_grad``, they would have no gradients.
+        likelihood: bound likelihood; None without one.
+        mean_function: plain copy of the mean function.
+        jitter: relative nugget.
+        latent_shape: () or (L,).
+        is_median: whether priors are at the medians of their guide, rather than at a draw.
+        others: values of further hyperparameters of the method, and of its inducing points, by name.
+        where: name of the method, for errors.
+    """
+
+    kernel: Any
+    covariances: tuple[Covariance, ...]
+    likelihood: Any
+    mean_function: Any
+    jitter: float
+    latent_shape: tuple[int, ...] = ()
+    is_median: bool = False
+    others: Mapping[str, Any] = field(default_factory=dict)
+    where: str = "mean"
+
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance function of a method with one kernel."""
+        (covariance,) = self.covariances
+        return covariance
+
+    @property
+    def at_data(self) -> Covariance:
+        """The covariance function within the plate of the data."""
+        return self.covariance.shifted(-1)
+
+    @property
+    def trend(self) -> LinearMean | None:
+        """The mean function if its coefficients have a joint posterior, and are at its mean."""
+        mean = self.mean_function
+        return mean if self.is_median and isinstance(mean, LinearMean) and mean.has_posterior else None
+
+    def mean(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*L B"]:
+        """Values of the mean function, latent functions first.
+
+        Raises:
+            ValueError: unless it returns one value per row.
+        """
+        mean, count = self.mean_function, len(x)
+        if isinstance(mean, ConstantMean) and "value" in mean._pyro_samples:
+            value = mean.value.to(x.dtype)
+            batch = batch_shape_of(mean, "value", value)
+            own, batch = value.shape[len(batch) :], placed(batch)
+            shape = *batch[: max(0, len(batch) - 1 - len(own))], *own
+            return value.reshape(*shape, 1).expand(*shape, count)
+        values = mean(x)
+        shapes = (count,), (count, 1), (count, *self.latent_shape)
+        if not isinstance(values, Tensor) or tuple(values.shape) not in shapes:
+            actual = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            columns = f", or ({count}, {self.latent_shape[0]})" if self.latent_shape else ""
+            cure = "One value per row of x, such as torch.nn.Linear(D, 1) gives."
+            fail(self.where, "mean(x)", f"of shape ({count},) or ({count}, 1){columns}", actual, cure)
+        if values.dim() == 1:
+            return values
+        return values.squeeze(-1) if values.shape[-1] == 1 else values.mT
+
+
+def read_program(owner: Any, values: Values) -> Bound:
+    """The hyperparameters of a method in the present program, where parameters are sites.
+
+    Args:
+        owner: the method.
+        values: values of the priors, which are sites already.
+    """
+    for (module, attribute), value in values.items():  # for a mean function that is no module, and reads one
+        module._pyro_context.set(site_name(owner, module, attribute), value)
+    return _bound(owner, as_sites(values))
+
+
+def read(owner: Any, values: Values, is_median: bool = False) -> Bound:
+    """The hyperparameters of a method at given values of those that have priors, without Pyro effects."""
+    return _bound(owner, as_values(values), is_median)
+
+
+def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
+    def part(name: str) -> Any:
+        found = owner._modules.get(name, owner.__dict__.get(name))  # reading an attribute would fire statements
+        return plain(found, _make_name(owner._pyro_name, name), get)
+
+    likelihood, kernel, mean = part("likelihood"), part("kernel"), part("mean")
+    kernels = [] if kernel is None else list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]
+    others = {}
+    for name in (*owner.own_hyperparameters, *owner._points):
+        if name in owner._buffers:
+            others[name] = owner._buffers[name]
+        elif name in owner._pyro_params or name in owner._pyro_samples or name in owner._parameters:
+            others[name] = get(owner, name, _make_name(owner._pyro_name, name))
+        else:
+            others[name] = part(name)
+    return Bound(
+        kernel,
+        tuple(bind(each) for each in kernels),
+        likelihood.bind() if isinstance(likelihood, Likelihood) else None,
+        mean,
+        owner.jitter,
+        owner.latent_shape,
+        is_median,
+        others,
+        type(owner).__name__,
+    )
+
+
+__all__ = ["Bound", "read", "read_program"]

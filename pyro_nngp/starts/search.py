@@ -1,0 +1,164 @@
+"""Step 3 of :mod:`pyro_nngp.starts.from_data`: the hyperparameters that best predict points from their neighbors.
+
+Symbols: P pool of points, B points predicted, K neighbors, L latent functions.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from pyro_nngp._indexing import repeats
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.kernels import KernelMetric
+from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.kernels.metric import column_scale
+from pyro_nngp.linalg import NotPositiveDefiniteError
+from pyro_nngp.neighbors import nearest
+from pyro_nngp.starts.scales import Slot, place_scales
+
+_NEIGHBORS = 16
+_STRESSED, _STRESS, _MOST_STRESSED = 2, 16.0, 6  # neighbors in metrics that stress one of few columns
+_LENGTHS, _NOISES = (1.0, 0.25, 1 / 16), (0.01, 0.1, 0.5)
+_PRIOR = 1.5  # standard deviation of the logarithms
+_BOUND = 8.0  # on their distance from the start
+_STEPS = 15
+_LATENTS = 4  # latent functions or outputs used
+
+
+class Problem(NamedTuple):
+    """Points to predict, observations, and the hyperparameters to optimize."""
+
+    kernel: Any  # frozen
+    slots: list[Slot]
+    learn_noise: bool
+    x: Tensor  # (P, D)
+    obs: Tensor  # (L, P), without the mean
+    noise: Tensor  # (L, P) or ()
+    rows: Tensor  # (B,)
+    dtype: torch.dtype
+    jitter: float
+
+
+def maximize_leave_one_out(problem: Problem) -> Tensor:
+    """Step 3: set the hyperparameters in the slots and return the noise variance."""
+    total = float(problem.obs.square().mean())
+    total = total if total > 0 else 1.0
+    place_scales(problem.kernel, problem.slots, problem.x, problem.obs, 0.9 * total)
+    base = [part.__dict__[name].clone() for part, name in problem.slots]
+    noise = problem.x.new_tensor(0.1 * total) if problem.learn_noise else problem.noise
+    moving = [i for i, slot in enumerate(problem.slots) if slot.name != "period" and slot.is_positive]
+    start = [base[i].log().flatten() for i in moving] + ([noise.log()[None]] if problem.learn_noise else [])
+    if not start:
+        return noise
+    center = torch.cat(start)
+    sizes = [len(part) for part in start]
+    is_length = torch.cat(
+        [
+            torch.full((n,), i < len(moving) and problem.slots[moving[i]].name == "lengthscale")
+            for i, n in enumerate(sizes)
+        ]
+    ).to(center.device)
+    latents = problem._replace(obs=problem.obs[:_LATENTS], noise=noise if noise.dim() == 0 else noise[:_LATENTS])
+
+    def value(shift: Tensor, near: Tensor) -> Tensor:
+        parts = (center + _BOUND * (shift / _BOUND).tanh()).split(sizes)
+        for i, part in zip(moving, parts, strict=False):
+            problem.slots[i].part.__dict__[problem.slots[i].name] = part.exp().reshape(base[i].shape)
+        level = parts[-1][0].exp() if problem.learn_noise else latents.noise
+        penalty = (shift / _PRIOR).square().sum() / (2 * len(problem.rows) * len(latents.obs))
+        return _leave_one_out(latents, level, near) + penalty
+
+    with torch.enable_grad():
+        near = _neighbors(problem, stressed=True)
+        grid = [_LENGTHS if bool(is_length.any()) else (1.0,), _NOISES if problem.learn_noise else (0.1,)]
+        trials = []
+        for length in grid[0]:
+            for share in grid[1]:
+                shift = is_length.to(center) * math.log(length)
+                if problem.learn_noise:
+                    shift[-1] = math.log(share / 0.1)
+                trials.append((_safely(value, shift, near), shift))
+        best = min(trials, key=lambda trial: trial[0])[1]
+        for last in (False, True):
+            best = _descend(value, best, near)
+            _safely(value, best, near)  # sets the slots
+            if not last:
+                near = _neighbors(problem, stressed=False)
+    return (center + _BOUND * (best / _BOUND).tanh())[-1].exp() if problem.learn_noise else noise
+
+
+def _descend(value: Any, shift: Tensor, near: Tensor) -> Tensor:
+    """The result of some steps of L-BFGS, or the start if it is no worse."""
+    moving = shift.clone().requires_grad_()
+    before = _safely(value, shift, near)
+    optimizer = torch.optim.LBFGS(
+        [moving], max_iter=_STEPS, max_eval=_STEPS + 10, history_size=20, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = value(moving, near)
+        loss.backward()
+        return loss
+
+    try:
+        optimizer.step(closure)
+    except NotPositiveDefiniteError:
+        return shift
+    return moving.detach() if _safely(value, moving.detach(), near) <= before else shift
+
+
+@torch.no_grad()
+def _safely(value: Any, shift: Tensor, near: Tensor) -> float:
+    try:
+        loss = float(value(shift, near))
+    except NotPositiveDefiniteError:
+        return math.inf
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _leave_one_out(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) -> Tensor:
+    """Minus the mean log density of observations given their neighbors, up to a constant."""
+    loc, var = _moments(problem, noise, near)
+    var = var + (noise if noise.dim() == 0 else noise[:, problem.rows])
+    misfit = problem.obs[:, problem.rows] - loc
+    return (var.log() + misfit.square() / var).mean() / 2
+
+
+def _moments(problem: Problem, noise: Tensor, near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
+    """Means and variances of f at the rows given the observations of their neighbors, (L, B)."""
+    added = noise.expand(len(problem.x)) if noise.dim() == 0 else noise
+    cov = bind_double(problem.kernel, problem.dtype)
+    w, var = graph_conditional(cov, problem.x[problem.rows], problem.x, near, added, problem.jitter)
+    return (w * problem.obs[:, near.clamp(min=0)]).sum(-1), var
+
+
+@torch.no_grad()
+def leave_one_out_moments(problem: Problem, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and variances of f, less its mean function, at the rows, given the observations of their neighbors."""
+    return _moments(problem, noise, _neighbors(problem, stressed=False))
+
+
+def _neighbors(problem: Problem, stressed: bool) -> Int[Tensor, "B K"]:
+    """Neighbors in the kernel's metric; with `stressed` also some in metrics that stress one column."""
+    with torch.no_grad():
+        x, rows = problem.x, problem.rows
+        spaces = KernelMetric(problem.kernel, x).features(x)
+        neighbors = [nearest_rows(space, rows, _NEIGHBORS) for space in spaces]
+        columns = x.shape[1]
+        if stressed and 1 < columns <= _MOST_STRESSED:
+            places = x / column_scale(x)
+            for column in range(columns):
+                stress = torch.ones_like(places[0])
+                stress[column] = _STRESS
+                neighbors.append(nearest_rows(places * stress, rows, _STRESSED))
+        near = torch.cat(neighbors, -1).sort(-1).values
+        return near.masked_fill(repeats(near), -1)
+
+
+def nearest_rows(places: Tensor, rows: Tensor, k: int) -> Tensor:
+    """The k points nearest to each of some rows, excluding the row itself."""
+    return nearest(places[rows], places, min(k, len(places) - 1), rows, progress=False)

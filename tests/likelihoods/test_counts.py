@@ -1,0 +1,64 @@
+"""Likelihoods of counts: masses and moments by hand, and the size that a negative binomial starts with."""
+
+import math
+
+import pytest
+import torch
+from builders import tensor
+from torch.distributions import Beta
+
+from pyro_nngp.likelihoods import Bernoulli, Binomial, Likelihood, NegativeBinomial, Ordinal, Poisson
+from pyro_nngp.likelihoods.counts import predictive_log_density
+
+F64 = torch.float64
+CUTS = torch.tensor([-1.0, 0.2, 1.5])
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "values"),
+    [
+        (Bernoulli(), range(2)),
+        (Binomial(7), range(8)),
+        (Poisson(), range(400)),
+        (NegativeBinomial(1.7), range(2000)),
+        (Ordinal(CUTS), range(4)),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Likelihood) else "",
+)
+def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likelihood, values: range) -> None:
+    y = torch.tensor(values, dtype=torch.float64)
+    marginal = likelihood.marginal(tensor(0.3), tensor(0.4))
+    probabilities = marginal.log_prob(y).exp()
+    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
+    mean = (probabilities * y).sum()
+    assert marginal.mean.item() == pytest.approx(mean.item(), rel=1e-5)
+    assert marginal.variance.item() == pytest.approx((probabilities * (y - mean) ** 2).sum().item(), rel=1e-4)
+
+
+def test_negative_binomial_mean_and_variance() -> None:
+    conditional = NegativeBinomial(2.5)(tensor(0.7))
+    mean = 2.5 * math.exp(0.7)
+    assert conditional.mean.item() == pytest.approx(mean)
+    assert conditional.variance.item() == pytest.approx(mean * (1 + math.exp(0.7)))
+
+
+@pytest.mark.parametrize("size", [0.5, 4.0])
+def test_the_size_of_counts_whose_rates_span_orders_of_magnitude(size):
+    """Moments, which see the few largest counts alone, are off by factors of 5 and 10 here."""
+    torch.manual_seed(0)
+    f = 3 + 3 * torch.randn(512, 1, dtype=F64)
+    counts = NegativeBinomial(size).bind()(f.expand(512, 9)).sample()
+    found = NegativeBinomial().start("total_count", counts[:, 0], counts[:, 1:])
+    assert abs(math.log(found / size)) < 0.25
+
+
+def test_the_predictive_density_is_the_compound_one():
+    """The density of a count given two neighbors, against integration over p."""
+    size, counts = 1.7, tensor(3.0, 1.0, 6.0)
+    p = (torch.arange(200_000, dtype=F64) + 0.5) / 200_000
+    densities = NegativeBinomial(size).bind()(torch.logit(p)).log_prob(counts[:, None])
+    prior = Beta(0.5, 1.0).log_prob(p)  # of the weight of a further count
+    joint = (densities.sum(0) + prior).exp().mean().log()
+    want = joint - (densities[1:].sum(0) + prior).exp().mean().log()
+    got = predictive_log_density(counts[:1], counts[None, 1:], torch.tensor([[size]], dtype=F64))
+    torch.testing.assert_close(got, want[None, None], rtol=1e-4, atol=0)
