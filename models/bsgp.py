@@ -44,7 +44,7 @@ from pyro_nngp.kernels import Matern52, bind
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.integrated import OBJECTIVES, fitc
-from pyro_nngp.models.base import Draw, Method, Posterior, Program, Samples
+from pyro_nngp.models.base import Draw, Method, Posterior, Program, Samples, predictions
 from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import can_be_mapped
 from pyro_nngp.models.base.program import latents_first
@@ -251,7 +251,8 @@ class BSGP(Method):
 
         Cost: as of :meth:`forward`.
         """
-        pairs = [pair for _, *pair in self._moments("moments_by_draw", x_new, None, samples, "moments")]
+        moments = predictions.moments(self, "moments_by_draw", x_new, None, samples, "moments")
+        pairs = [pair for _, *pair in moments]
         loc, var = (torch.stack(values) for values in zip(*pairs, strict=True))
         return loc, var
 

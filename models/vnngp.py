@@ -141,8 +141,7 @@ class VNNGP(Method):
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         jitter = _ENCODER_JITTER if jitter is None and isinstance(guide, Amortized) else jitter
         super().__init__(x, y, kernel, likelihood, mean, jitter, metric, start, **by_row)
-        where, self._predicts_from_rows = type(self).__name__, inducing is None
-        self._scores_from_rows = False
+        where = type(self).__name__
         if inducing is None and learn_inducing:
             fail(where, "learn_inducing", "False with inducing points at the data", True, "Give `inducing` an M < N.")
         guide = _checked_guide(where, guide, self.likelihood is not None, inducing is None)
@@ -290,10 +289,6 @@ class VNNGP(Method):
         site, mean = self.site("u"), self._modules.get("mean")
         return LatentPosterior(rows, graph, bound, q, draw, site, self.data_neighbors, parameters, mean)
 
-    def _near(self, x_new: Tensor, num_neighbors: int, ordered: bool) -> Part:
-        part = super()._near(x_new, num_neighbors, ordered)
-        return self.q.at_part(self.posterior(self.bound()), part, x_new, num_neighbors)
-
     def _evidence_parameters(self) -> Any:
         """The parameters that the evidence of pseudo-observations depends on."""
         return parameters_but_level(self, MeanCoefficients(self._modules.get("mean")).level_parameters())
@@ -383,8 +378,10 @@ class VNNGP(Method):
         if self.can_solve:
             self.q.solve_again(lambda: self.posterior(self.bound()))
 
-    def _sharded_table(self, data: ShardedData, num_neighbors: int, choose: bool) -> ShardedGraph:
-        k = USUAL_NEIGHBORS if choose and self._chooses_neighbors else num_neighbors
+    def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | None:
+        if self.data_neighbors is not None:
+            return None
+        k = USUAL_NEIGHBORS if choose and self._chooses_neighbors else self.graph.num_neighbors
         symmetric, k = isinstance(self.graph, SymmetricGraph), min(k, data.num_rows - 1)
         if not self.q.needs_neighborhoods:
             return ShardedGraph(data, k, self.neighbor_metric(), symmetric=symmetric)

@@ -22,6 +22,7 @@ from pyro_nngp._indexing import repeats
 from pyro_nngp.bound import Bound
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks
+from pyro_nngp.models.base.predictions import posterior_near
 from pyro_nngp.neighbors.table import distinct_rows
 
 
@@ -116,7 +117,7 @@ def joint_moments(
         fail(where, "x_new", "of shape (..., q, D)", tuple(x_new.shape), "Use x_new[None] for a single point.")
     flat = x_new.reshape(-1, x_new.shape[-1])
     method._check_new("joint", flat)
-    posterior, _, k = method._at(flat, num_neighbors, None)
+    posterior, _, k = posterior_near(method, flat, num_neighbors, None)
     bound: Bound = posterior.bound
     near = posterior.neighbors(flat.detach(), k)
     if not isinstance(near, Tensor):

@@ -17,6 +17,7 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.models.base.draws import Draw, drawn_values
 from pyro_nngp.models.base.neighbor_choice import typical_noise
 from pyro_nngp.models.base.posterior import Posterior
+from pyro_nngp.rows import Part
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.family import Family, joint_given, points_of
 from pyro_nngp.variational.leave_one_out import InducingLeaveOneOut, LatentLeaveOneOut, scattered
@@ -74,6 +75,19 @@ class LatentPosterior(Posterior):
         precision, x, bound = self.q.observations(self)[1], self.rows.x, self.bound
         _, var = graph_conditional(bound.at_data, x[rows], x, near, 1 / precision, bound.jitter)
         return (var + typical_noise(precision)).log()
+
+    # Several processes: inducing points are the same on all.
+
+    @property
+    def needs_part(self) -> bool:
+        return self.data_neighbors is None and not self.rows.is_whole
+
+    @property
+    def needs_part_of_others(self) -> bool:
+        return False
+
+    def part_near(self, x_new: Float[Tensor, "P D"], num_neighbors: int, jointly: bool) -> Part:
+        return self.q.at_part(self, super().part_near(x_new, num_neighbors, jointly), x_new, num_neighbors)
 
     # Values.
 

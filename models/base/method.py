@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import (
-    check_batch,
     check_int,
     check_memory,
     check_new_inputs,
@@ -37,12 +36,11 @@ from pyro_nngp.distributions.mixture import mixture_moments
 from pyro_nngp.hyperparameters import GPModule, HyperparameterGuide, check_same_sites
 from pyro_nngp.hyperparameters.description import show_kind
 from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attributes
-from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.kernels import neighbor_metric
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base import construction, extension
+from pyro_nngp.models.base import construction, extension, predictions, several_processes
 from pyro_nngp.models.base.arguments import new_by_row, new_offset
-from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, can_be_mapped, evenly_spaced, one_draw
+from pyro_nngp.models.base.draws import Draw, Samples, can_be_mapped
 from pyro_nngp.models.base.joint import Fantasies, joint_moments
 from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.models.base.summary import summarize
@@ -239,7 +237,7 @@ class Method(GPModule):
     def _neighbors_changed(self) -> None:
         """Update what depends on the neighbors: on several processes the rows of the halo."""
         if self.shard is not None:
-            self._fetch_halo()
+            several_processes.fetch_halo(self)
 
     @property
     def maps_draws(self) -> bool:
@@ -329,7 +327,7 @@ class Method(GPModule):
             ValueError, TypeError: for malformed arguments, or a site that is missing in `samples`.
         """
         added = self._new_offset("forward", x_new, offset)
-        moments = self._moments("forward", x_new, num_neighbors, samples, "moments")
+        moments = predictions.moments(self, "forward", x_new, num_neighbors, samples, "moments")
         if samples is None:
             ((_, mean, variance),) = moments
         else:
@@ -372,7 +370,7 @@ class Method(GPModule):
             where, cure = f"{type(self).__name__}.predict", "Call the model for the moments of f instead."
             fail(where, "a likelihood", "in the model", None, cure)
         added, by_row = self._new_offset("predict", x_new, offset), self._new_by_row(x_new, trials, limits)
-        moments = self._moments("predict", x_new, num_neighbors, samples, "response_moments")
+        moments = predictions.moments(self, "predict", x_new, num_neighbors, samples, "response_moments")
         if samples is None:
             ((posterior, loc, spread),) = moments
             return posterior.response(posterior.shifted(loc, added), spread, by_row)
@@ -417,28 +415,7 @@ class Method(GPModule):
         check_memory(where, "draws", num_samples * len(x_new) * math.prod(self.latent_shape), x_new.dtype)
         added = self._new_offset("sample", x_new, offset)
         with seeded(seed, x_new):
-            posterior, part, k = self._at(x_new, num_neighbors, samples, jointly=True)
-            near = posterior.joint_neighbors(x_new, k, 0 if seed is None else seed)
-            if samples is None:
-                return torch.cat(list(self._joint_draws(posterior, part, x_new, near, num_samples))) + added
-            chosen, counts = evenly_spaced(where, self, samples, num_samples)
-
-            def joint(draw: Draw) -> Tensor:
-                return self._at_draw(where, draw, part).joint(x_new, near, max(counts))
-
-            entries = posterior.entries(x_new, near) if self.maps_draws else None
-            draws = zip(at_each_draw(where, self, chosen, joint, entries), counts, strict=True)
-            return torch.cat([values[:count] for values, count in draws]) + added
-
-    def _joint_draws(self, posterior: Posterior, part: Part | None, x_new: Tensor, near: Any, count: int) -> Any:
-        """Joint draws under the guide: with priors, each at hyperparameters of its own."""
-        if self.hyper_guide.has_sites:
-            for _ in range(count):
-                yield self.posterior(read(self, self.hyper_guide.draw()), None, part).joint(x_new, near, 1)
-            return
-        most = posterior.most_draws(len(x_new)) or count
-        for start in range(0, count, most):
-            yield posterior.joint(x_new, near, min(most, count - start))
+            return predictions.joint_draws(self, where, x_new, num_samples, num_neighbors, seed, samples) + added
 
     @at_tables
     @torch.no_grad()
@@ -480,13 +457,7 @@ class Method(GPModule):
             fail(where, "a likelihood", "in the model", None, "Take sample for draws of f.")
         with seeded(seed, x_new):
             f = self.sample(x_new, num_samples, samples=samples, offset=offset, **options)
-            by_row = self._new_by_row(x_new, trials, limits)
-            if samples is None:
-                return self._y_given(self.posterior(self.bound()), f, by_row)
-            chosen, counts = evenly_spaced(where, self, samples, num_samples)
-            each = zip(f.split(counts), range(len(counts)), strict=True)
-            parts = [self._y_given(self._at_draw(where, one_draw(chosen, row)), some, by_row) for some, row in each]
-        return torch.cat(parts)
+            return predictions.draws_of_y(self, where, f, self._new_by_row(x_new, trials, limits), samples)
 
     @at_tables
     @torch.no_grad()
@@ -519,17 +490,14 @@ class Method(GPModule):
         Raises:
             ValueError, TypeError: as in :meth:`sample`.
         """
-        self._check_new("predictions_by_draw", x_new)
         added, by_row = self._new_offset("predict", x_new, offset), self._new_by_row(x_new, trials, limits)
-        anew = from_guide and not self._sites_determine_f
-        posterior, part, k = self._at(x_new, num_neighbors, None if anew else {}, jointly=True)
-        near, where = posterior.joint_neighbors(x_new, k, seed), f"{type(self).__name__}.predictions_by_draw"
+        f_at = predictions.draws_by_draw(self, x_new, num_neighbors, seed, from_guide)
 
         @torch.no_grad()
         def at(draw: Draw) -> tuple[Tensor, Tensor | None]:
-            posterior = self._at_draw(where, draw, part, given=not anew)
-            f = posterior.joint(x_new, near, 1)[0] + added
-            return f, None if self.likelihood is None else self._y_given(posterior, f, by_row)
+            posterior, f = f_at(draw)
+            f = f + added
+            return f, None if self.likelihood is None else predictions.given_f(posterior, f, by_row)
 
         return at
 
@@ -604,18 +572,7 @@ class Method(GPModule):
         Reference: Burkner, Gabry, Vehtari (2021), "Efficient leave-one-out cross-validation for Bayesian non-factorized
         normal and Student-t models", Computational Statistics.
         """
-        where, (posterior, part, others) = (
-            f"{type(self).__name__}.loo",
-            self._others(idx, num_neighbors, samples is not None),
-        )
-        if samples is None:
-            return posterior.leave_one_out(others)
-
-        def density(draw: Draw) -> Tensor:
-            return self._at_draw(where, draw, part).leave_one_out(others)
-
-        entries = posterior.loo_entries(others) if self.maps_draws else None
-        return torch.stack(list(at_each_draw(where, self, samples, density, entries)))
+        return predictions.leave_one_out(self, idx, num_neighbors, samples)
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -633,92 +590,11 @@ class Method(GPModule):
         Raises:
             ValueError, TypeError: as in :meth:`loo`.
         """
-        where, (_, part, others) = f"{type(self).__name__}.loo", self._others(idx, num_neighbors, True)
-        known: list[Tensor] = []  # the densities, where no draw differs from another
-
-        @torch.inference_mode(False)
-        @torch.no_grad()
-        def at(draw: Draw) -> Tensor:
-            if known:
-                return known[0]
-            density = self._at_draw(where, draw, part, given=not from_guide).leave_one_out(others)
-            if from_guide and not self.hyper_guide.has_sites:
-                known.append(density)
-            return density
-
-        return at
+        return predictions.leave_one_out_by_draw(self, idx, num_neighbors, from_guide)
 
     # Helpers of the entries.
 
     _sites_determine_f = True  # whether a posterior draw of the sites determines f at new points
-
-    def _at(
-        self, x_new: Tensor, num_neighbors: int | None, samples: Samples | None, jointly: bool = False
-    ) -> tuple[Posterior, Part | None, int | None]:
-        """The posterior at the medians, the rows near new points, and the number of neighbors of each point.
-
-        On several processes the rows are a part of all; with `jointly` neighbors may also be other new points, and the
-        part's rows are in a graph.
-        """
-        posterior = self.posterior(self.bound() if samples is None else self._bound_of_plans())
-        if samples is not None and num_neighbors is None:
-            num_neighbors = posterior.neighbors_at_draws()
-        if self.shard is None or not self._predicts_from_rows:
-            return posterior, None, num_neighbors
-        k = posterior.enough_neighbors() if num_neighbors is None else num_neighbors
-        part = self._near(x_new, min(k, self.rows.num_rows) if jointly else k, jointly)
-        return self.posterior(posterior.bound, None, part), part, k
-
-    def _near(self, x_new: Tensor, num_neighbors: int, ordered: bool) -> Part:
-        """The rows of all processes that are nearest to new points of this one."""
-        return self.rows.near(self.graph, x_new, num_neighbors, ordered=ordered)
-
-    def _moments(
-        self, method: str, x_new: Tensor, num_neighbors: int | None, samples: Samples | None, kind: str
-    ) -> list[tuple[Posterior, Tensor, Tensor]]:
-        """Moments of f (or of y, by `kind`) with their posterior: at the medians, or at each posterior draw."""
-        self._check_new(method, x_new)
-        posterior, part, k = self._at(x_new, num_neighbors, samples)
-        near, where = posterior.neighbors(x_new, k), f"{type(self).__name__}.{method}"
-        if samples is None:
-            return [(posterior, *getattr(posterior, kind)(x_new, near))]
-
-        def moments(draw: Draw) -> tuple[Tensor, Tensor]:
-            return getattr(self._at_draw(where, draw, part), kind)(x_new, near)
-
-        with torch.no_grad():
-            entries = posterior.entries(x_new, near) if self.maps_draws else None
-            pairs = list(at_each_draw(where, self, samples, moments, entries))
-            return [(self._at_draw(where, one_draw(samples, row), part), *pair) for row, pair in enumerate(pairs)]
-
-    def _at_draw(self, where: str, draw: Draw, part: Part | None = None, given: bool = True) -> Posterior:
-        """The posterior at the hyperparameters of a draw, and its latent values if these are given."""
-        return self.posterior(read(self, draw_values(where, self, draw)), draw if given else None, part)
-
-    def _others(
-        self, idx: Tensor | None, num_neighbors: int | None, at_draws: bool
-    ) -> tuple[Posterior, Part | None, Any]:
-        """The posterior at the medians, and some rows of the data with their nearest others."""
-        where, rows = f"{type(self).__name__}.loo", self.rows
-        if self.likelihood is None:
-            fail(where, "a likelihood", "in the model", None, "Score the whole program.")
-        if idx is not None:
-            check_batch(where, "idx", idx, self.num_data)
-        idx = rows.every if idx is None else idx
-        bound = self._bound_of_plans() if at_draws else self.bound()
-        if rows.is_whole or not self._scores_from_rows:
-            posterior = self.posterior(bound)
-            return posterior, None, posterior.others(idx, num_neighbors)
-        part = rows.others(self.graph, idx, num_neighbors)
-        posterior = self.posterior(bound, None, part)
-        k = self.graph.num_neighbors if num_neighbors is None else num_neighbors
-        return posterior, part, posterior.others(part.places, k)
-
-    def _y_given(self, posterior: Posterior, f: Float[Tensor, "... P"], by_row: Mapping[str, Tensor]) -> Tensor:
-        """A draw of y, (*S, *T, P), for each value of f."""
-        if posterior.bound.likelihood.num_latents is not None:
-            f = f.movedim(-2, 0)
-        return posterior.given_f(f, by_row).sample()
 
     def warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
@@ -820,8 +696,6 @@ class Method(GPModule):
     # Several processes.
 
     _can_distribute = False  # whether the method takes ShardedData
-    _predicts_from_rows = True  # whether predictions condition on the data, or on latent values at them
-    _scores_from_rows = True  # whether loo does
 
     def distribute(self, data: ShardedData, choose: bool) -> None:
         """Replace the sample that the method was built on by the own rows, and find their neighbors among all rows.
@@ -835,53 +709,31 @@ class Method(GPModule):
         Raises:
             ValueError: for targets outside the support of the likelihood.
         """
-        extension.check_rows(self, data.values)
-        self.shard = data
-        if self._predicts_from_rows:
-            self.graph = self._sharded_table(data, self.graph.num_neighbors, choose)
-        self._fetch_halo()
-        self._distributed(choose)
+        several_processes.distribute(self, data, choose)
 
-    def _sharded_table(self, data: ShardedData, num_neighbors: int, choose: bool) -> Any:
-        """The table of neighbors among the rows of all processes; the number is a first one if it is chosen later."""
+    def _sharded_table(self, data: ShardedData, choose: bool) -> Any:
+        """The table of neighbors among the rows of all processes; None where the graph is not one of rows.
+
+        Args:
+            data: the rows.
+            choose: whether the number of neighbors is chosen later; a first one serves until then.
+        """
         undefined(self, "_sharded_table", "method")
 
     def _distributed(self, choose: bool) -> None:
         """Start what is kept per datum, after the rows have been distributed."""
-
-    def _fetch_halo(self) -> None:
-        """Fetch the rows of the halo again, after the neighbors have changed."""
-        rows = self.rows
-        for name, own in self.shard.values.items():
-            setattr(self, name, rows.complete(self._modules.get("graph"), own).to(self.x.device))
 
     def training_state(self) -> dict[str, dict[str, Tensor]]:
         """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum.
 
         The data are not in it, nor is what follows from the rest: neighbors and halo.
         """
-        tables = self._row_tables()
-        fixed = {*self.shard.values, *tables, "data_neighbors"}
-        if self._predicts_from_rows:
-            fixed |= {"graph.x", "graph.neighbors", "graph.context", "graph.rank"}
-        state = {name: value.detach().clone() for name, value in self.state_dict().items() if name not in fixed}
-        rows = {name: table.detach()[: self.num_data].clone() for name, table in tables.items()}
-        return {"shared": state, "rows": rows}
+        return several_processes.training_state(self)
 
     @torch.no_grad()
     def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Restore what :meth:`training_state` returned; all processes must do so at the same time."""
-        self.load_state_dict(state["shared"], strict=False)
-        tables = self._row_tables()
-        for name, value in state["rows"].items():
-            tables[name].data[: self.num_data] = value.to(self.x.device)
-        if self._predicts_from_rows:
-            self.graph.refresh()
-        self._neighbors_changed()
-
-    def _row_tables(self) -> dict[str, Tensor]:
-        """The parameters of q with a row per datum, by name."""
-        return {f"q.{name}": table for name, table in self.q.row_tables().items()} if self.has_row_tables else {}
+        several_processes.load_training_state(self, state)
 
     def check_whole(
         self,
@@ -889,8 +741,7 @@ class Method(GPModule):
         cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
     ) -> None:
         """Raise ``TypeError`` for an operation that is not there on several processes."""
-        if self.shard is not None:
-            fail(f"{type(self).__name__}.{what}", "method", "with all rows", "one of ShardedData", cure, TypeError)
+        several_processes.check_whole(self, what, cure)
 
 
 __all__ = ["Method"]

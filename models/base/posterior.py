@@ -102,6 +102,22 @@ class Posterior:
         """What :meth:`leave_one_out` takes: some rows of the data, and what else hyperparameters do not change."""
         return rows
 
+    # Several processes: rows of others that predictions condition on.
+
+    @property
+    def needs_part(self) -> bool:
+        """Whether predictions condition on rows that other processes may have."""
+        return not self.rows.is_whole
+
+    @property
+    def needs_part_of_others(self) -> bool:
+        """Whether leave-one-out densities do, and do not fetch them themselves."""
+        return not self.rows.is_whole
+
+    def part_near(self, x_new: Float[Tensor, "P D"], num_neighbors: int, jointly: bool) -> Part:
+        """The rows of all processes that are nearest to new points of this one; `jointly` they are in a graph."""
+        return self.rows.near(self.graph, x_new, num_neighbors, ordered=jointly)
+
     # Values.
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:

@@ -71,9 +71,9 @@ class ResponseMethod(Method):
             fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
         super().distribute(data, choose)
 
-    def _sharded_table(self, data: ShardedData, num_neighbors: int, choose: bool) -> ShardedGraph | ShardedOthers:
+    def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers
-        first = USUAL_NEIGHBORS if choose and self._chooses_neighbors else num_neighbors
+        first = USUAL_NEIGHBORS if choose and self._chooses_neighbors else self.graph.num_neighbors
         return kind(data, min(first, data.num_rows - 1), self.neighbor_metric())
 
     def _distributed(self, choose: bool) -> None:
