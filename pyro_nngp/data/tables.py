@@ -2,6 +2,7 @@
 
 Constructors are decorated with :func:`from_tables` and predictions with :func:`at_tables`; both leave tensors alone.
 Floats keep float32 or float64, all other numbers become float64, and data go to the dtype and device of the method.
+Missing values are NaN: nulls, masks of NumPy, fill values of xarray. Rows without y are left out, others are refused.
 
 Points of geopandas become columns of coordinates: a projected coordinate reference system as it is, a geographic one
 as chordal coordinates in kilometers (:mod:`pyro_nngp.data.globe`). The names of columns, which hold the reference
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail, warn
+from pyro_nngp._masks import with_nan
 from pyro_nngp.data.globe import lon_lat
 from pyro_nngp.distributed import ShardedData
 
@@ -216,7 +218,7 @@ def _read(where: str, arg: str, value: Any, like: Tensor | None, as_column: bool
     if not isinstance(value, np.ndarray | Frame):
         return value, None
     if isinstance(value, np.ndarray):
-        array, names = value, None
+        array, names = with_nan(value), None
     elif hasattr(value, "geom_type"):
         array, names = _points(where, arg, value)
     else:
@@ -248,7 +250,10 @@ def _columns(where: str, arg: str, value: Any) -> tuple[np.ndarray, Names]:
         columns = zip(names, frame.iter_columns(), strict=True)
         parts = [_numbers(where, f"{arg}[{name!r}]", column) for name, column in columns]
         return np.stack(parts, 1) if parts else np.empty((len(frame), 0)), names
-    return value.to_numpy(), None
+    if hasattr(value, "__arrow_c_array__"):
+        return np.asarray(value), None  # as to_numpy, which refuses nulls
+    value = with_nan(value)
+    return value if isinstance(value, np.ndarray) else value.to_numpy(), None
 
 
 def _refuse_duplicates(where: str, arg: str, names: list[str], cause: Exception | None = None) -> NoReturn:

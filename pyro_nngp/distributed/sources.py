@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import check_path, fail, import_extra
+from pyro_nngp._masks import with_nan
 
 
 class ParquetColumns:
@@ -99,7 +100,7 @@ def read_rows(where: str, arg: str, source: Any, start: int, stop: int) -> Tenso
     """
     rows = source[start:stop]
     if not isinstance(rows, Tensor):
-        array = np.asarray(rows)
+        array = np.asarray(with_nan(rows))
         if array.dtype.kind not in "fiub":
             cure = "Convert them, to float64 for instance."
             fail(where, arg, "to hold real numbers", f"dtype {array.dtype}", cure, TypeError)

@@ -187,6 +187,24 @@ def weighted(**settings):
     return X, f + 0.1 * noise, weights, settings
 
 
+def test_masked_entries_are_refused():
+    X, f, _ = field(30)
+    X, gone = X.to_numpy(), np.arange(30) == 4
+    y, labels = np.ma.array(np.where(gone, 1e20, f), mask=gone), np.ma.array(np.where(gone, "a", "b"), mask=gone)
+    model, classifier = NNGPRegressor(fit_options=QUICK), NNGPClassifier(fit_options=QUICK)
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        model.fit(X, y)
+    with pytest.raises(ValueError, match="Input contains NaN"):
+        classifier.fit(X, labels)
+    with pytest.raises(ValueError, match="Input sample_weight contains NaN"):
+        model.fit(X, f, y)
+    hidden = np.ma.array(X, mask=np.stack([gone, gone], 1))
+    trained = NNGPRegressor(fit_options=QUICK).fit(X, f)
+    for call in (lambda: model.fit(hidden, f), lambda: classifier.fit(hidden, f > 0), lambda: trained.predict(hidden)):
+        with pytest.raises(ValueError, match="Input X contains NaN"):
+            call()
+
+
 def test_weights_go_to_the_method_and_rows_of_weight_0_are_left_out():
     X, y, weights, settings = weighted()
     model = NNGPRegressor(**settings).fit(X, y, sample_weight=weights)

@@ -83,6 +83,58 @@ def test_integers_booleans_and_missing_values(stations):
         process(holes, stations["height"][:3])
 
 
+def missing_values(y, gone):
+    """Targets of which some are missing, as each library marks them; -9999 is below the marks."""
+    codes, nulls = (
+        np.where(gone, -9999.0, y),
+        [None if off else float(value) for value, off in zip(y, gone, strict=True)],
+    )
+    return {
+        "NumPy": np.ma.array(codes, mask=gone),
+        "NumPy, integers": np.ma.array(np.where(gone, -9999, 3 * y).astype(int), mask=gone),
+        "NumPy, float32": np.ma.array(codes.astype(np.float32), mask=gone),
+        "pandas": pd.Series(pd.array(nulls, dtype="Float64")),
+        "pandas, booleans": pd.Series(pd.array([v if v is None else v > 0 for v in nulls], dtype="boolean")),
+        "polars": pl.Series(nulls),
+        "polars, integers": pl.Series([v if v is None else int(3 * v) for v in nulls]),
+        "xarray, masked": xr.DataArray(np.ma.array(codes, mask=gone), dims="station"),
+        "xarray, _FillValue": xr.DataArray(codes, dims="station", attrs={"_FillValue": -9999.0}),
+        "xarray, missing_value": xr.DataArray(
+            (3 * codes).astype(np.int16), dims="station", attrs={"missing_value": [3 * -9999]}
+        ),
+    }
+
+
+@pytest.mark.parametrize("kind", missing_values(np.ones(1), np.zeros(1, bool)))
+def test_missing_values_of_each_library_are_missing(stations, kind):
+    x, gone = stations[["east", "north"]].to_numpy(), np.arange(NUM) % 20 == 3
+    y = missing_values(stations["height"].to_numpy(), gone)[kind]
+    with pytest.warns(UserWarning, match="Vecchia: y is missing in 3 of 60 rows, which are left out"):
+        gp = process(x, y)
+    np.testing.assert_array_equal(gp.x, x[~gone])
+    assert float(gp.y.min()) >= -3
+    with pytest.raises(ValueError, match="Vecchia: expected offset to be finite, got 3 NaN or infinite entries"):
+        nngp.Vecchia(x, stations["height"].to_numpy(), offset=y)
+    with pytest.raises(ValueError, match="expected x_new to be finite, got 3 NaN or infinite entries"):
+        gp(np.ma.array(np.where(gone[:, None], 1e20, x), mask=np.stack([gone, gone & False], 1)))
+
+
+def test_nulls_of_arrow_are_missing(stations):
+    pyarrow = pytest.importorskip("pyarrow")
+    x, y = stations[["east", "north"]].to_numpy(), [None, *stations["birds"][1:].tolist()]
+    for column in (pyarrow.array(y), pyarrow.chunked_array([pyarrow.array(y)])):
+        with pytest.warns(UserWarning, match="y is missing in 1 of 60 rows"):
+            gp = process(x, column)
+        np.testing.assert_array_equal(gp.y, stations["birds"][1:])
+
+
+def test_a_mask_that_hides_nothing_changes_nothing(stations):
+    x = np.ma.array(stations[["east", "north"]].to_numpy(np.float32), mask=False)
+    gp = process(x, stations["height"].to_numpy(np.float32))
+    assert gp.x.dtype == torch.float32
+    assert isinstance(gp(x[:3])[0], np.ndarray)
+
+
 def test_new_inputs_take_the_dtype_of_the_data_and_float32_stays(stations):
     gp = process(stations[["east", "north"]].to_numpy(np.float32), stations["height"].to_numpy())
     assert gp.x.dtype == gp.y.dtype == torch.float32

@@ -99,6 +99,13 @@ def test_rows_are_read_from_memory_maps_and_parquet(tmp_path):
         ParquetColumns(tmp_path / "all.parquet", ["west"])
 
 
+def test_masked_rows_are_refused():
+    x = np.ma.array(points().numpy(), mask=False)
+    x[7, 1] = np.ma.masked
+    with pytest.raises(ValueError, match="ShardedData: expected x to be finite, got 1 NaN or infinite entries"):
+        ShardedData(x, torch.arange(1500))
+
+
 @pytest.mark.slow
 def test_rows_are_read_from_zarr(tmp_path):
     zarr = pytest.importorskip("zarr")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail
+from pyro_nngp._masks import with_nan
 from pyro_nngp.data.globe import lon_lat
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class Cells:
         part = {dim: each for dim, each in zip(self.dims, tile, strict=True) if dim in array.dims}
         shape = tuple(each.stop - each.start for each in tile)
         kept = tuple(size if dim in part else 1 for dim, size in zip(self.dims, shape, strict=True))
-        return np.broadcast_to(array.isel(part).to_numpy().reshape(kept), shape)
+        return np.broadcast_to(np.asarray(with_nan(array.isel(part))).reshape(kept), shape)
 
 
 def tile_sides(num_dims: int) -> list[int]:
@@ -125,11 +126,19 @@ def _dataset(template: Any) -> "Dataset":
     elif isinstance(template, xarray.Dataset):
         grid = template
     elif isinstance(template, Mapping):
-        axes = {str(name): np.asarray(values) for name, values in template.items()}
+        axes = {str(name): np.asarray(with_nan(values)) for name, values in template.items()}
         for name, values in axes.items():
             if values.ndim != 1:
                 cure = "Give the coordinates along each dimension, or a Dataset."
                 fail(_WHERE, f"template[{name!r}]", "of one dimension", values.shape, cure)
+            if values.dtype.kind == "f" and (bad := int((~np.isfinite(values)).sum())):
+                fail(
+                    _WHERE,
+                    f"template[{name!r}]",
+                    "to be finite",
+                    f"{bad} masked, NaN or infinite entries",
+                    "Drop them.",
+                )
         names = tuple(reversed(axes))  # as rasters: rows are the last input
         grid = xarray.Dataset({"_template": (names, np.empty([len(axes[name]) for name in names], np.bool_))}, axes)
     else:

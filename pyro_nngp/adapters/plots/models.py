@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_int, fail
+from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
 from pyro_nngp.adapters._bound import bound_of
 from pyro_nngp.kernels import Kernel
@@ -40,7 +41,9 @@ def plot_band(
         ImportError: without matplotlib.
     """
     ax = axis("plot_band", ax)
-    places, center, spread = (np.asarray(torch.as_tensor(each).detach().cpu()) for each in (x, mean, variance))
+    places, center, spread = (
+        np.asarray(torch.as_tensor(with_nan(each)).detach().cpu()) for each in (x, mean, variance)
+    )
     order, spread = np.argsort(places), _TWO_SD * np.sqrt(spread)
     (line,) = ax.plot(places[order], center[order], **style)
     ax.fill_between(

@@ -13,6 +13,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
 from pyro_nngp._checks import check_choice, check_device, fail
+from pyro_nngp._masks import with_nan
 from pyro_nngp.inference import fit
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.models import LOO, NPVI, SVGP, VNNGP, MLLk, Vecchia
@@ -126,7 +127,7 @@ class NearestNeighborEstimator(BaseEstimator):
         if sample_weight is None:
             return x, y
         where = f"{type(self).__name__}.fit"
-        weights = check_array(sample_weight, ensure_2d=False, dtype=np.float64, input_name="sample_weight")
+        weights = check_array(with_nan(sample_weight), ensure_2d=False, dtype=np.float64, input_name="sample_weight")
         if weights.shape != (len(x),):
             fail(where, "sample_weight", f"of shape ({len(x)},)", weights.shape, "Give one weight per row of X.")
         if (weights < 0).any():
@@ -138,7 +139,7 @@ class NearestNeighborEstimator(BaseEstimator):
 
     def _inputs(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        x = validate_data(self, X, reset=False, dtype=np.float64)
+        x = validate_data(self, with_nan(X), reset=False, dtype=np.float64)
         return torch.tensor(x, device=self.gp_.x.device)
 
     def _predictive(self, X: ArrayLike) -> Any:

@@ -10,6 +10,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import validate_data
 
 from pyro_nngp._checks import fail
+from pyro_nngp._masks import with_nan
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
 
@@ -48,7 +49,7 @@ class NNGPClassifier(ClassifierMixin, NearestNeighborEstimator):
     def _fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None = None
     ) -> "NNGPClassifier":
-        x, labels = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        x, labels = validate_data(self, with_nan(X), with_nan(y), dtype=np.float64, ensure_min_samples=2)
         check_classification_targets(labels)
         x, labels, *given = self._weighted(x, labels, sample_weight)
         self.classes_ = np.unique(labels if classes is None else classes)
@@ -72,7 +73,7 @@ class NNGPClassifier(ClassifierMixin, NearestNeighborEstimator):
             where, cure = f"{type(self).__name__}.partial_fit", "Call fit on all data."
             expectation = f"to be those of the first call, {self.classes_.tolist()}"
             fail(where, "classes", expectation, np.unique(classes).tolist(), cure)
-        x, labels = validate_data(self, X, y, reset=False, dtype=np.float64)
+        x, labels = validate_data(self, with_nan(X), with_nan(y), reset=False, dtype=np.float64)
         self._extend(x, self._numbers(labels))
         return self
 

@@ -9,6 +9,7 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from pyro_nngp._checks import fail
+from pyro_nngp._masks import with_nan
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters._bound import bound_of
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
@@ -101,8 +102,8 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
     def _data(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[NDArray, NDArray]:
         x, targets = validate_data(
             self,
-            X,
-            y,
+            with_nan(X),
+            with_nan(y),
             reset=reset,
             dtype=np.float64,
             multi_output=True,

@@ -42,6 +42,20 @@ def test_covariates_and_masks_leave_cells_out():
     assert inputs.tolist() == [[0, 0], [2, 2], [0, 4], [1, 5], [2, 6], [0, 8], [1, 9], [2, 10]]
 
 
+def test_fill_values_and_masked_axes_are_no_inputs():
+    raster = xr.DataArray(
+        np.array([[0, -99], [1, 2]], np.int16), {"y": [0, 1], "x": [0, 1]}, ("y", "x"), "height", {"_FillValue": -99}
+    )
+    inside, inputs = Cells(raster, ["x", "height"], None, raster.notnull(), X).at((slice(0, 2), slice(0, 2)))
+    np.testing.assert_array_equal(inside, [[True, False], [True, True]])
+    assert inputs.tolist() == [[0, 0], [0, 1], [1, 2]]
+    axis = np.ma.array([0.0, 1.0, 1e20], mask=[False, False, True])
+    with pytest.raises(
+        ValueError, match=r"expected template\['x'\] to be finite, got 1 masked, NaN or infinite entries"
+    ):
+        Cells({"x": axis, "y": axis[:2]}, ["x", "y"], None, None, X)
+
+
 def test_masked_cells_of_a_map_are_nan(gp, axes):
     grid = xr.Dataset(coords=axes)
     mask = (grid.east + grid.north) < 1.2
