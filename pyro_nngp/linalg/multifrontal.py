@@ -1,0 +1,112 @@
+r"""Sparse Cholesky factor of a sum of outer products, front by front, and entries of its inverse.
+
+.. math:: P = R^\top R + \mathrm{diag}\,\tau = L L^\top
+
+for the sparse root R of a nearest-neighbor prior's precision and pseudo-observations of precisions :math:`\tau`. Each
+front (:mod:`pyro_nngp.linalg.nested_dissection`) adds up the outer products of its families and what its children leave
+over, eliminates the points of its node and leaves a Schur complement at its border (the multifrontal method). With the
+blocks :math:`L_{11}, L_{21}` of a front and :math:`Y = L_{21} L_{11}^{-1}`, the inverse :math:`S = P^{-1}` on the
+pattern of L follows from the root to the leaves (Takahashi's equations),
+
+.. math:: S_{21} = -S_{22} Y, \qquad S_{11} = (L_{11} L_{11}^\top)^{-1} - Y^\top S_{21},
+
+with :math:`S_{22}` gathered from the parent. The gradient of :math:`\log|P|` in R is :math:`2 R S` on the pattern of R,
+which needs S among the members of each family, and these share a front.
+
+All work is in dense products of fronts, in double precision on a CPU. Cost for K = 20 in two dimensions on one core:
+.07 s to factorize and .07 s for the inverse at 4,000 points, .5 s and .5 s at 16,000, 6 s and 6 s at 100,000, where
+the factor has 700 numbers per point. Symbols: N points, k = K + 1 members of a family.
+
+References: Liu (1992), "The multifrontal method for sparse matrix solution: theory and practice", SIAM Review 34;
+Takahashi, Fagan, Chen (1973), "Formation of a sparse bus impedance matrix and its application to short circuit study".
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from pyro_nngp.linalg.nested_dissection import Elimination
+from pyro_nngp.linalg.nuggets import NotPositiveDefiniteError
+
+
+class MultifrontalFactor:
+    """The Cholesky factor of P = R' R + diag(tau).
+
+    Args:
+        plan: the order of elimination for the families of R.
+        root: entries of R at the members of each family, (N, k); those of a point that stands twice are added.
+        diagonal: tau.
+
+    Attributes:
+        log_det: the log determinant of P.
+
+    Raises:
+        NotPositiveDefiniteError: if P is not, in double precision.
+    """
+
+    def __init__(self, plan: Elimination, root: Float[Tensor, "N k"], diagonal: Float[Tensor, " N"]) -> None:
+        self._plan, self._root = plan, root
+        self._blocks: list[tuple[Tensor, Tensor]] = []
+        left_over: dict[int, Tensor] = {}
+        for number, front in enumerate(plan.fronts):
+            size, own = front.size, root[front.families]
+            matrix = root.new_zeros(len(front.points), len(front.points))
+            products = own[:, :, None] * own[:, None]
+            matrix.view(-1).index_add_(0, _entries(front.members, len(matrix)).view(-1), products.view(-1))
+            matrix.diagonal()[:size] += diagonal[front.points[:size]]
+            for child in front.children:
+                place = plan.fronts[child].border
+                matrix[place[:, None], place] += left_over.pop(child)
+            tril, failed = torch.linalg.cholesky_ex(matrix[:size, :size])
+            if failed:
+                raise NotPositiveDefiniteError(f"MultifrontalFactor: the precision of {len(root)} values is singular.")
+            below = torch.linalg.solve_triangular(tril, matrix[:size, size:], upper=False)  # L21'
+            left_over[number] = torch.addmm(matrix[size:, size:], below.mT, below, alpha=-1)
+            self._blocks.append((tril, below))
+        self.log_det = float(2 * sum(tril.diagonal().log().sum() for tril, _ in self._blocks))
+
+    def solve(self, right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """P^-1 right, in about three passes over the factor's entries."""
+        z = right.reshape(-1, right.shape[-1]).mT.clone(memory_format=torch.contiguous_format)
+        parts = list(zip(self._plan.fronts, self._blocks, strict=True))
+        for front, (tril, below) in parts:
+            own, border = front.points.split([front.size, len(front.border)])
+            z[own] = half = torch.linalg.solve_triangular(tril, z[own], upper=False)
+            z.index_add_(0, border, below.mT @ half, alpha=-1)
+        for front, (tril, below) in reversed(parts):
+            own, border = front.points.split([front.size, len(front.border)])
+            z[own] = torch.linalg.solve_triangular(tril.mT, z[own] - below @ z[border], upper=True)
+        return z.mT.reshape(right.shape)
+
+    def variances(self) -> Float[Tensor, " N"]:
+        """Diagonal of P^-1."""
+        return self._inverse(False)[0]
+
+    def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
+        """Diagonal of P^-1, and the entries of R P^-1 at the members of each family."""
+        return self._inverse(True)
+
+    def _inverse(self, of_families: bool) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
+        variances, products = self._root.new_empty(len(self._root)), torch.empty_like(self._root)
+        outer: dict[int, Tensor] = {}  # inverse at the borders of fronts whose parents are done
+        for number in reversed(range(len(self._blocks))):
+            front, (tril, below) = self._plan.fronts[number], self._blocks[number]
+            size, inverse = front.size, self._root.new_empty(len(front.points), len(front.points))
+            slope = torch.linalg.solve_triangular(tril.mT, below, upper=True)  # Y'
+            inverse[size:, size:] = outer.pop(number, below[:0, :0])
+            inverse[:size, size:] = side = -slope @ inverse[size:, size:]
+            inverse[size:, :size] = side.mT
+            inverse[:size, :size] = torch.addmm(torch.cholesky_inverse(tril), side, slope.mT, alpha=-1)
+            variances[front.points[:size]] = inverse.diagonal()[:size]
+            for child in front.children:
+                place = self._plan.fronts[child].border
+                outer[child] = inverse[place[:, None], place]
+            if of_families:
+                among = inverse.view(-1)[_entries(front.members, len(inverse))]
+                products[front.families] = (among @ self._root[front.families][:, :, None])[..., 0]
+        return variances, products
+
+
+def _entries(places: Tensor, size: int) -> Tensor:
+    """Positions of pairs of places in a square matrix, row by row."""
+    return places[:, :, None] * size + places[:, None]
