@@ -65,6 +65,7 @@ class MLLk(ResponseMethod):
     """
 
     _chooses_neighbors = False
+    _learns_smoothness = False  # blocks are factorized without compiled code
 
     @from_tables
     def __init__(

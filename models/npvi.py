@@ -58,8 +58,9 @@ class NPVI(VNNGP):
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
             None where the model returns f for use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern of a
+            learned smoothness, for labels and below 100 rows Matern52, with one lengthscale per column. Unset
+            hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         num_neighbors: K, for prior and guide; None is 20, or all others where there are fewer.
         guide: None is the paper's sparse factor, :class:`~pyro_nngp.variational.SparseCholesky` on all neighbors

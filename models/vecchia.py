@@ -45,8 +45,9 @@ class Vecchia(ResponseMethod):
     Args:
         x: inputs (N, D).
         y: targets (N,), or (N, T) for T outputs of similar spread: independent functions of one kernel, and one noise.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Unset hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern of a
+            learned smoothness, for labels and below 100 rows Matern52, with one lengthscale per column. Unset
+            hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: Gaussian; None makes one.
         num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).

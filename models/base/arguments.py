@@ -7,12 +7,16 @@ from typing import Any
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor
+from torch.distributions import constraints
 
 from pyro_nngp._checks import check_finite, check_inputs, check_memory, check_same_kind, check_tensor, fail
 from pyro_nngp.data.tables import BY_ROW
+from pyro_nngp.kernels import Kernel, Matern, Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.likelihoods.base import check_likelihood
 from pyro_nngp.means import BasisMean
+
+_FEW_ROWS = 100  # fewer do not tell the smoothness
 
 
 def check_data(
@@ -49,6 +53,16 @@ def check_data(
     if outputs:
         fail(where, "y", f"of shape (N,) for {type(likelihood).__name__}", tuple(y.shape), "Fit one model per output.")
     return (likelihood.num_latents,)
+
+
+def default_kernel(x: Tensor, *likelihoods: Likelihood | None) -> Kernel:
+    """The kernel where none is given, with one lengthscale per column.
+
+    Its smoothness is learned where data tell it: not from labels, which have finitely many values, few rows, or none.
+    """
+    finite = type(constraints.boolean), constraints.integer_interval
+    told = all(each is not None and not isinstance(each.support, finite) for each in likelihoods)
+    return Matern(x.shape[1]) if told and len(x) >= _FEW_ROWS else Matern52(x.shape[1])
 
 
 def check_kernel_place(where: str, kernel: Any) -> None:

@@ -27,6 +27,7 @@ from pyro_nngp.models.base.arguments import (
     check_kernel_place,
     check_unshared,
     copied_parts,
+    default_kernel,
 )
 from pyro_nngp.plausibility.data import (
     constant_outputs,
@@ -85,7 +86,7 @@ def checked_parts(
     for arg, part in given.items():
         check_unshared(where, arg, part, x)
     if kernel is None and not method._has_own_kernels:
-        kernel = Matern52(x.shape[1])
+        kernel = default_kernel(x, likelihood) if method._learns_smoothness else Matern52(x.shape[1])
     if kernel is not None:
         check_kernel_place(where, kernel)
         check_covariance(where, kernel, x)

@@ -59,9 +59,9 @@ class Method(GPModule):
         x: inputs (N, D): a tensor, or a NumPy array, a frame, or points of geopandas (:mod:`pyro_nngp.data.tables`).
         y: targets (N,), or (N, T) for T outputs of similar spread, of any of these kinds: they have independent
             latent functions of one kernel, and one noise. None where the model returns f for use in a larger program.
-        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern52 with one
-            lengthscale per column. Hyperparameters that were left unset start from the data
-            (:mod:`pyro_nngp.starts`).
+        kernel: a kernel, or any callable ``(..., n, D), (..., m, D) -> (..., n, m)``; None is Matern of a
+            learned smoothness, for labels and below 100 rows Matern52, with one lengthscale per column.
+            Hyperparameters that were left unset start from the data (:mod:`pyro_nngp.starts`).
         likelihood: p(y | f); None is Gaussian, or without y makes ``model`` return f at the batch.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant for each latent function,
             which starts at a robust level of the data. Parameters that it makes by ``pyro.param`` are in Pyro's store:
@@ -116,6 +116,7 @@ class Method(GPModule):
     has_row_tables: bool = False  # whether q has parameters with a row per datum
     loo_kind = "leave-one-out, latent values integrated out"  # description of the densities of loo(), for exports
     _has_own_kernels = False  # whether parts of the method hold the kernels
+    _learns_smoothness = True  # whether the kernel that is made where none is given has a smoothness to learn
     _takes_missing = False  # whether some outputs of a row may be NaN
     _shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters

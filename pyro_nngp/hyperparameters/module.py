@@ -132,8 +132,8 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
             continue
         for name, stand_in in part._unset.items():
             if name in part._pyro_params:
-                value = getattr(part, name).detach()
-                if value.shape == stand_in.shape and torch.equal(value.double().cpu(), stand_in.double().cpu()):
+                value, first = getattr(part, name).detach().double().cpu(), stand_in.double().cpu()
+                if value.shape == first.shape and torch.allclose(value, first, rtol=1e-6, atol=0.0):  # of the transform
                     found.append((part, name))
     return found
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
-from pyro_nngp.hyperparameters import GPModule, Hyperparameter, bound_copy, positive, pyro_entry
+from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive, pyro_entry
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
 from pyro_nngp.kernels.radial import Radial, broadcast_numbers
 
@@ -249,12 +249,21 @@ class Kernel(GPModule):
     def __mul__(self, other: "Kernel") -> "Product":
         return Product(self, other)
 
-    def declare(self, arg: str, value: Hyperparameter | None, size: int = 1) -> None:
-        """Register ``arg`` as a positive hyperparameter, a scalar or of shape (size,); None starts at 1."""
+    def declare(
+        self, arg: str, value: Hyperparameter | None, size: int = 1, unset: tuple[float, float, float] | None = None
+    ) -> None:
+        """Register ``arg`` as a positive hyperparameter, a scalar or of shape (size,).
+
+        None starts at 1, or is (low, high, start) of `unset` if that is given.
+        """
         self._sizes[arg] = size
         if isinstance(value, Tensor) and not is_computed(value) and value.shape not in ((), (1,), (size,)):
             self._fail_shape(arg, value)
-        setattr(self, arg, positive(type(self).__name__, arg, value))
+        name = type(self).__name__
+        if value is None and unset is not None:
+            setattr(self, arg, between(name, arg, None, *unset))
+        else:
+            setattr(self, arg, positive(name, arg, value))
 
     def read(self, arg: str) -> Float[Tensor, "..."]:
         """Value of the hyperparameter ``arg``; fires its Pyro statement.

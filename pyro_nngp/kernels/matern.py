@@ -19,8 +19,8 @@ class Matern(Stationary):
     :class:`Matern12`, :class:`Matern32` and :class:`Matern52` are its cases 1/2, 3/2 and 5/2.
 
     Args:
-        smoothness: :math:`\nu > 0`, a scalar; the others as in :class:`Stationary`. Data hardly distinguish values
-            above about 5.
+        smoothness: :math:`\nu > 0`, a scalar; the others as in :class:`Stationary`. None is learned between .1 and 5:
+            data hardly distinguish values above, where covariance matrices become ill-conditioned.
     """
 
     profile = radial.MATERN
@@ -35,4 +35,4 @@ class Matern(Stationary):
         isotropic: bool = False,
     ) -> None:
         super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
-        self.declare("smoothness", smoothness)
+        self.declare("smoothness", smoothness, unset=(0.1, 5.0, 2.5))

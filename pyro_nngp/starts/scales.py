@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
-from torch.distributions import constraints
 
 from pyro_nngp.hyperparameters import freeze
 from pyro_nngp.kernels import (
@@ -32,10 +31,9 @@ class Slot(NamedTuple):
     name: str
 
     @property
-    def is_positive(self) -> bool:
-        """Whether any positive value will do."""
-        constraint = cast(PyroModule, self.part)._pyro_params[self.name][0]  # a copy, as the part is
-        return isinstance(constraint, type(constraints.positive)) and constraint.lower_bound == 0
+    def constraint(self) -> Any:
+        """The values that it may have."""
+        return cast(PyroModule, self.part)._pyro_params[self.name][0]  # a copy, as the part is
 
 
 def moved(module: Any, device: torch.device) -> Any:

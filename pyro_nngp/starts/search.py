@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Int
 from torch import Tensor
+from torch.distributions import transform_to
 
 from pyro_nngp._indexing import repeats
 from pyro_nngp.conditionals import graph_conditional
@@ -49,8 +50,10 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
     place_scales(problem.kernel, problem.slots, problem.x, problem.obs, 0.9 * total)
     base = [part.__dict__[name].clone() for part, name in problem.slots]
     noise = problem.x.new_tensor(0.1 * total) if problem.learn_noise else problem.noise
-    moving = [i for i, slot in enumerate(problem.slots) if slot.name != "period" and slot.is_positive]
-    start = [base[i].log().flatten() for i in moving] + ([noise.log()[None]] if problem.learn_noise else [])
+    moving = [i for i, slot in enumerate(problem.slots) if slot.name != "period"]
+    maps = [transform_to(problem.slots[i].constraint) for i in moving]  # logarithms, unless there are two bounds
+    start = [to.inv(base[i]).flatten() for to, i in zip(maps, moving, strict=True)]
+    start += [noise.log()[None]] if problem.learn_noise else []
     if not start:
         return noise
     center = torch.cat(start)
@@ -65,8 +68,8 @@ def maximize_leave_one_out(problem: Problem) -> Tensor:
 
     def value(shift: Tensor, near: Tensor) -> Tensor:
         parts = (center + _BOUND * (shift / _BOUND).tanh()).split(sizes)
-        for i, part in zip(moving, parts, strict=False):
-            problem.slots[i].part.__dict__[problem.slots[i].name] = part.exp().reshape(base[i].shape)
+        for i, to, part in zip(moving, maps, parts, strict=False):
+            problem.slots[i].part.__dict__[problem.slots[i].name] = to(part).reshape(base[i].shape)
         level = parts[-1][0].exp() if problem.learn_noise else latents.noise
         penalty = (shift / _PRIOR).square().sum() / (2 * len(problem.rows) * len(latents.obs))
         return _leave_one_out(latents, level, near) + penalty

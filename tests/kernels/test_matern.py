@@ -45,3 +45,14 @@ def test_a_batch_of_smoothnesses() -> None:
     cov = bind(kernel)
     assert cov.batch_shape == (3,)
     torch.testing.assert_close(cov(x, x), torch.stack([one(x, x) for one in each]), rtol=0.0, atol=1e-13)
+
+
+def test_an_unset_smoothness_is_learned_between_bounds_and_a_given_one_is_free() -> None:
+    unset, given = Matern(2), Matern(2, smoothness=0.05)
+    assert unset.smoothness.item() == pytest.approx(2.5)
+    with torch.no_grad():
+        for far, bound in ((-30.0, 0.1), (30.0, 5.0)):
+            unset.smoothness_unconstrained.fill_(far)
+            assert unset.smoothness.item() == pytest.approx(bound)
+    given.smoothness = 40.0
+    assert given.smoothness.item() == pytest.approx(40.0)

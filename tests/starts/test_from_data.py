@@ -11,7 +11,7 @@ from torch import nn
 
 from pyro_nngp.hyperparameters import freeze, unset_hyperparameters
 from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern12, Matern32, Matern52
+from pyro_nngp.kernels import RBF, Matern, Matern12, Matern32, Matern52
 from pyro_nngp.likelihoods import (
     Bernoulli,
     Binomial,
@@ -285,7 +285,7 @@ def test_coarse_inputs_warn():
 def test_linear_mean_is_solved_for(field):
     x, _, y = field
     trend = 1e5 * (3 + 2 * x[:, 0] - 5 * x[:, 1])
-    gp = Vecchia(UTM + 1e5 * x, 1e2 * y + trend, mean=LinearMean(2))
+    gp = Vecchia(UTM + 1e5 * x, 1e2 * y + trend, Matern52(2), mean=LinearMean(2))
     gp.solve()
     torch.testing.assert_close(gp.mean.slope.detach(), torch.tensor([2.0, -5.0], dtype=F64), rtol=0, atol=1e-2)
     with torch.no_grad():
@@ -303,3 +303,27 @@ def test_counts_of_few_rows_do_not_start_overdispersed():
     alone = NegativeBinomial().start("total_count", counts, counts[near])
     assert alone < 4
     assert VNNGP(x, counts, None, NegativeBinomial()).likelihood.total_count.item() > 3 * alone
+
+
+@pytest.mark.parametrize(("truth", "low", "high"), [(Matern12, 0.1, 1.2), (RBF, 1.6, 5.0)])
+def test_smoothness_starts_near_that_of_the_data(truth, low, high) -> None:
+    x = torch.rand(250, 1, dtype=F64)
+    y = draw(freeze(truth(1, 1.0, 0.2))(x, x)) + 0.03 * torch.randn(250, dtype=F64)
+    assert low < Vecchia(x, y, num_neighbors=12).kernel.smoothness.item() < high
+
+
+def test_the_kernel_that_is_made_has_a_smoothness_where_data_tell_it() -> None:
+    x = torch.rand(120, 2)
+    y, labels = x.sum(-1), (x.sum(-1) > 1).float()
+    assert type(Vecchia(x, y, num_neighbors=4).kernel) is Matern
+    assert type(VNNGP(x, labels, likelihood=Poisson(), num_neighbors=4).kernel) is Matern
+    for gp in (
+        Vecchia(x[:99], y[:99], num_neighbors=4),
+        LOO(x, labels, likelihood=Bernoulli(), num_neighbors=4),
+        LOO(x, labels.long(), likelihood=Categorical(2), num_neighbors=4),
+        VNNGP(x, labels, likelihood=Ordinal(torch.tensor([0.0])), num_neighbors=4),
+        VNNGP(x, None, num_neighbors=4),
+        MLLk(x, y, num_neighbors=4),
+        SVGP(x, y, inducing=10),
+    ):
+        assert type(gp.kernel) is Matern52

@@ -119,7 +119,7 @@ class NNGPRegressor(_Regressor):
     Args:
         method: "vecchia", "loo", "mllk", "vnngp", "npvi" or "svgp", a class of :mod:`pyro_nngp.models`; None is
             "vecchia" for Gaussian noise and "vnngp" for other likelihoods.
-        kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is Matern52 with one lengthscale per column.
+        kernel: a kernel of :mod:`pyro_nngp.kernels`, copied; None is that of the method.
         likelihood: likelihood of the noise, copied; None is Gaussian. Others, such as StudentT, go with "vnngp", "loo",
             "npvi" or "svgp".
         num_neighbors: K; None is the method's choice.
