@@ -9,6 +9,7 @@ Symbols: N data points, B rows of a batch.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -92,6 +93,20 @@ class Smooth(Protocol):
     """A method that knows whether its loss is a smooth function of few hyperparameters, which suits L-BFGS."""
 
     has_smooth_loss: bool
+
+
+@runtime_checkable
+class Profiled(Protocol):
+    """A method that can be trained on the largest bound over all q, as a function of hyperparameters on all rows.
+
+    Attributes:
+        can_profile: whether it can with its present data and parameters.
+    """
+
+    can_profile: bool
+
+    def profiled(self) -> AbstractContextManager[None]:
+        """A context with q at its optimum, where the loss on all rows and its gradient are those of the profile."""
 
 
 @runtime_checkable

@@ -323,6 +323,21 @@ class VNNGP(Method):
             fail(f"{type(self).__name__}.solve", "model", expectation, actual, cure)
         self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
+    @property
+    def can_profile(self) -> bool:
+        """Whether :meth:`profiled` applies: pseudo-observations, no priors of hyperparameters, a sparse factor."""
+        if not (self.can_solve and isinstance(self.q, ObservedGaussian)) or self.hyper_guide.has_sites:
+            return False
+        return self.q.can_profile(self.posterior(self.bound()))
+
+    def profiled(self, tolerance: float = 1e-3) -> AbstractContextManager[None]:
+        """A context with q at its optimum, where the ELBO of all rows, and its gradient, are the largest over all q.
+
+        Args:
+            tolerance: as of :meth:`solve`.
+        """
+        return self.q.profiled(lambda: self.posterior(self.bound()), tolerance)
+
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""
         return self.q.solved_parameters(self._modules.get("mean"))

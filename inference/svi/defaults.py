@@ -1,17 +1,19 @@
 """Defaults of ``fit`` that depend on the method: the optimizer, and the rows of a batch."""
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
 from pyro import poutine
 from pyro.poutine.util import prune_subsample_sites
-from torch import nn
+from torch import Tensor, nn
 
 from pyro_nngp._random import seeded
 from pyro_nngp.inference.protocols import (
     Alternating,
     Batched,
     MultiLatent,
+    Profiled,
     Program,
     Refreshable,
     Smooth,
@@ -59,6 +61,11 @@ def alternates(method: Trainable, solving: bool) -> bool:
     return solving and isinstance(method, Alternating) and method.can_alternate
 
 
+def profiles(method: Trainable, solving: bool) -> bool:
+    """Whether each evaluation of the loss, on all rows, has solutions for local variables of its own."""
+    return solving and _has_few_parameters(method) and isinstance(method, Profiled) and method.can_profile
+
+
 @torch.no_grad()
 def suits_lbfgs(method: Trainable, solving: bool) -> bool:
     """Whether the loss on given rows is smooth: few parameters, and no latent values other than solved ones.
@@ -66,15 +73,21 @@ def suits_lbfgs(method: Trainable, solving: bool) -> bool:
     A method can decide it by ``has_smooth_loss``.
     """
     alternating = alternates(method, solving)
-    solved = {id(param) for param in cast(Solvable, method).solved_parameters()} if alternating else set()
-    params = [param for module in modules_of(method) for param in module.parameters()]
-    count = sum(param.numel() for param in params if id(param) not in solved)
-    if isinstance(method, Program) or not 0 < count <= _FEW:
+    solved = cast(Solvable, method).solved_parameters() if alternating else ()
+    if isinstance(method, Program) or not _has_few_parameters(method, solved):
         return False
     if isinstance(method, Smooth) and method.has_smooth_loss:
         return True
-    idx = torch.arange(min(_TRIED, method.num_data), device=params[0].device)
+    device = next(param.device for module in modules_of(method) for param in module.parameters())
+    idx = torch.arange(min(_TRIED, method.num_data), device=device)
     args = method.batch_args(idx, torch.Generator()) if isinstance(method, Batched) else (idx,)
-    with seeded(0, params[0]):
+    with seeded(0, idx):
         trace = poutine.trace(method.guide).get_trace(*args)
     return alternating or not prune_subsample_sites(trace).stochastic_nodes
+
+
+def _has_few_parameters(method: Trainable, solved: Sequence[Tensor] = ()) -> bool:
+    """Whether there are parameters, and few besides these."""
+    left_out = set(map(id, solved))
+    params = [param for module in modules_of(method) for param in module.parameters()]
+    return 0 < sum(param.numel() for param in params if id(param) not in left_out) <= _FEW

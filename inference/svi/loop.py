@@ -9,6 +9,10 @@ converged, in one of two ways:
   neighbors are found again after each round, at the present lengthscales. About 30 evaluations in total.
   With auxiliary variables (``LOO`` of labels, counts, Student-t data) up to eight of these steps alternate with
   solutions for q(omega), until leave-one-out densities no longer improve; the best state is kept.
+  With pseudo-observations at the data (``VNNGP``; any likelihood) each evaluation uses all rows, after a solution for
+  q(u): the loss is then the largest bound over all q(u), exact for the nearest-neighbor prior, where a sparse factor of
+  the posterior precision is small enough (up to about 10^5 points in two dimensions, a few thousand in many) and no
+  hyperparameter has a prior. About 15 evaluations.
 - "adam", for all others: minibatches, rates of 0.1 for logarithms of hyperparameters and 0.01 for other
   parameters, divided by three after each round (an epoch, 50 to 200 steps) in which the loss on a fixed set of rows
   does not improve; convergence after three such rounds.

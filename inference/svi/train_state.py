@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
@@ -58,6 +58,7 @@ class TrainState:
         device: torch.device | str | None,
         seed: int,
         replay: bool,
+        profiling: bool = False,
     ) -> None:
         self.method: Any = method
         self.model, self.guide = method.model, method.guide
@@ -66,7 +67,9 @@ class TrainState:
             for module in self.modules:
                 module.to(device)
         self.ranks = Ranks(method)
-        self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, _FIRST_SUBSAMPLE)
+        self.profiled: Callable[[], Any] = cast(Any, method).profiled if profiling else nullcontext
+        first = None if profiling else _FIRST_SUBSAMPLE
+        self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0
         self.clip_norm = schedule.clip_norm
@@ -160,7 +163,8 @@ class TrainState:
         def closure() -> float:
             self.random.restart()
             try:
-                loss = self._evaluate(self.batches.next(self.device))
+                with self.profiled():
+                    loss = self._evaluate(self.batches.next(self.device))
             except DivergenceError:
                 return math.inf
             with self.random.paused():

@@ -15,11 +15,19 @@ from tqdm.auto import tqdm
 
 from pyro_nngp._checks import fail, warn
 from pyro_nngp.inference.checkpoint import check_schema, load_checkpoint, save_checkpoint
+from pyro_nngp.inference.elbo import IntegratedELBO
 from pyro_nngp.inference.protocols import Refreshable, Trainable, graph_of
 from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.inference.svi.batches import Subsample
 from pyro_nngp.inference.svi.convergence import Plateau, describe_fall, still_falling
-from pyro_nngp.inference.svi.defaults import alternates, minibatch, most_rows, neighbor_parameters, suits_lbfgs
+from pyro_nngp.inference.svi.defaults import (
+    alternates,
+    minibatch,
+    most_rows,
+    neighbor_parameters,
+    profiles,
+    suits_lbfgs,
+)
 from pyro_nngp.inference.svi.family_check import check_family
 from pyro_nngp.inference.svi.lbfgs import LBFGS
 from pyro_nngp.inference.svi.neighbor_check import check_neighbors
@@ -70,12 +78,15 @@ class Trainer:
         replay: bool,
     ) -> None:
         self.method: Any = method
-        self.solving, self.tolerance = solving, tolerance
+        self.tolerance = tolerance
         self.refresh_every, self.solve_every = refresh_every, solve_every
         self.validation, self.checkpoint, self.automatic = validation, checkpoint, num_steps is None
         for_adam = [lr, schedule.local_lr, schedule.clip_norm] != [None] * 3
+        is_default = num_steps is batch_size is solve_every is None and type(elbo) is IntegratedELBO
+        self.profiling = is_default and optimizer != "adam" and not for_adam and profiles(method, solving)
         if optimizer is None:
-            optimizer = "lbfgs" if num_steps is None and not for_adam and suits_lbfgs(method, solving) else "adam"
+            suits = self.profiling or (num_steps is None and not for_adam and suits_lbfgs(method, solving))
+            optimizer = "lbfgs" if suits else "adam"
         self.optimizer = optimizer
         if optimizer == "lbfgs" and for_adam:
             cure = 'Leave them out, or choose optimizer="adam".'
@@ -89,10 +100,25 @@ class Trainer:
             schedule = Schedule((), 1.0, schedule.local_lr, schedule.clip_norm)
         self.milestone = min(schedule.milestones, default=1.0)
         self.num_steps = _MOST_STEPS[optimizer] if num_steps is None else num_steps
-        if batch_size is None:
+        self.solving = solving and not self.profiling  # between steps
+        if self.profiling:
+            batch_size = num_data
+        elif batch_size is None:
             batch_size = most_rows(method, num_data) if optimizer == "lbfgs" else minibatch(method)
         self.state = TrainState(
-            method, self.num_steps, batch_size, optimizer, lr, schedule, elbo, num_data, solving, device, seed, replay
+            method,
+            self.num_steps,
+            batch_size,
+            optimizer,
+            lr,
+            schedule,
+            elbo,
+            num_data,
+            solving,
+            device,
+            seed,
+            replay,
+            self.profiling,
         )
         self.ranks = self.state.ranks
         self.state.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
@@ -178,7 +204,7 @@ class Trainer:
         moved = self.refresh_every is None and self._metric_moved()
         if moved:  # after the checkpoint is written, so that a resumed run starts from the state before
             self._refresh()
-        if self.solving and (moved or self.solved_at != self.state.step):
+        if self.profiling or (self.solving and (moved or self.solved_at != self.state.step)):
             self._solve()
 
     def result(self, interrupted: bool) -> FitResult:

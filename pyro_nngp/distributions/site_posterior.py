@@ -28,6 +28,7 @@ batch and its neighbors, S batch dimensions (latent functions).
 """
 
 import math
+from collections.abc import Callable
 from itertools import repeat
 from typing import Any
 
@@ -60,6 +61,8 @@ class SitePosterior(Expandable):
         loc: marginal means, of the same shape.
         variance: marginal variances, of the same shape.
         offset: a number added to the log evidence of each set of sites, in equal parts for all points.
+        evidence: maps a prior over all points, targets and precisions to the log evidence under the prior of latent
+            values, in place of that of the observations and the offset; None has the latter.
 
     Raises:
         ValueError: if shapes disagree.
@@ -78,6 +81,7 @@ class SitePosterior(Expandable):
         variance: Float[Tensor, "*S U"],
         *,
         offset: Float[Tensor, ""] | None = None,
+        evidence: Callable[[NNGP, Tensor, Tensor], Tensor] | None = None,
         validate_args: bool | None = None,
     ) -> None:
         shapes = [tuple(part.shape) for part in (target, precision, loc, variance)]
@@ -85,7 +89,7 @@ class SitePosterior(Expandable):
             expectation = f"of one shape (..., {prior.event_shape[0]})"
             fail("SitePosterior", "target, precision, loc, variance", expectation, shapes, "One value per row.")
         self.prior, self.target, self.precision, self.loc, self._variance = prior, target, precision, loc, variance
-        self.offset = offset
+        self.offset, self.evidence = offset, evidence
         super().__init__(loc.shape[:-1], loc.shape[-1:], validate_args=validate_args)
 
     @property
@@ -123,7 +127,13 @@ class SitePosterior(Expandable):
         return self.prior.log_prob(value) + (site - self.log_evidence(self.prior)).sum(-1)
 
     def log_evidence(self, prior: NNGP) -> Float[Tensor, "*S B"]:
-        """Log densities of the targets of a batch given the observations of their neighbors, under a prior."""
+        """Log densities of the targets of a batch given the observations of their neighbors, under a prior.
+
+        With `evidence`, equal parts of it.
+        """
+        if self.evidence is not None:
+            whole = self.evidence(prior, self.target, self.precision).to(self.loc)
+            return (whole[..., None] / len(prior.batch.targets)).expand_as(self.loc)
         w, var = prior.response_conditionals(1 / self.precision)
         rows, near = prior.batch.targets, values_at(self.target, prior.batch.neighbors)
         total = var + 1 / self.precision[..., rows]

@@ -21,6 +21,8 @@ References: Liu (1992), "The multifrontal method for sparse matrix solution: the
 Takahashi, Fagan, Chen (1973), "Formation of a sparse bus impedance matrix and its application to short circuit study".
 """
 
+from functools import cached_property
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -56,7 +58,7 @@ class MultifrontalFactor:
             matrix.diagonal()[:size] += diagonal[front.points[:size]]
             for child in front.children:
                 place = plan.fronts[child].border
-                matrix[place[:, None], place] += left_over.pop(child)
+                matrix.view(-1).index_add_(0, _entries(place, len(matrix)).view(-1), left_over.pop(child).view(-1))
             tril, failed = torch.linalg.cholesky_ex(matrix[:size, :size])
             if failed:
                 raise NotPositiveDefiniteError(f"MultifrontalFactor: the precision of {len(root)} values is singular.")
@@ -78,15 +80,9 @@ class MultifrontalFactor:
             z[own] = torch.linalg.solve_triangular(tril.mT, z[own] - below @ z[border], upper=True)
         return z.mT.reshape(right.shape)
 
-    def variances(self) -> Float[Tensor, " N"]:
-        """Diagonal of P^-1."""
-        return self._inverse(False)[0]
-
+    @cached_property
     def moments(self) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
         """Diagonal of P^-1, and the entries of R P^-1 at the members of each family."""
-        return self._inverse(True)
-
-    def _inverse(self, of_families: bool) -> tuple[Float[Tensor, " N"], Float[Tensor, "N k"]]:
         variances, products = self._root.new_empty(len(self._root)), torch.empty_like(self._root)
         outer: dict[int, Tensor] = {}  # inverse at the borders of fronts whose parents are done
         for number in reversed(range(len(self._blocks))):
@@ -100,13 +96,12 @@ class MultifrontalFactor:
             variances[front.points[:size]] = inverse.diagonal()[:size]
             for child in front.children:
                 place = self._plan.fronts[child].border
-                outer[child] = inverse[place[:, None], place]
-            if of_families:
-                among = inverse.view(-1)[_entries(front.members, len(inverse))]
-                products[front.families] = (among @ self._root[front.families][:, :, None])[..., 0]
+                outer[child] = inverse.take(_entries(place, len(inverse)))
+            among = inverse.take(_entries(front.members, len(inverse)))
+            products[front.families] = (among @ self._root[front.families][:, :, None])[..., 0]
         return variances, products
 
 
 def _entries(places: Tensor, size: int) -> Tensor:
     """Positions of pairs of places in a square matrix, row by row."""
-    return places[:, :, None] * size + places[:, None]
+    return places[..., :, None] * size + places[..., None, :]

@@ -36,6 +36,8 @@ from pyro_nngp._checks import fail
 from pyro_nngp.linalg.conjugate_gradients import conjugate_gradients, warn_of_residual
 from pyro_nngp.linalg.dense_factor import add_diagonal, cholesky
 from pyro_nngp.linalg.level_scheduling import dependency_levels
+from pyro_nngp.linalg.multifrontal import MultifrontalFactor
+from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.linalg.sparse_triangular import SparseTriangle, solve_triangular, square_matrix
 
 _DENSE_FASTER = 100  # a sparse matrix product takes this many times as long per flop as a dense one
@@ -160,8 +162,7 @@ class VecchiaFactor:
 
     @cached_property
     def _columns(self) -> Tensor:
-        rows = torch.arange(len(self), device=self.neighbors.device)[:, None]
-        return torch.cat([rows, torch.where(self.neighbors < 0, rows, self.neighbors)], -1)
+        return families_of(self.neighbors)
 
     @cached_property
     def _root(self) -> Tensor:
@@ -216,6 +217,10 @@ class VecchiaFactor:
 
     # The posterior under Gaussian observations.
 
+    def multifrontal(self, plan: Elimination, precision: Float[Tensor, " N"]) -> MultifrontalFactor:
+        r"""Sparse Cholesky factor of :math:`\Lambda + \mathrm{diag}(\tau)`, by a plan for :func:`families_of`."""
+        return MultifrontalFactor(plan, self._root, precision.double())
+
     def posterior_tril(self, precision: Float[Tensor, "*S N"]) -> Float[Tensor, "*S N N"]:
         r"""Dense Cholesky factor of :math:`\Lambda + \mathrm{diag}(\tau)`, in double precision."""
         return cholesky(add_diagonal(self.dense(), precision.double()), 0.0)
@@ -259,3 +264,9 @@ class VecchiaFactor:
         if not worst <= tolerance:
             warn_of_residual("VecchiaFactor.solve", worst, max_iterations)
         return z
+
+
+def families_of(neighbors: Int[Tensor, "N K"]) -> Int[Tensor, "N k"]:
+    """Columns of the root of the precision: each point and its neighbors, the point again where there is none."""
+    rows = torch.arange(len(neighbors), device=neighbors.device)[:, None]
+    return torch.cat([rows, torch.where(neighbors < 0, rows, neighbors)], -1)

@@ -144,7 +144,7 @@ class Family(GPModule):
 
     # Changes.
 
-    def solve(self, read: Callable[[], Given], max_steps: int, tolerance: float) -> None:
+    def solve(self, read: Callable[[], Given], max_steps: int, tolerance: float) -> Any:
         """Put q at its optimum; `read` gives data and hyperparameters anew once coefficients of the mean are set."""
         cure = "Train by gradients."
         fail(type(self).__name__, "model", "with a family whose optimum is known", type(self).__name__, cure)

@@ -14,7 +14,8 @@ marginal variances are s,
    \frac{\partial \log Z}{\partial t_j} = -\tau_j (t_j - m_j), \quad
    \frac{\partial \log Z}{\partial \tau_j} = \tfrac12 \big( \tau_j^{-1} - (t_j - m_j)^2 - s_j \big) .
 
-Up to 1,000 points the expectations are exact. Beyond, they are averages over draws of q(u),
+Where a sparse factor of the posterior precision is small enough, and up to 1,000 points, the expectations are exact.
+Elsewhere they are averages over draws of q(u),
 
 .. math:: (\Lambda + D)\, u = D^{1/2} \epsilon + (I - A)^\top V^{-1/2} \zeta, \qquad \epsilon, \zeta \sim N(0, I) .
 
@@ -23,21 +24,25 @@ Where data say little, e_j is near :math:`v_j^{1/2} \zeta_j`, that of a draw of 
 variates, with the weights that are the best for a point alone. The random numbers are the same each time, so that
 training converges, and belong to rows, so that they do not depend on the number of processes.
 
-Cost: up to 1,000 points O(N^3); then 8 to 32 solutions by conjugate gradients, O(N K) per iteration. Symbols: N points,
-K neighbors.
+Cost: a sparse factorization, or up to 1,000 points O(N^3); elsewhere 8 to 32 solutions by conjugate gradients, O(N K)
+per iteration. Symbols: N points, K neighbors.
 """
 
 import math
-from typing import NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from pyro_nngp._random import normal_by_row
 from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.linalg import VecchiaFactor, factor_inverse, factor_log_det
 from pyro_nngp.linalg.gaussian_sampling import DENSE_UP_TO
+from pyro_nngp.linalg.multifrontal import MultifrontalFactor
+from pyro_nngp.linalg.nested_dissection import Elimination
+from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
 _DRAWN, _DRAWS = 2**17, (8, 32)  # values drawn; fewest and most draws: errors of a fifth to a third of a standard error
@@ -71,6 +76,7 @@ def evidence_gradient(
     loc: Float[Tensor, " N"],
     precision: Float[Tensor, " N"],
     seed: int = 0,
+    plan: Elimination | None = None,
 ) -> EvidenceGradient:
     """The gradient of log Z.
 
@@ -80,6 +86,7 @@ def evidence_gradient(
         loc: posterior mean m of the latent values.
         precision: of the sites.
         seed: of the draws.
+        plan: order of elimination for exact moments.
     """
     target, loc, precision = target.double(), loc.double(), precision.double()
     if isinstance(prior, ShardedFactor) and len(prior) <= DENSE_UP_TO:
@@ -87,8 +94,20 @@ def evidence_gradient(
         whole = evidence_gradient(prior.gathered(), target, loc, precision, seed)
         w, *rest = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
         return EvidenceGradient(w.mT, *rest)
-    is_small = isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO
-    found, variance = _exact(cast(VecchiaFactor, prior), precision) if is_small else _drawn(prior, precision, seed)
+    if plan is not None:
+        found, variance = _factored(
+            cast(VecchiaFactor, prior), cast(VecchiaFactor, prior).multifrontal(plan, precision)
+        )
+    elif isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO:
+        found, variance = _exact(prior, precision)
+    else:
+        found, variance = _drawn(prior, precision, seed)
+    return _gradient(prior, target, loc, precision, found, variance)
+
+
+def _gradient(
+    prior: Factor, target: Tensor, loc: Tensor, precision: Tensor, found: Moments, variance: Tensor
+) -> EvidenceGradient:
     error = target - loc
     in_precision = (1 / precision - error.square() - variance) / 2
     return EvidenceGradient(*prior_gradient(prior, loc, found), -precision * error, in_precision)
@@ -173,6 +192,41 @@ def latent_log_evidence(
     log_det = factor_log_det(tril) + prior.var.log().sum() - precision.log().sum()
     quadratic = (precision * target * (target - loc)).sum()
     return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
+
+
+class ExactLogEvidence(torch.autograd.Function):
+    """log Z as a differentiable function of the prior's conditionals and of the pseudo-observations.
+
+    Arguments: weights (N, K), variances (N,), targets (N,) and precisions (N,); neighbors (N, K) and the posterior at
+    the last solution. Cost: a factorization, unless the posterior is that one, and moments.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, w: Tensor, var: Tensor, target: Tensor, precision: Tensor, neighbors: Tensor, last: FactoredPosterior
+    ) -> Tensor:
+        prior = VecchiaFactor(w.detach().double(), var.detach().double(), neighbors)
+        target, precision = (part.detach().double() for part in (target, precision))
+        factor = last.factor(prior, precision)
+        loc = factor.solve(precision * target)
+        log_det = factor.log_det + prior.var.log().sum() - precision.log().sum()
+        quadratic = (precision * target * (target - loc)).sum()
+        if any(ctx.needs_input_grad):
+            found = _factored(prior, factor)
+            ctx.save_for_backward(*_gradient(prior, target, loc, precision, *found))
+        return -(log_det + quadratic + len(prior) * math.log(2 * math.pi)) / 2
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return *(grad * part for part in ctx.saved_tensors), None, None
+
+
+def _factored(prior: VecchiaFactor, factor: MultifrontalFactor) -> tuple[Moments, Tensor]:
+    """Central moments and marginal variances under q(u), by a sparse factor of its precision."""
+    variance, products = factor.moments
+    cov = products * prior.var.sqrt()[:, None]  # of e with u_j and with the values at its neighbors
+    return Moments(cov[:, 1:], cov[:, 0] - (prior.w * cov[:, 1:]).sum(-1)), variance
 
 
 def _exact(prior: VecchiaFactor, precision: Tensor) -> tuple[Moments, Tensor]:

@@ -2,19 +2,23 @@
 
 On several processes values are those of the own rows.
 
-Cost: O(N K) per iteration of conjugate gradients for means, O(N k^3) for variances from k observations each. Symbols: N
-points, K neighbors, L latent functions.
+Cost: a sparse factorization for means and variances where it is small enough; otherwise O(N K) per iteration of
+conjugate gradients for means, O(N k^3) for variances from k observations each. Symbols: N points, K neighbors, L latent
+functions.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.linalg import VecchiaFactor
+from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
+from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.natural_gradient import Total, average, gaussian_sites, whole
 from pyro_nngp.variational.pooling import PooledObservations
@@ -31,11 +35,25 @@ class LatentPrior:
         graph: the points and their neighbors.
         jitter: relative nugget.
         nearest: maps kernel and noise to the observations that the variance at each point depends on.
+        plan: order of elimination for exact means and variances; None has iterations, and variances from near points.
+
+    Attributes:
+        exact: the posterior by sparse factors; None without a plan.
     """
 
-    def __init__(self, kernel: Any, graph: NeighborGraph, jitter: float, nearest: Callable[..., Tensor]) -> None:
+    exact: FactoredPosterior | None = None
+
+    def __init__(
+        self,
+        kernel: Any,
+        graph: NeighborGraph,
+        jitter: float,
+        nearest: Callable[..., Tensor],
+        plan: Elimination | None = None,
+    ) -> None:
         self._parts = kernel, graph, jitter, nearest
         self._factor = prior_factor(kernel, graph, jitter)
+        self.exact = None if plan is None else FactoredPosterior(cast(VecchiaFactor, self._factor), plan)
         self._x = graph.x[: graph.num_points]
         self._pooled: tuple[PooledObservations, Any, list[Any]] | None = None
 
@@ -64,10 +82,15 @@ class LatentPrior:
         self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Float[Tensor, "*L N"], bool]:
         """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
-        return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+        precondition = None if self.exact is None else self.exact.near(precision)
+        return posterior_mean(
+            self._factor, target, precision, start, easy, tolerance, reduction, precondition=precondition
+        )
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
         """Variances of f given sites of these precisions; the first call finds the places where they are pooled."""
+        if self.exact is not None:
+            return self.exact.variances(precision)
         (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
         if self._pooled is None:
             near = nearest(kernel, noise)
@@ -91,7 +114,7 @@ class LatentPrior:
                 anywhere.
         """
         ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
-        gain, _ = posterior_mean(self._factor, ones, precision, zero, easy, tolerance)
+        gain, _ = self.posterior_mean(ones, precision, zero, easy, tolerance, 0.0)
         curvature = precision * (1 - gain)
         if constant.dim() and slope.dim() == 2:
             change = self._total(slope.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))

@@ -22,7 +22,8 @@ rows. Memory: O(N K). Symbols: N points, K neighbors, U rows of a batch and its 
 functions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,7 +40,9 @@ from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.rows import EVERY, At, Part
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
+from pyro_nngp.variational.factored_posterior import FactoredPosterior
 from pyro_nngp.variational.family import Family, Given
+from pyro_nngp.variational.latent_evidence import ExactLogEvidence
 from pyro_nngp.variational.latent_prior import LatentPrior
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 from pyro_nngp.variational.natural_gradient import warn_unsettled
@@ -81,6 +84,7 @@ class ObservedGaussian(Family):
 
     trained_buffers = frozenset({*_TABLES, "solved"})  # do not identify a run
     can_solve = keeps_trials = True
+    _profile: FactoredPosterior | None = None  # in the context of `profiled`
 
     target: Tensor
     precision: Tensor
@@ -133,18 +137,30 @@ class ObservedGaussian(Family):
             )
         some = prior.batch.rows
         target, precision = self.observations(given, EVERY if prior.is_whole else some)
-        parts = torch.broadcast_tensors(target, precision, self.means(given, some), self.variance[..., some])
+        loc, variance = self.means(given, some), self.variance[..., some]
+        exact = self._profile is not None and prior.is_whole
+        if self._profile is not None and exact:
+            *sites, variance = self._profile.sites(loc)
+            target, precision = (target, precision) if given.bound.likelihood.is_gaussian else sites
+        parts = torch.broadcast_tensors(target, precision, loc, variance)
         batch, event = parts[0].shape[: -self.loc.dim()], parts[0].shape[-self.loc.dim() :]
         if batch:  # of hyperparameters, which q(u) has outside of the plates of data and latent functions
             parts = [part.reshape(*batch, *[1] * len(event), *event) for part in parts]
         offset = self.excess(given.parameters) / self.loc.shape[:-1].numel()
-        q = SitePosterior(prior, *parts, offset=offset)
+        q = SitePosterior(prior, *parts, offset=offset, evidence=self._evidence if exact else None)
         return q.expand(torch.broadcast_shapes(q.batch_shape, self.loc.shape[:-1]))
 
     # The optimum.
 
     @torch.no_grad()
-    def solve(self, read: Callable[[], Any], max_steps: int = 100, tolerance: float = 1e-3, level: bool = True) -> None:
+    def solve(
+        self,
+        read: Callable[[], Any],
+        max_steps: int = 100,
+        tolerance: float = 1e-3,
+        level: bool = True,
+        correct: bool = True,
+    ) -> FactoredPosterior | None:
         """Put pseudo-observations and marginals at their optimum for the present hyperparameters.
 
         Natural-gradient steps; a Gaussian likelihood takes one round. Then the difference of evidences is found.
@@ -154,7 +170,11 @@ class ObservedGaussian(Family):
                 coefficients it sets.
             max_steps: largest number of steps.
             tolerance: stop where means move by less, in standard deviations of the pseudo-observations.
-            level: whether to find the level of a constant mean function too, and the difference.
+            level: whether to find the level of a constant mean function too.
+            correct: whether to find the difference too.
+
+        Returns:
+            The posterior by sparse factors, where there is one.
         """
         given = read()
         rows, graph, bound = given.rows, given.graph, given.bound
@@ -162,7 +182,7 @@ class ObservedGaussian(Family):
         def nearest(kernel: Covariance, noise: Tensor) -> Any:
             return self._cache.nearest(lambda: variance_neighbors(kernel, graph, noise, bound.jitter))
 
-        latent = LatentPrior(bound.covariance, graph, bound.jitter, nearest)
+        latent = LatentPrior(bound.covariance, graph, bound.jitter, nearest, self._cache.plan(graph))
         problem = SiteProblem(
             rows.likelihood(bound, rows.own),
             rows.targets(rows.every),
@@ -180,12 +200,39 @@ class ObservedGaussian(Family):
         if not bound.likelihood.is_gaussian:
             warn_unsettled("solve", *progress)
         self.solved.fill_(True)
-        if level:
+        if correct:
             with torch.enable_grad():
                 self._correct(read())
+        return latent.exact
 
     def solve_again(self, read: Callable[[], Given]) -> None:
-        self.solve(read, level=False)
+        self.solve(read, level=False, correct=False)
+
+    def can_profile(self, given: Given) -> bool:
+        """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""
+        return self._cache.plan(given.graph) is not None
+
+    @contextmanager
+    def profiled(self, read: Callable[[], Any], tolerance: float) -> Iterator[None]:
+        """A context with q at its optimum, where the bound on all rows has the exact evidence of the sparse prior.
+
+        Its gradient in the hyperparameters is then the gradient of the largest bound over all q.
+
+        Args:
+            read: as of :meth:`solve`.
+            tolerance: as of :meth:`solve`.
+        """
+        self._profile = self.solve(read, tolerance=tolerance, correct=False)
+        try:
+            yield
+        finally:
+            self._profile = None
+
+    def _evidence(self, prior: NNGP, target: Tensor, precision: Tensor) -> Float[Tensor, " *L"]:
+        w, var = prior.conditionals
+        pairs = zip(*(part.reshape(-1, part.shape[-1]) for part in (target, precision)), strict=True)
+        found = [ExactLogEvidence.apply(w, var, *pair, prior.graph.neighbors, self._profile) for pair in pairs]
+        return torch.stack(found).reshape(target.shape[:-1])
 
     def _correct(self, given: Any) -> None:
         """Update the difference of the two evidences; the hyperparameters have gradients."""
@@ -193,7 +240,8 @@ class ObservedGaussian(Family):
 
         def find(parameters: Sequence[Tensor]) -> Excess:
             target, precision = self.observations(given)
-            return site_excess(parameters, bound.kernel, graph, bound.jitter, target, precision, self.loc)
+            plan = self._cache.plan(graph)
+            return site_excess(parameters, bound.kernel, graph, bound.jitter, target, precision, self.loc, plan)
 
         self.excess.update(given.parameters, find, self.loc.shape[:-1].numel() * graph.num_rows)
 

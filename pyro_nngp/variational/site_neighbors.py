@@ -17,8 +17,10 @@ from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.hyperparameters.priors import values_now
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.kernels.base import KernelLike
+from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
+from pyro_nngp.variational.factored_posterior import elimination_of
 from pyro_nngp.variational.natural_gradient import average
 from pyro_nngp.variational.pooled_places import places_of
 from pyro_nngp.variational.pooling import PooledObservations
@@ -87,17 +89,24 @@ class NeighborCache:
 
     def __init__(self) -> None:
         self._nearest: Any = None
+        self._plan: tuple[Elimination | None] | None = None
         self._pooled: tuple[tuple[Tensor, ...], PooledObservations] | None = None
 
     def forget(self) -> None:
         """Drop everything."""
-        self._nearest, self._pooled = None, None
+        self._nearest, self._pooled, self._plan = None, None, None
 
     def nearest(self, find: Callable[[], Any]) -> Any:
         """The neighbors that `find` returned at the first call since the last :meth:`forget`."""
         if self._nearest is None:
             self._nearest = find()
         return self._nearest
+
+    def plan(self, graph: NeighborGraph) -> Elimination | None:
+        """The order of elimination for the posterior precision; None where there is none, see the function."""
+        if self._plan is None:
+            self._plan = (elimination_of(graph),)
+        return self._plan[0]
 
     @torch.inference_mode(False)  # later gradients need what is kept
     @torch.no_grad()
@@ -128,4 +137,4 @@ class NeighborCache:
         return self._pooled[1]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_nearest": None, "_pooled": None}
+        return {"_nearest": None, "_pooled": None, "_plan": None}

@@ -23,7 +23,8 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
-_SAME_SITES = 0.01  # relative change of the sites' precisions below which variances are kept
+SAME_SITES = 0.01
+"""Relative change of the precisions of sites below which variances are kept."""
 
 
 class SiteProblem(NamedTuple):
@@ -133,13 +134,15 @@ def optimal_sites(
             residual = sites[0] - mean - loc
             gain, shift = coefficients.condition(latent, x, residual, sites[1], easy, tolerance, total)
             mean, loc = mean_now(), loc - shift
-        if used is not None and average((sites[1] / used).log().square(), total).sqrt() < _SAME_SITES:
+        if used is not None and average((sites[1] / used).log().square(), total).sqrt() < SAME_SITES:
             break
         given = latent.posterior_variance(sites[1])
         variance = given if used is None or is_exact else (variance * given).sqrt()
         if not improved or is_exact:
             break
         used = sites[1]
+    if latent.exact is not None and used is not None:
+        variance = latent.posterior_variance(used)  # kept, and without the average of rounds
     progress = Progress(moved, improved or max_steps <= 0, not is_solved and used is None)
     return SiteSolution(sites[0] - mean, sites[1], loc, variance, gain), progress
 

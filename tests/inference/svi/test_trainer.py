@@ -19,8 +19,9 @@ from training import SETTINGS, Line, assert_same, bumps, stop_at, values, vecchi
 from pyro_nngp.inference import Checkpoint, ConvergenceWarning, Schedule, Validation, fit
 from pyro_nngp.inference.checkpoint import load_checkpoint
 from pyro_nngp.kernels import Matern52
-from pyro_nngp.likelihoods import Bernoulli, Gaussian
+from pyro_nngp.likelihoods import Bernoulli, Gaussian, StudentT
 from pyro_nngp.models import LOO, SVGP, VNNGP, Vecchia
+from pyro_nngp.variational import MeanField
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lbfgs"])
@@ -149,7 +150,14 @@ def test_the_optimizer_suits_the_loss():
     labels = LOO(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
     assert chosen(labels) == "lbfgs"  # between solutions for what each datum has
     assert chosen(labels, solve_every=0) == "adam"
-    assert chosen(VNNGP(x, y, Matern52(2), Gaussian(), num_neighbors=5)) == "adam"
+    for likelihood in (Gaussian(), StudentT()):
+        gp = VNNGP(x, y, Matern52(2), likelihood, num_neighbors=5)
+        assert chosen(gp) == "lbfgs"  # with a solution before each evaluation
+        assert chosen(gp, solve_every=20) == chosen(gp, solve_every=0) == chosen(gp, batch_size=20) == "adam"
+        assert chosen(gp, elbo=Trace_ELBO()) == chosen(gp, 5) == "adam"
+    gp.kernel.variance = PyroSample(dist.LogNormal(0.0, 1.0))
+    assert chosen(VNNGP(x, y, gp.kernel, num_neighbors=5)) == "adam"
+    assert chosen(VNNGP(x, y, Matern52(2), num_neighbors=5, guide=MeanField())) == "adam"
     prior = Matern52(2)
     prior.variance = PyroSample(dist.Gamma(torch.ones((), dtype=x.dtype), 1.0))
     assert chosen(Vecchia(x, y, prior, Gaussian(), num_neighbors=5)) == "adam"  # a loss that depends on chance
