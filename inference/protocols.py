@@ -108,6 +108,9 @@ class Profiled(Protocol):
     def profiled(self) -> AbstractContextManager[None]:
         """A context with q at its optimum, where the loss on all rows and its gradient are those of the profile."""
 
+    def preceding(self, count: int) -> "Profiled":
+        """A method with the same hyperparameters on some of the rows."""
+
 
 @runtime_checkable
 class MultiLatent(Protocol):

@@ -338,6 +338,24 @@ class VNNGP(Method):
         """
         return self.q.profiled(lambda: self.posterior(self.bound()), tolerance)
 
+    def preceding(self, count: int) -> "VNNGP":
+        """This method on the first rows of its ordering, whose prior is the marginal of the prior on all rows.
+
+        Parts and hyperparameters are those of this method, q(u) is new.
+
+        Args:
+            count: number of rows.
+        """
+        part = self.rows.preceding(self.graph, count, None)
+        new, k = self.__class__.__new__(self.__class__), min(self.graph.num_neighbors, count - 1)
+        values: dict[str, Any] = vars(self.rows)
+        values = {name: None if value is None else value[part.places] for name, value in values.items()}
+        graph = NeighborGraph(values["x"], k, "given", neighbors=part.graph[:, :k], metric=self.graph.metric)
+        modules = self._modules | {"graph": graph}
+        new.__dict__.update(self.__dict__, _buffers=self._buffers | values, _modules=modules)
+        modules["q"] = new._built(PseudoObservations())
+        return new
+
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: all of q(u), or the level of a constant mean function."""
         return self.q.solved_parameters(self._modules.get("mean"))

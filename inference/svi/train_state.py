@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -59,6 +59,7 @@ class TrainState:
         seed: int,
         replay: bool,
         profiling: bool = False,
+        subsampling: bool = True,
     ) -> None:
         self.method: Any = method
         self.model, self.guide = method.model, method.guide
@@ -67,8 +68,8 @@ class TrainState:
             for module in self.modules:
                 module.to(device)
         self.ranks = Ranks(method)
-        self.profiled: Callable[[], Any] = cast(Any, method).profiled if profiling else nullcontext
-        first = None if profiling else _FIRST_SUBSAMPLE
+        self.profiling, self.part = profiling, cast(Any, method)  # the method on the rows of the subsample
+        first = None if profiling and not subsampling else _FIRST_SUBSAMPLE
         self.batches: Any = self.ranks.batches(optimizer, batch_size, seed, num_data, first)
         self.batch_args = method.batch_args if isinstance(method, Batched) else _row_numbers
         self.elbo, self.num_data, self.seed, self.step = elbo, num_data, self.ranks.seed(seed), 0
@@ -137,7 +138,8 @@ class TrainState:
 
     def _evaluate_once(self, device: torch.device | None) -> None:
         """Evaluate the loss on the first rows, so that model and guide create their parameters."""
-        idx = None if self.batches.size is None else torch.arange(self.batches.size, device=device)
+        count = min(_FIRST_SUBSAMPLE, self.num_data) if self.profiling else self.batches.size
+        idx = None if count is None else torch.arange(count, device=device)
         if self.ranks.shard is not None:
             idx = torch.arange(min(self.ranks.shard.num_own, self.batches.size or self.num_data), device=device)
         args = self.batch_args(idx, torch.Generator().manual_seed(0))
@@ -163,7 +165,7 @@ class TrainState:
         def closure() -> float:
             self.random.restart()
             try:
-                with self.profiled():
+                with self._profile():
                     loss = self._evaluate(self.batches.next(self.device))
             except DivergenceError:
                 return math.inf
@@ -176,8 +178,25 @@ class TrainState:
             bad = [name for name, param in self.params.items() if not param.isfinite().all()]
             raise DivergenceError(f"fit: {error} at step {self.step}; not finite: {bad or 'no parameter'}.") from None
 
+    def _profile(self) -> AbstractContextManager[None]:
+        """A context for an evaluation; where q is profiled, it is at its optimum for the rows of the subsample."""
+        if not self.profiling:
+            return nullcontext()
+        if self.part.num_data != self.batches.num_rows:
+            self.part = self.method
+            if not self.batches.grown:
+                self.part = self.method.preceding(self.batches.num_rows)
+        return self.part.profiled()
+
+    def neighbors_changed(self) -> None:
+        """Notice that the method has found its neighbors again."""
+        self.part = self.method
+
     def _loss(self, rows: Tensor | None) -> Tensor:
         """The loss per data point on some rows."""
+        if self.profiling:
+            part = self.part
+            return self.elbo.differentiable_loss(part.model, part.guide) / part.num_data
         args = self.batch_args(rows, self.batches.generator)
         loss = self.elbo.differentiable_loss(self.model, self.guide, *args) / self.num_data
         return loss if self.batches.weight == 1 else loss * self.batches.weight

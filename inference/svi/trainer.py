@@ -119,6 +119,7 @@ class Trainer:
             seed,
             replay,
             self.profiling,
+            checkpoint is None,
         )
         self.ranks = self.state.ranks
         self.state.settings |= {"clip_norm": schedule.clip_norm, "refresh_every": refresh_every}
@@ -345,6 +346,7 @@ class Trainer:
 
     def _refresh(self) -> None:
         self.method.refresh_neighbors()
+        self.state.neighbors_changed()
         self.refreshes += 1
         self.metric_at_refresh = self._metric_now()
 

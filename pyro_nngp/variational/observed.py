@@ -53,8 +53,9 @@ from pyro_nngp.variational.site_neighbors import (
     prediction_range,
     variance_neighbors,
 )
-from pyro_nngp.variational.site_solution import SiteProblem, SiteSolution, optimal_sites, own_data_sites
+from pyro_nngp.variational.site_solution import SAME_SITES, SiteProblem, SiteSolution, optimal_sites, own_data_sites
 
+_SAME_SITES = 30.0  # times the tolerance of a profile: relative change of precisions below which variances are kept
 _NO_PRECISION = 1e-6  # of pseudo-observations before the first solution
 _TABLES = ("target", "precision", "loc", "variance", "gain")  # buffers of the solution
 
@@ -152,15 +153,7 @@ class ObservedGaussian(Family):
 
     # The optimum.
 
-    @torch.no_grad()
-    def solve(
-        self,
-        read: Callable[[], Any],
-        max_steps: int = 100,
-        tolerance: float = 1e-3,
-        level: bool = True,
-        correct: bool = True,
-    ) -> FactoredPosterior | None:
+    def solve(self, read: Callable[[], Any], max_steps: int = 100, tolerance: float = 1e-3, level: bool = True) -> None:
         """Put pseudo-observations and marginals at their optimum for the present hyperparameters.
 
         Natural-gradient steps; a Gaussian likelihood takes one round. Then the difference of evidences is found.
@@ -170,12 +163,26 @@ class ObservedGaussian(Family):
                 coefficients it sets.
             max_steps: largest number of steps.
             tolerance: stop where means move by less, in standard deviations of the pseudo-observations.
-            level: whether to find the level of a constant mean function too.
-            correct: whether to find the difference too.
-
-        Returns:
-            The posterior by sparse factors, where there is one.
+            level: whether to find the level of a constant mean function too, and the difference.
         """
+        self._solve(read, max_steps, tolerance, level)
+        if level:
+            with torch.enable_grad():
+                self._correct(read())
+
+    def solve_again(self, read: Callable[[], Given]) -> None:
+        self.solve(read, level=False)
+
+    @torch.no_grad()
+    def _solve(
+        self,
+        read: Callable[[], Any],
+        max_steps: int = 100,
+        tolerance: float = 1e-3,
+        level: bool = True,
+        same: float = SAME_SITES,
+    ) -> FactoredPosterior | None:
+        """Put q at its optimum; `level`, `same` and the posterior returned as of :func:`optimal_sites`."""
         given = read()
         rows, graph, bound = given.rows, given.graph, given.bound
 
@@ -193,20 +200,14 @@ class ObservedGaussian(Family):
             graph.total,
         )
         start = SiteSolution(*(part[..., rows.own] for part in (self.target, self.precision, self.loc, self.variance)))
-        solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level)
+        solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level, same)
         for name, value in solution._asdict().items():
             if value is not None:
                 getattr(self, name).copy_(graph.complete(value))
         if not bound.likelihood.is_gaussian:
             warn_unsettled("solve", *progress)
         self.solved.fill_(True)
-        if correct:
-            with torch.enable_grad():
-                self._correct(read())
         return latent.exact
-
-    def solve_again(self, read: Callable[[], Given]) -> None:
-        self.solve(read, level=False, correct=False)
 
     def can_profile(self, given: Given) -> bool:
         """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""
@@ -222,7 +223,7 @@ class ObservedGaussian(Family):
             read: as of :meth:`solve`.
             tolerance: as of :meth:`solve`.
         """
-        self._profile = self.solve(read, tolerance=tolerance, correct=False)
+        self._profile = self._solve(read, tolerance=tolerance, same=_SAME_SITES * tolerance)
         try:
             yield
         finally:

@@ -93,11 +93,12 @@ def posterior_mean(
         return prior.color_transposed(residual).norm(dim=-1)
 
     size = torch.clamp(_RELATIVE * norm(right), min=len(prior) ** 0.5)
+    tolerance = tolerance if precondition is None else _CLOSER * tolerance
     if reduction:
         tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
     if precondition is not None:
         found, _ = conjugate_gradients(
-            product, right, start, None, _CLOSER * tolerance, norm=norm, size=size, precondition=precondition
+            product, right, start, None, tolerance, norm=norm, size=size, precondition=precondition
         )
         return found.to(dtype), easy
     if easy and limits.plain_iterations:

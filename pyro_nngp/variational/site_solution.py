@@ -23,8 +23,7 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 _STEP_REDUCTION = 0.1  # of the residual in a natural-gradient step
 _ROUNDS = 30  # alternations of means and variances
 _STEPS = 4  # for the means in a round: new variances matter more than the last digits of the means
-SAME_SITES = 0.01
-"""Relative change of the precisions of sites below which variances are kept."""
+SAME_SITES = 0.01  # relative change of the precisions of sites below which variances are kept
 
 
 class SiteProblem(NamedTuple):
@@ -73,7 +72,13 @@ class Progress(NamedTuple):
 
 
 def optimal_sites(
-    problem: SiteProblem, start: SiteSolution, is_solved: bool, max_steps: int, tolerance: float, level: bool
+    problem: SiteProblem,
+    start: SiteSolution,
+    is_solved: bool,
+    max_steps: int,
+    tolerance: float,
+    level: bool,
+    same: float = SAME_SITES,
 ) -> tuple[SiteSolution, Progress]:
     """Sites and moments at their optimum; coefficients of the mean function are set to theirs.
 
@@ -84,6 +89,7 @@ def optimal_sites(
         max_steps: largest number of natural-gradient steps.
         tolerance: stop where means move by less, in standard deviations of the sites.
         level: whether to find the level of a constant mean function too.
+        same: relative change of the precisions of sites below which variances are kept.
     """
     likelihood, y, x, mean_now, latent, coefficients, total = problem
     mean, is_exact = mean_now(), likelihood.is_gaussian
@@ -134,7 +140,7 @@ def optimal_sites(
             residual = sites[0] - mean - loc
             gain, shift = coefficients.condition(latent, x, residual, sites[1], easy, tolerance, total)
             mean, loc = mean_now(), loc - shift
-        if used is not None and average((sites[1] / used).log().square(), total).sqrt() < SAME_SITES:
+        if used is not None and average((sites[1] / used).log().square(), total).sqrt() < same:
             break
         given = latent.posterior_variance(sites[1])
         variance = given if used is None or is_exact else (variance * given).sqrt()

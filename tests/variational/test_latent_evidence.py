@@ -156,8 +156,7 @@ def profile(gp):
 
 
 @pytest.mark.parametrize("likelihood", [Gaussian(variance=0.3), Poisson(), Bernoulli()])
-def test_the_profiled_gradient_is_that_of_differences_between_solutions(likelihood, monkeypatch):
-    monkeypatch.setattr("pyro_nngp.variational.site_solution.SAME_SITES", 1e-7)
+def test_the_profiled_gradient_is_that_of_differences_between_solutions(likelihood):
     x, y = labels(60)
     gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=K)
     _, gradients = profile(gp)
@@ -207,6 +206,24 @@ def test_with_all_neighbors_the_profile_of_labels_is_the_largest_bound_of_the_ex
     optimizer.step(closure)
     with torch.no_grad():
         torch.testing.assert_close(profile_value(gp), negative_bound(), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(variance=0.3), Poisson()])
+def test_the_first_rows_of_the_ordering_have_the_marginal_prior_and_the_same_parameters(likelihood):
+    x, y = labels(60)
+    gp = VNNGP(x, y, kernel(), likelihood, num_neighbors=K, weights=1 + y, offset=x[:, 0])
+    first, rows = gp.preceding(20), gp.graph.order[:20]
+    assert list(map(id, first.parameters())) == list(map(id, gp.parameters()))
+    for name in ("x", "y", "weights", "offset"):
+        assert torch.equal(getattr(first, name), getattr(gp, name)[rows])
+    with torch.no_grad():
+        whole, part = (torch.linalg.inv(NNGP(m.kernel, m.graph).factor.dense()) for m in (gp, first))
+        torch.testing.assert_close(part, whole[rows][:, rows], rtol=1e-8, atol=1e-10)
+        alone = VNNGP(x[rows], y[rows], gp.kernel, likelihood, num_neighbors=19, weights=1 + y[rows], offset=x[rows, 0])
+        every = VNNGP(x, y, gp.kernel, likelihood, num_neighbors=59, weights=1 + y, offset=x[:, 0]).preceding(20)
+        torch.testing.assert_close(profile_value(every), profile_value(alone), rtol=1e-6, atol=0)
+    assert len(gp.q.loc) == 60
+    assert not gp.q.solved
 
 
 def profile_value(gp):

@@ -134,6 +134,41 @@ def test_a_run_of_adam_without_a_number_of_steps_resumes_with_the_same_bits(tmp_
     assert_same(values(whole), values(resumed))
 
 
+@pytest.mark.slow
+def test_a_profile_is_trained_on_first_rows_and_then_on_all(tmp_path):
+    x = torch.rand(2100, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(20 * x[:, 0]) + 0.1 * torch.randn(
+        2100, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+
+    def trained(**settings):
+        gp = VNNGP(x, y, Matern52(1), Gaussian(), num_neighbors=3)
+        return gp, fit(gp, progress=False, **settings)
+
+    gp, result = trained()
+    assert result.converged
+    assert result.optimizer == "lbfgs"
+    assert len(gp.q.loc) == 2100
+    other, again = trained(checkpoint=tmp_path / "run")  # on all rows from the start
+    assert float(again.losses[-1]) == pytest.approx(float(result.losses[-1]), abs=1e-3)
+    torch.testing.assert_close(other.kernel.lengthscale, gp.kernel.lengthscale, rtol=0.15, atol=0)
+
+
+def test_a_stopped_run_on_a_profile_resumes_with_the_same_bits(tmp_path):
+    x, y = bumps(60)
+
+    def trained(path, **settings):
+        gp = VNNGP(x, (y > 0).double(), Matern52(2, 1.0, 0.5), Bernoulli(), num_neighbors=5)
+        return fit(gp, checkpoint=Checkpoint(path, every=1), progress=False, **settings), gp
+
+    want, whole = trained(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        trained(tmp_path / "part", callback=stop_at(3))
+    got, part = trained(tmp_path / "part")
+    assert torch.equal(got.losses, want.losses)
+    assert_same(values(part), values(whole))
+
+
 def test_the_optimizer_suits_the_loss():
     x, y = bumps(60)
 
