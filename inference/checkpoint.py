@@ -29,7 +29,7 @@ try:
 except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
-_FORMAT = b"pyro_nngp checkpoint 1\n"
+_FORMAT = b"pyro_nngp checkpoint 2\n"  # 1 names the parameters of q(u) "local.*"
 _DIGEST_SIZE = 32
 _HEADER = len(_FORMAT) + 2 * _DIGEST_SIZE + 1
 _CHUNK = 2**20

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_device, check_path, fail
 from pyro_nngp._files import atomic_file
 
-_FORMAT = "pyro_nngp model 1"
+_FORMAT = "pyro_nngp model 2"
+_EARLIER = "pyro_nngp model 1"  # q(u) was the part "local", and its classes had other names
 _PACKAGES = ("pyro_nngp.", "pyro.distributions.", "pyro.nn.", "torch.distributions.", "torch.nn.")
 _WITHOUT = tuple(f"pyro_nngp.{room}." for room in ("adapters", "data", "inference", "native"))  # act on files, memory
 _CALLED = (OrderedDict, functools.partial, getattr, set, frozenset, slice, range, complex, torch.Size)
@@ -105,6 +106,13 @@ def load(
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         _refuse("load", name, "to be a safetensors file", f"one that is damaged or something else ({error})", error)
+    if metadata.get("format") == _EARLIER:
+        cure = (
+            "Load it with the code that wrote it, store gp.state_dict() by torch.save, and load that by "
+            "load_state_dict(..., strict=False) into a method built anew; names that began with 'local.' begin with 'q.'."
+        )
+        written = f"{_EARLIER!r}, of pyro_nngp {metadata.get('version')} before its methods were put together anew"
+        fail("load", name, f"to be a file of the format {_FORMAT!r}", written, cure, ModelFileError)
     if metadata.get("format") != _FORMAT:
         _refuse("load", name, f"to be a file of the format {_FORMAT!r}", repr(metadata.get("format")))
     if metadata.pop("digest", None) != digest(metadata, tensors):

@@ -195,7 +195,7 @@ def test_other_things_than_files_are_refused(tmp_path):
     content = io.BytesIO()
     torch.save([1], content)
     digest = hashlib.blake2b(content.getvalue(), digest_size=32).hexdigest()
-    (tmp_path / "list.pt").write_bytes(f"pyro_nngp checkpoint 1\n{digest}\n".encode() + content.getvalue())
+    (tmp_path / "list.pt").write_bytes(f"pyro_nngp checkpoint 2\n{digest}\n".encode() + content.getvalue())
     with pytest.raises(CheckpointError, match=r"to hold a dict, got list"):
         load_checkpoint(tmp_path / "list.pt")
 
