@@ -108,8 +108,8 @@ def load(
         _refuse("load", name, "to be a safetensors file", f"one that is damaged or something else ({error})", error)
     if metadata.get("format") == _EARLIER:
         cure = (
-            "Load it with the code that wrote it, store gp.state_dict() by torch.save, and load that by "
-            "load_state_dict(..., strict=False) into a method built anew; names that began with 'local.' begin with 'q.'."
+            "Load it with the code that wrote it, store gp.state_dict() by torch.save, and give that to "
+            "load_state_dict(..., strict=False) of a method built anew, with 'q.' for 'local.' in its names."
         )
         written = f"{_EARLIER!r}, of pyro_nngp {metadata.get('version')} before its methods were put together anew"
         fail("load", name, f"to be a file of the format {_FORMAT!r}", written, cure, ModelFileError)
