@@ -6,6 +6,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from pyro.nn import PyroModule, PyroParam, pyro_method
+from pyro.nn.module import _Context
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
@@ -13,7 +14,6 @@ from pyro_nngp.hyperparameters.description import describe
 from pyro_nngp.hyperparameters.positive import Unset
 from pyro_nngp.hyperparameters.reading import parameter, parameter_site, parameter_sites, sampled_value
 from pyro_nngp.hyperparameters.scaled import Scaled
-from pyro_nngp.hyperparameters.threads import ThreadContext
 
 
 class GPModule(PyroModule):
@@ -27,7 +27,7 @@ class GPModule(PyroModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pyro_context = ThreadContext()
+        self._pyro_context = _Context()
         self._unset: dict[str, Tensor] = {}  # placeholder values of hyperparameters that were left unset
 
     def __getattr__(self, name: str) -> Any:
@@ -161,7 +161,7 @@ def freeze(module: Any, at: Mapping[tuple[PyroModule, str], Tensor] | None = Non
         for value in part.__dict__.values()
         if isinstance(value, Tensor) and not value.is_leaf
     }
-    new, context = copy.deepcopy(module, known), ThreadContext()
+    new, context = copy.deepcopy(module, known), _Context()
     for part, own in zip(new.modules(), values, strict=True):
         if isinstance(part, PyroModule):
             part.__dict__["_pyro_context"] = context  # the original's context may be active

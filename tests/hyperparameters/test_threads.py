@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import subprocess
 import sys
 import threading
 
@@ -9,14 +10,10 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
-from pyro.infer import SVI, TraceMeanField_ELBO
 from pyro.nn import PyroModule, PyroSample
-from pyro.optim import Adam
-from pyro.poutine import enum_messenger, indep_messenger, messenger, runtime
 from torch import nn
 
 from pyro_nngp._random import RandomStream, seeded
-from pyro_nngp.hyperparameters.threads import HandlerStack
 from pyro_nngp.inference import fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
@@ -125,35 +122,17 @@ def test_one_model_predicts_while_another_trains():
     assert torch.equal(losses, same_losses)
 
 
-def test_pyro_programs_of_two_threads_do_not_see_each_other():
-    def steps(name):
-        gp = METHODS[name]()
-        svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), TraceMeanField_ELBO())
-        for _ in range(8):
-            svi.step()
-        names = set(pyro.poutine.trace(gp.model).get_trace().nodes)
-        return names, [p.detach().clone() for p in gp.parameters()]
-
-    pair = ("vecchia", "loo")  # neither draws random numbers
-    alone, found = [steps(name) for name in pair], together(*(lambda n=name: steps(n) for name in pair))
-    for (names, params), (same_names, same_params) in zip(alone, found, strict=True):
-        assert names == same_names
-        assert all(torch.equal(p, q) for p, q in zip(params, same_params, strict=True))
-
-
-def test_handlers_and_plates_belong_to_their_thread():
-    def open_plate():
-        with pyro.plate("data", 3), pyro.poutine.trace() as record:
-            pyro.sample("z", dist.Normal(0.0, 1.0))
-            return len(runtime._PYRO_STACK), set(record.trace.nodes)
-
-    with pyro.poutine.trace() as outer, pyro.plate("data", 3):
-        assert together(open_plate, open_plate) == [(2, {"z"})] * 2
-    assert set(outer.trace.nodes) == {"data"}
-    assert isinstance(runtime._PYRO_STACK, HandlerStack)
-    assert runtime._PYRO_STACK is messenger._PYRO_STACK
-    assert runtime._DIM_ALLOCATOR is indep_messenger._DIM_ALLOCATOR
-    assert runtime._ENUM_ALLOCATOR is enum_messenger._ENUM_ALLOCATOR
+def test_importing_changes_nothing_of_pyro():
+    script = """
+import pyro.poutine.runtime as runtime, pyro.nn.module as module, pyro
+objects = {name: [vars(m)[name] for m in (runtime, module, pyro) if name in vars(m)] for name in
+           (*vars(runtime), *vars(module), *vars(pyro)) if not name.startswith("__")}
+import pyro_nngp, pyro_nngp.models, pyro_nngp.inference
+for name, values in objects.items():
+    now = [vars(m)[name] for m in (runtime, module, pyro) if name in vars(m)]
+    assert all(a is b for a, b in zip(values, now, strict=True)), name
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_parameters_of_the_global_store_are_common_to_threads():
