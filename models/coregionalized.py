@@ -186,8 +186,8 @@ class CoregionalizedLOO(Method):
         program, batch = Program.model(self, idx), self.graph.batch(idx)
         near = batch.rows[batch.neighbors]
         sets, shape = program.sets()
-        found = [self.posterior(one).given_neighbors(program.x, near, True, program.at) for one in sets]
-        m, s_tril = (stacked_sets(list(values), shape) for values in zip(*found, strict=True))
+        moments = [self.posterior(one).given_neighbors(program.x, near, True, program.at) for one in sets]
+        m, s_tril = (stacked_sets(list(values), shape) for values in zip(*moments, strict=True))
         m, s_tril = program.outside(m, 2), program.outside(s_tril, 3)
         data, _ = program.plates
         with data:  # eq. 9, with T outputs (section 5.7)

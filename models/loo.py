@@ -235,15 +235,15 @@ class LOO(ResponseMethod):
     def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> Augmented:
         """f given the targets of its neighbors and their auxiliary variables, at q(omega)'s means or a draw's."""
         if self.q is None:
-            found = Augmented(self.rows, self.graph, bound, self.coupling)
+            augmented = Augmented(self.rows, self.graph, bound, self.coupling)
         elif draw is None:
             q = plain(self.q, self.q._pyro_name, as_values({}))
-            found = Augmented(self.rows, self.graph, bound, self.coupling, q, knows_labels=self.can_leak)
+            augmented = Augmented(self.rows, self.graph, bound, self.coupling, q, knows_labels=self.can_leak)
         else:
             shape = *self.latent_shape, (self.rows if part is None else part.rows).num_data
             omega = drawn_values(type(self).__name__, draw, self.site("omega"), shape)
-            found = Augmented(self.rows, self.graph, bound, self.coupling, omega=omega)
-        return found if part is None else found.on(part)
+            augmented = Augmented(self.rows, self.graph, bound, self.coupling, omega=omega)
+        return augmented if part is None else augmented.on(part)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
         """Arguments of model and guide for a minibatch: its rows, and the batch with neighbors, found once."""

@@ -111,8 +111,8 @@ def read(owner: Any, values: Values, is_median: bool = False) -> Bound:
 
 def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
     def part(name: str) -> Any:
-        found = owner._modules.get(name, owner.__dict__.get(name))  # reading an attribute would fire statements
-        return plain(found, _make_name(owner._pyro_name, name), get)
+        module = owner._modules.get(name, owner.__dict__.get(name))  # reading an attribute would fire statements
+        return plain(module, _make_name(owner._pyro_name, name), get)
 
     likelihood, kernel, mean = part("likelihood"), part("kernel"), part("mean")
     kernels = [] if kernel is None else list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]

@@ -288,8 +288,8 @@ class LinearMean(BasisMean):
         """Quantiles of each entry of a site, `shift` standard deviations from the mean."""
         first, shape = self.posterior_loc.numel() // (1 + len(self.center)), self._pyro_samples[name].event_shape
         part = slice(None, first) if name == "value" else slice(first, None)
-        found = self.posterior_loc + shift.to(self.posterior_loc) * self.posterior_tril.norm(dim=-1)
-        return found[part].reshape(shape)
+        quantiles = self.posterior_loc + shift.to(self.posterior_loc) * self.posterior_tril.norm(dim=-1)
+        return quantiles[part].reshape(shape)
 
     def _columns(self, x: Tensor) -> Tensor:
         if self.active_dims is None and x.shape[-1] != len(self.center):

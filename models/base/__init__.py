@@ -1,4 +1,4 @@
-"""What methods share: construction, programs, posteriors, and predictions from them."""
+"""Shared parts of methods: construction, programs, posteriors, and predictions from them."""
 
 from pyro_nngp.models.base.draws import Draw, Samples
 from pyro_nngp.models.base.joint import Fantasies

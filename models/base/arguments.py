@@ -99,14 +99,14 @@ def check_by_row(
     where: str, x: Tensor, y: Any, likelihood: Likelihood | None, latent_shape: tuple[int, ...], values: dict[str, Any]
 ) -> dict[str, Tensor | None]:
     """Offset, weights, trials and limits of the rows of x as tensors like x, None where there are none."""
-    found: dict[str, Tensor | None] = {}
+    checked: dict[str, Tensor | None] = {}
     for name in BY_ROW:
         value = values.pop(name, None)
         each = name == "offset" or (likelihood is not None and likelihood.takes_missing)  # one value for each output
-        found[name] = None if value is None else _of_rows(where, name, value, x, latent_shape if each else ())
+        checked[name] = None if value is None else _of_rows(where, name, value, x, latent_shape if each else ())
     if values:
         raise TypeError(f"{where} got an unexpected keyword argument {next(iter(values))!r}")
-    weights, trials, limits = found["weights"], found["trials"], found["limits"]
+    weights, trials, limits = checked["weights"], checked["trials"], checked["limits"]
     if likelihood is None and any(value is not None for value in (weights, trials, limits)):
         fail(where, "weights, trials and limits", "None without a likelihood", "others", "Give y and a likelihood.")
     if weights is not None and not bool((weights > 0).all()):
@@ -126,7 +126,7 @@ def check_by_row(
     of_rows = {key: value.movedim(0, -1) for key, value in by_row.items() if value is not None}
     if likelihood is not None and of_rows:
         likelihood.bind().for_rows(**of_rows).check(y.movedim(0, -1))
-    return found
+    return checked
 
 
 def as_checked(likelihood: Likelihood, y: Tensor, takes_missing: bool) -> Tensor:

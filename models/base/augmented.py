@@ -45,10 +45,10 @@ class Augmented(Observed):
     knows_labels: bool = False
 
     def on(self, part: Part) -> "Augmented":
-        found, q = super().on(part), copy.copy(self.q)
+        posterior, q = super().on(part), copy.copy(self.q)
         if q is not None:
             vars(q).update(self.rows.fetch(part.numbers, q.row_tables()))
-        return replace(found, q=q)
+        return replace(posterior, q=q)
 
     def variables(self, rows: Int[Tensor, " U"]) -> Any:
         """The auxiliary variables of some rows, (U,) or (L, U); None for Gaussian data."""
@@ -107,10 +107,10 @@ class Augmented(Observed):
         for pairs in affected.split(at_once(_PAIR_ENTRIES, of_m.shape[1] ** 2)):
             some, (union, places) = m[pairs], distinct_rows(of_m[pairs])
             loc, var = self.given_neighbors(self.rows.x[some], union, torch.where(is_n[pairs], -1, places), some)
-            likelihood, y, found = self.rows.likelihood(self.bound, some), self.rows.targets(some), omega[..., pairs]
+            likelihood, y, each = self.rows.likelihood(self.bound, some), self.rows.targets(some), omega[..., pairs]
             for _ in range(_SWEEPS):
-                found = conjugate_posterior(likelihood, y, squared_latent(likelihood, y, found, loc, var)).mean
-            omega[..., pairs] = found
+                each = conjugate_posterior(likelihood, y, squared_latent(likelihood, y, each, loc, var)).mean
+            omega[..., pairs] = each
         return omega
 
 

@@ -116,8 +116,8 @@ def start(method: Any, solves_coefficients: bool) -> None:
     _try_mean(where, bound, method.x[:2])
     _try_likelihood(where, bound, method.x)
     is_started = isinstance(mean, BasisMean) and not mean.is_set
-    found = method._start_from(bound, at, None if is_started else lambda rows: bound.mean(method.x[rows]))
-    method.unit = found.unit
+    from_data = method._start_from(bound, at, None if is_started else lambda rows: bound.mean(method.x[rows]))
+    method.unit = from_data.unit
     modules = {module: path for path, module in method.named_modules()}
     method._first_values = {
         f"{modules[part]}.{name}": part._parameters[f"{name}_unconstrained"].detach().clone()
@@ -125,9 +125,9 @@ def start(method: Any, solves_coefficients: bool) -> None:
         if name in part._pyro_params
     }
     if isinstance(mean, BasisMean):
-        mean.start(found.level, found.spread, method.x)
+        mean.start(from_data.level, from_data.spread, method.x)
     if method.y is not None and method.likelihood is not None:
-        _warn_of_data(method, found.spread)
+        _warn_of_data(method, from_data.spread)
     if isinstance(mean, LinearMean):
         mean.has_posterior = solves_coefficients and mean.is_normal
         if mean.is_sampled_alone and hasattr(type(method), "guide"):
@@ -139,7 +139,7 @@ def start(method: Any, solves_coefficients: bool) -> None:
     if method.y is not None and method.likelihood is not None:
         bound = read(method, method.hyper_guide.medians())
         parts = [part for part in (bound.kernel, *bound.others.values()) if isinstance(part, nn.Module)]
-        warn_of_prior_variance(where, chain.from_iterable(part.modules() for part in parts), found.spread)
+        warn_of_prior_variance(where, chain.from_iterable(part.modules() for part in parts), from_data.spread)
     for origin in method._origin:
         method.hyper_guide.take(origin.hyper_guide)
     method._origin = ()

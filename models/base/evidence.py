@@ -53,7 +53,7 @@ def nearest_predecessors(
     def block(part: slice) -> tuple[Tensor]:
         correlation = kernel(x[rows[part]], x).abs() / spread
         later = rank >= rank[rows[part], None]
-        found = correlation.masked_fill(later, -1.0).topk(num_neighbors)
-        return (torch.where(found.values >= 0, found.indices, -1),)
+        closest = correlation.masked_fill(later, -1.0).topk(num_neighbors)
+        return (torch.where(closest.values >= 0, closest.indices, -1),)
 
     return in_blocks(block, len(rows), len(x), 0)[0]

@@ -88,18 +88,18 @@ class Posterior:
         return None
 
     def neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None) -> Any:
-        """What :meth:`moments` takes: rows of the nearest points."""
+        """Rows of the nearest points, for :meth:`moments`."""
         self._check_neighbors(num_neighbors, self.graph.num_points)
         return self.graph.query(x_new, self.enough_neighbors() if num_neighbors is None else num_neighbors)
 
     def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> Any:
-        """What :meth:`joint` takes: rows of the nearest points and earlier new points, whose order has a seed."""
+        """Rows of the nearest points and earlier new points, whose order has a seed, for :meth:`joint`."""
         self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
         k = self.enough_neighbors() if num_neighbors is None else num_neighbors
         return self.graph.extend(x_new, k, seed)[1]
 
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> Any:
-        """What :meth:`leave_one_out` takes: some rows of the data, and what else hyperparameters do not change."""
+        """Some rows of the data, and all that hyperparameters do not change, for :meth:`leave_one_out`."""
         return rows
 
     # Several processes: rows of others that predictions condition on.
@@ -125,7 +125,7 @@ class Posterior:
         undefined(self, "moments", "posterior")
 
     def response_moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
-        """What :meth:`response` takes, :meth:`moments` by default."""
+        """Moments for :meth:`response`, :meth:`moments` by default."""
         return self.moments(x_new, near)
 
     def response(self, loc: Tensor, spread: Tensor, by_row: Mapping[str, Tensor]) -> Distribution:
@@ -268,7 +268,7 @@ class Observed(Posterior):
 
     @torch.no_grad()
     def duplicate_dependence(self, rows: Int[Tensor, " B"]) -> DuplicateDependence | None:
-        """What the densities of some rows owe to near copies of them; None for counts, or if no row has a copy.
+        """Part of the densities of some rows that near copies of them explain; None for counts, or without copies.
 
         Cost: O(K^3) per row.
         """

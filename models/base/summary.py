@@ -40,7 +40,8 @@ def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "D
                 rows |= _rows(f"{prefix}{name}", [value, none, none], "")
         for name in part._pyro_samples:
             if (part, name) in quantiles[0] and (own is None or name in own):
-                rows |= _rows(f"{prefix}{name}", [found[part, name] for found in quantiles], prior_name(part, name))
+                values = [quantile[part, name] for quantile in quantiles]
+                rows |= _rows(f"{prefix}{name}", values, prior_name(part, name))
     return DataFrame.from_dict(rows, orient="index", columns=["estimate", "lower", "upper", "prior"])
 
 

@@ -48,13 +48,13 @@ class Cells:
 
     def __call__(self, x: Float[Tensor, "N D"]) -> Int[Tensor, " N"]:
         """The cell of each point."""
-        found = torch.empty(len(x), dtype=torch.int64)
+        numbers = torch.empty(len(x), dtype=torch.int64)
         stack: list[tuple[_Cut | int, Tensor]] = [(self._root, torch.arange(len(x)))]
         while stack:
             node, rows = stack.pop()
             if isinstance(node, int):
-                found[rows] = node
+                numbers[rows] = node
                 continue
             below = x[rows, node.column].double() < node.threshold
             stack += [(node.parts[0], rows[below]), (node.parts[1], rows[~below])]
-        return found
+        return numbers

@@ -151,24 +151,24 @@ class ShardedData(ShardedPoints):
         """Places in the random ordering of consecutive rows."""
         order = _permutation(self.num_rows, self.seed)
         places = ((order >= start) & (order < stop)).nonzero()[:, 0]
-        found = torch.empty(stop - start, dtype=torch.int64)
-        found[order[places].long() - start] = places
-        return found
+        local = torch.empty(stop - start, dtype=torch.int64)
+        local[order[places].long() - start] = places
+        return local
 
     def _sample(self, block: dict[str, Tensor], start: int) -> dict[str, Tensor]:
         """The sample, in the order in which a random choice of all of them gives them in their order."""
         chosen = _permutation(self.num_rows, 0)[:_SAMPLE].long()
         own = ((chosen >= start) & (chosen < start + len(block["x"]))).nonzero()[:, 0]
         places = _permutation(len(chosen), 0).long()[self.world.gather(own)]
-        found = {}
+        local = {}
         for name, values in block.items():
             rows = self.world.gather(values[chosen[own] - start])
-            found[name] = torch.empty_like(rows)
-            found[name][places] = rows
-        return found
+            local[name] = torch.empty_like(rows)
+            local[name][places] = rows
+        return local
 
 
 def _permutation(size: int, seed: int) -> Tensor:
-    """That of ``torch.randperm`` with a seed, in 32 bits where they suffice."""
+    """Permutation by ``torch.randperm`` with a seed, in 32 bits where they suffice."""
     dtype = torch.int32 if size < 2**31 else torch.int64
     return torch.randperm(size, generator=torch.Generator().manual_seed(seed), dtype=dtype)

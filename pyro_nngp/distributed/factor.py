@@ -130,9 +130,9 @@ class ShardedFactor:
         r"""Diagonal of :math:`\Lambda` at the own rows."""
         return self._gathered(self._root.power(2).sum(0)).to(self.graph.x.device)
 
-    def _gathered(self, found: np.ndarray) -> Tensor:
+    def _gathered(self, local: np.ndarray) -> Tensor:
         """Values at own rows, plus those that all processes have for them in their halos."""
-        every, n = torch.from_numpy(found), self._root.shape[0]
+        every, n = torch.from_numpy(local), self._root.shape[0]
         return every[:n] + self.graph.halo.give_back(every[n:])
 
     def posterior_mean(
@@ -158,7 +158,7 @@ class ShardedFactor:
         size = torch.clamp(_RELATIVE * norm(right), min=len(self) ** 0.5)
         if reduction:
             tolerance = max(tolerance, reduction * float((norm(right - product(start)) / size).max()))
-        found, left = conjugate_gradients(
+        solution, left = conjugate_gradients(
             product,
             right,
             start,
@@ -176,7 +176,7 @@ class ShardedFactor:
                 f"ShardedFactor: conjugate gradients stopped after {_MOST} iterations at a residual of {left:.1e}, the "
                 f"tolerance is {tolerance:.1e}. The usual cause is noise far below the prior's conditional variances."
             )
-        return found.to(like)
+        return solution.to(like)
 
     def _preconditioner(self, precision: Tensor) -> Callable[[Tensor], Tensor]:
         var: Tensor = self.var.cpu()

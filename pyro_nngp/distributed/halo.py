@@ -39,12 +39,12 @@ class Halo:
     def places(self, numbers: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Places of numbers among own rows and halo; -1 for numbers of neither, and where the number is -1."""
         away = (numbers >= 0) & ~self._is_own(numbers)
-        found = torch.where(numbers < 0, numbers, numbers - self._data.first)
+        here = torch.where(numbers < 0, numbers, numbers - self._data.first)
         wanted = numbers[away].long()
         place = torch.searchsorted(self.numbers, wanted)
         known = torch.cat([self.numbers, self.numbers.new_full((1,), -1)])[place] == wanted
-        found[away] = torch.where(known, self._data.num_own + place, -1).to(found.dtype)
-        return found
+        here[away] = torch.where(known, self._data.num_own + place, -1).to(here.dtype)
+        return here
 
     def numbers_at(self, places: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
         """Numbers of places among own rows and halo; -1 stays."""
@@ -106,8 +106,8 @@ class Near:
     def sums(self, values: Shaped[Tensor, "*L Q"]) -> Shaped[Tensor, "*L n"]:
         """Sums over the places, of all processes, whose nearest point is an own one."""
         own = self.points.num_own
-        found = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
-        return found[..., :own] + self._halo.give_back(found[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)
+        here = values.new_zeros(*values.shape[:-1], own + len(self._halo)).index_add_(-1, self._first(values), values)
+        return here[..., :own] + self._halo.give_back(here[..., own:].movedim(-1, 0).contiguous()).movedim(0, -1)
 
     def _first(self, like: Tensor) -> Tensor:
         return self.places[:, 0].long().to(like.device)

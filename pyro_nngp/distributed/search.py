@@ -74,28 +74,28 @@ class ShardedIndex:
         child, parent, length = (route.forward(part) for part in there)
         edges = tuple(map(torch.cat, zip(here, (child - data.first, parent, length), strict=True)))
         earlier, lengths, places = self._in_blocks(self._points, k, data.positions, None, True)
-        found = select_parents(cast(Any, edges), (places, lengths), data.num_rows)
+        parents = select_parents(cast(Any, edges), (places, lengths), data.num_rows)
         ends = [(numbers, near), (earlier, places), (route.forward(own[is_later] + data.first), parent)]
         names, keys = (torch.cat([part.flatten() for part in parts]) for parts in zip(*ends, strict=True))
         order = keys.argsort()
-        name = names[order][torch.searchsorted(keys[order], found.clamp(min=0)).clamp(max=len(order) - 1)]
-        return torch.where(found < 0, -1, name)
+        name = names[order][torch.searchsorted(keys[order], parents.clamp(min=0)).clamp(max=len(order) - 1)]
+        return torch.where(parents < 0, -1, name)
 
     def _in_blocks(
         self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None, everything: bool = False
     ) -> list[Tensor]:
         """Numbers found in blocks, as many on each process; with `everything` also distances and positions."""
         data, size = self._data, max(1, _BLOCK // k)
-        found = [places.new_empty((len(places), k), dtype=torch.int32 if data.num_rows < 2**31 else torch.int64)]
+        nearest = [places.new_empty((len(places), k), dtype=torch.int32 if data.num_rows < 2**31 else torch.int64)]
         if everything:
-            found += [places.new_empty((len(places), k)), places.new_empty((len(places), k), dtype=torch.int64)]
+            nearest += [places.new_empty((len(places), k)), places.new_empty((len(places), k), dtype=torch.int64)]
         for block in range(data.world.max(-(-len(places) // size))):
             rows = slice(block * size, (block + 1) * size)
             parts = (None if part is None else part[rows] for part in (before, without))
             value, positions, numbers = self._search(places[rows], k, *parts)
-            for whole, part in zip(found, (numbers, value, positions), strict=False):
+            for whole, part in zip(nearest, (numbers, value, positions), strict=False):
                 whole[rows] = part.to(whole.dtype)
-        return found
+        return nearest
 
     def _search(self, places: Tensor, k: int, before: Tensor | None, without: Tensor | None) -> list[Tensor]:
         """Distances, positions and numbers of the k nearest rows.

@@ -24,7 +24,7 @@ from pyro_nngp.linalg.sparse_triangular import SparseTriangle
 
 
 class Round(NamedTuple):
-    """What a process does in one round.
+    """Work of a process in one round.
 
     Attributes:
         rows: own rows of the round.
@@ -62,15 +62,15 @@ def find_rounds(data: ShardedData, halo: Halo, neighbors: Int[Tensor, "n K"]) ->
         number[count:] = halo.fetch(number[:count])
         if not data.world.max(int(not torch.equal(before, number[:count]))):
             break
-    found, place = [], torch.empty(count, dtype=torch.int64)
+    rounds, place = [], torch.empty(count, dtype=torch.int64)
     for k in range(data.world.max(int(number.max())) + 1):
         rows, places = (number[:count] == k).nonzero()[:, 0], (number[count:] == k).nonzero()[:, 0]
         place[rows] = torch.arange(len(rows))
         same = (own[rows] >= 0) & (number[own[rows].clamp(min=0)] == k)
         inner = torch.where(same, place[own[rows].clamp(min=0)], -1)
         within = dependency_levels(inner) if len(rows) else [rows]
-        found.append(Round(rows, inner, within, Halo(data, halo.numbers[places]), places))
-    return found
+        rounds.append(Round(rows, inner, within, Halo(data, halo.numbers[places]), places))
+    return rounds
 
 
 class ShardedTriangle:
@@ -107,9 +107,9 @@ class ShardedTriangle:
         for part, triangle, earlier in zip(self._rounds[::-1], self._inner[::-1], self._outer[::-1], strict=True):
             part.halo.add_back(u[:count], u[count + part.places])
             if len(part.rows):
-                found = triangle.solve(u[part.rows].mT, transposed=True)
-                u[part.rows] = found.mT
-                earlier.add_transposed(u, found)
+                solution = triangle.solve(u[part.rows].mT, transposed=True)
+                u[part.rows] = solution.mT
+                earlier.add_transposed(u, solution)
         return u[:count].mT
 
 

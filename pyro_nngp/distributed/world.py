@@ -74,10 +74,10 @@ class World:
         if self.size == 1:
             return values
         here = values.to(self._device).contiguous()
-        found = [torch.empty_like(here) for _ in range(self.size)]
-        self._run(lambda: dist.all_gather(found, here))
+        gathered = [torch.empty_like(here) for _ in range(self.size)]
+        self._run(lambda: dist.all_gather(gathered, here))
         self.traffic["gather"] += (self.size - 1) * here.numel() * here.element_size()
-        return torch.cat(found).to(values.device)
+        return torch.cat(gathered).to(values.device)
 
     def exchange(self, values: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Send consecutive rows to each process, and receive theirs.
@@ -90,19 +90,19 @@ class World:
         if self.size == 1:
             return values
         here = values.to(self._device).contiguous()
-        found = here.new_empty((sum(received), *here.shape[1:]))
+        gathered = here.new_empty((sum(received), *here.shape[1:]))
         if self._device.type == "cpu":
-            self._run(lambda: self._send_and_receive(here.split(sent), found.split(received)))
+            self._run(lambda: self._send_and_receive(here.split(sent), gathered.split(received)))
         else:
-            self._run(lambda: dist.all_to_all_single(found, here, received, sent))
+            self._run(lambda: dist.all_to_all_single(gathered, here, received, sent))
         away = len(here) - sent[self.rank]
         self.traffic["exchange"] += away * here[:1].numel() * here.element_size()
-        return found.to(values.device)
+        return gathered.to(values.device)
 
-    def _send_and_receive(self, parts: Sequence[Tensor], found: Sequence[Tensor]) -> None:
+    def _send_and_receive(self, parts: Sequence[Tensor], gathered: Sequence[Tensor]) -> None:
         """Exchange a part with each process, without messages for empty ones, which Gloo's all-to-all sends."""
-        found[self.rank].copy_(parts[self.rank])
-        steps = (dist.irecv, found), (dist.isend, parts)
+        gathered[self.rank].copy_(parts[self.rank])
+        steps = (dist.irecv, gathered), (dist.isend, parts)
         operations = [
             dist.P2POp(step, part, rank)
             for step, tensors in steps
@@ -146,7 +146,7 @@ class Route:
 
     def back(self, answers: Tensor) -> Tensor:
         """Send an answer to each row that arrived, (P, ...); returns those to the rows sent, (Q, ...)."""
-        found = self._world.exchange(answers, self._received, self._sent)
-        placed = torch.empty_like(found)
-        placed[self._order] = found
+        gathered = self._world.exchange(answers, self._received, self._sent)
+        placed = torch.empty_like(gathered)
+        placed[self._order] = gathered
         return placed

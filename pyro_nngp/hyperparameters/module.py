@@ -126,7 +126,7 @@ class GPModule(PyroModule):
 
 def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
     """Hyperparameters of a module and its parts that were left unset, and have kept their placeholder value since."""
-    found = []
+    names = []
     for part in module.modules():
         if not isinstance(part, GPModule):
             continue
@@ -134,8 +134,8 @@ def unset_hyperparameters(module: nn.Module) -> list[tuple[GPModule, str]]:
             if name in part._pyro_params:
                 value, first = getattr(part, name).detach().double().cpu(), stand_in.double().cpu()
                 if value.shape == first.shape and torch.allclose(value, first, rtol=1e-6, atol=0.0):  # of the transform
-                    found.append((part, name))
-    return found
+                    names.append((part, name))
+    return names
 
 
 def freeze(module: Any, at: Mapping[tuple[PyroModule, str], Tensor] | None = None) -> Any:

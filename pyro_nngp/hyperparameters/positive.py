@@ -94,15 +94,15 @@ def lognormal_priors(
     Raises:
         ValueError: if the module has none of these hyperparameters.
     """
-    medians, found = {"lengthscale": 1.0, "variance": 0.05} if medians is None else medians, False
+    medians, is_any = {"lengthscale": 1.0, "variance": 0.05} if medians is None else medians, False
     for part in module.modules():
         names = [name for name in medians if isinstance(part, PyroModule) and name in part._pyro_params]
         for name in names:
             value = getattr(part, name).detach()
             loc = torch.full_like(value if like is None else value.to(like), medians[name]).log()
             setattr(part, name, PyroSample(dist.LogNormal(loc, scale).to_event(loc.dim())))
-            found = True
-    if not found:
+            is_any = True
+    if not is_any:
         where, cure = "lognormal_priors", "Name attributes that the module has as parameters."
         fail(where, "medians", f"of hyperparameters of {type(module).__name__}", sorted(medians), cure)
     return module

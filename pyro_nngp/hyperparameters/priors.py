@@ -62,15 +62,15 @@ class HyperparameterGuide(GPModule):
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
         """Quantiles of each entry by module and attribute; exact where the support constrains each entry alone."""
-        shift, found = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
+        shift, at_probability = math.sqrt(2) * torch.erfinv(torch.tensor(2 * probability - 1.0).double()), {}
         for i, (module, attribute) in enumerate(self._sites):
             if _has_own_guide(module):
-                found[module, attribute] = module.own_quantiles(attribute, shift)
+                at_probability[module, attribute] = module.own_quantiles(attribute, shift)
                 continue
             loc, log_scale = getattr(self, f"loc_{i}"), getattr(self, f"log_scale_{i}")
             transform = biject_to(_prior(module, attribute).support)
-            found[module, attribute] = transform(loc + shift.to(loc) * log_scale.exp())
-        return found
+            at_probability[module, attribute] = transform(loc + shift.to(loc) * log_scale.exp())
+        return at_probability
 
     def sample(self) -> dict[tuple[PyroModule, str], Tensor]:
         """A draw of every attribute as a site of the present program."""

@@ -113,10 +113,10 @@ def neighbor_metric(kernel: Any, x: Float[Tensor, "N D"]) -> Tensor | KernelMetr
         x: inputs of the data.
     """
     kernels = list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]
-    found = [neighbor_lengthscale(each, x.shape[1]) for each in kernels]
-    known = [lengthscale for lengthscale in found if lengthscale is not None]
-    if len(known) < len(found):
-        return KernelMetric(kernels[0], x) if found[0] is None else found[0]
+    lengthscales = [neighbor_lengthscale(each, x.shape[1]) for each in kernels]
+    known = [lengthscale for lengthscale in lengthscales if lengthscale is not None]
+    if len(known) < len(lengthscales):
+        return KernelMetric(kernels[0], x) if lengthscales[0] is None else lengthscales[0]
     return known[0] if len(known) == 1 else torch.stack(known).pow(-2).mean(0).rsqrt()
 
 

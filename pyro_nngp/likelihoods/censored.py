@@ -259,8 +259,8 @@ class _Clamped(Expandable):
         """The limit in standard deviations from the mean, on the scale of f; far beyond the data if there is none."""
         is_there = limit.isfinite() & (limit > 0) if self._is_log else limit.isfinite()
         there = torch.where(is_there, limit, 1.0)
-        found = ((there.log() if self._is_log else there) - self.values.loc) / self.values.scale
-        return torch.where(is_there, found, torch.where(limit > 1, _FAR, -_FAR))
+        standardized = ((there.log() if self._is_log else there) - self.values.loc) / self.values.scale
+        return torch.where(is_there, standardized, torch.where(limit > 1, _FAR, -_FAR))
 
     def _moments(self) -> tuple[Tensor, Tensor]:
         loc, sd = self.values.loc, self.values.scale

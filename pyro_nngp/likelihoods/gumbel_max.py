@@ -155,13 +155,13 @@ def _parts(loc: Tensor, var: Tensor, x: Tensor, rule: int) -> tuple[Tensor, ...]
     if not bool(narrow.any()):
         return _wide_parts(loc, var, x, rule)
     x = x.expand(-1, *loc.shape)
-    found = [
+    moments = [
         part(loc[chosen], var[chosen], x[:, chosen], rule)
         for part, chosen in ((_narrow_parts, narrow), (_wide_parts, ~narrow))
     ]
     where = narrow.expand(x.shape)
     return tuple(
-        torch.empty_like(x).masked_scatter(where, a).masked_scatter(~where, b) for a, b in zip(*found, strict=True)
+        torch.empty_like(x).masked_scatter(where, a).masked_scatter(~where, b) for a, b in zip(*moments, strict=True)
     )
 
 

@@ -64,14 +64,14 @@ def binomial_splits(counts: Float[Tensor, "N C"] | Int[Tensor, "N C"]) -> list[B
         cure = "Pass numbers of cases, not shares."
         fail(where, "counts", "to be 0, 1, 2, ..", f"{len(bad)} others such as {bad[0].item():g}", cure)
     left = counts.flip(1).cumsum(1).flip(1)
-    found = []
+    splits = []
     for c in range(counts.shape[1] - 1):
         rows = (left[:, c] > 0).nonzero()[:, 0]
         if not len(rows):
             cure = "Drop the last kinds, which have no counts."
             fail(where, "counts", f"in column {c} or later ones", "zeros only", cure)
-        found.append(BinomialSplit(rows, counts[rows, c], left[rows, c]))
-    return found
+        splits.append(BinomialSplit(rows, counts[rows, c], left[rows, c]))
+    return splits
 
 
 def log_shares(logits: Float[Tensor, "C1 *B"]) -> Float[Tensor, "C *B"]:

@@ -91,11 +91,12 @@ def _level(likelihood: Likelihood, y: Tensor, counts: Tensor) -> Tensor:
 
 def _derivatives(likelihood: Likelihood, y: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
     """First and negative second derivative (kept positive) of the log density in f, by central differences."""
-    middle, found = likelihood(f).log_prob(y), []
+    middle, derivatives = likelihood(f).log_prob(y), []
     for latent in [slice(None)] if likelihood.num_latents is None else range(len(f)):
         shift = torch.zeros_like(f)
         shift[latent] = _STEP
         low, high = likelihood(f - shift).log_prob(y), likelihood(f + shift).log_prob(y)
-        found.append(((high - low) / (2 * _STEP), (2 * middle - low - high) / _STEP**2))
-    slope, precision = found[0] if likelihood.num_latents is None else map(torch.stack, zip(*found, strict=True))
+        derivatives.append(((high - low) / (2 * _STEP), (2 * middle - low - high) / _STEP**2))
+    several = likelihood.num_latents is not None
+    slope, precision = map(torch.stack, zip(*derivatives, strict=True)) if several else derivatives[0]
     return slope, precision.clamp(min=_LEAST_PRECISION)

@@ -290,11 +290,11 @@ def _find_focus(
         best = score.argmax(0, keepdim=True)
         bends = bend.gather(0, best + offsets).abs() + limits.tiny
         center = (bends / bends.sum(0) * t[1:-1].gather(0, best + offsets)).sum(0)  # exact for one kink
-        found = rough.gather(0, best)[0] / step**3
+        third = rough.gather(0, best)[0] / step**3
         if round_ == 0:
-            scale, roughness = step, found
+            scale, roughness = step, third
         else:
-            scale, roughness = torch.where(found > roughness, step, scale), torch.maximum(found, roughness)
+            scale, roughness = torch.where(third > roughness, step, scale), torch.maximum(third, roughness)
         low, high = center - 1.5 * step, center + 1.5 * step
     return center, torch.where(scale == step, _KINK * step, scale)
 

@@ -89,8 +89,8 @@ class Multinomial(Likelihood):
         _check_kinds(loc)
         y, loc, var = torch.broadcast_tensors(y, loc, var)
         normalizer = expected_logsumexp(loc.movedim(-2, 0), var.movedim(-2, 0), self.num_quadrature)
-        found = (y * (loc - normalizer[..., None, :])).sum(-2) + _log_coefficient(y).to(loc)
-        return _first_kind(found, loc.shape[-2])
+        value = (y * (loc - normalizer[..., None, :])).sum(-2) + _log_coefficient(y).to(loc)
+        return _first_kind(value, loc.shape[-2])
 
     @pyro_entry
     def marginal(self, loc: Float[Tensor, "*S C B"], var: Float[Tensor, "*S C B"]) -> Distribution:
@@ -127,22 +127,22 @@ class _SoftmaxCounts(Expandable):
         if self._validate_args:
             self._validate_sample(value)
         value, loc, var = torch.broadcast_tensors(value.to(self.loc), self.loc, self.var)
-        found = _log_coefficient(value).to(loc)
+        density = _log_coefficient(value).to(loc)
         if bool((var > 0).any()):
-            found = found + _log_expectation(value, loc, var)
+            density = density + _log_expectation(value, loc, var)
         else:
-            found = found + (value * loc.log_softmax(-2)).sum(-2)
-        return _first_kind(found, loc.shape[-2])
+            density = density + (value * loc.log_softmax(-2)).sum(-2)
+        return _first_kind(density, loc.shape[-2])
 
     def sample(self, sample_shape: Any = torch.Size()) -> Tensor:
         with torch.no_grad():
             shape = (*sample_shape, *self.loc.shape)
             left = torch.as_tensor(self.trials).to(self.loc).expand(*shape[:-2], shape[-1])
-            shares, rest, found = self._draw(shape).softmax(-2), torch.ones_like(left), []
+            shares, rest, counts = self._draw(shape).softmax(-2), torch.ones_like(left), []
             for share in shares.unbind(-2)[:-1]:  # each kind is binomial of the remainder
-                found.append(torch.binomial(left.contiguous(), (share / rest.clamp(min=1e-30)).clamp(0, 1)))
-                left, rest = left - found[-1], rest - share
-            return torch.stack([*found, left], -2)
+                counts.append(torch.binomial(left.contiguous(), (share / rest.clamp(min=1e-30)).clamp(0, 1)))
+                left, rest = left - counts[-1], rest - share
+            return torch.stack([*counts, left], -2)
 
     def _draw(self, shape: tuple[int, ...]) -> Tensor:
         return self.loc + self.var.sqrt() * torch.randn(shape, dtype=self.loc.dtype, device=self.loc.device)

@@ -90,8 +90,8 @@ def nested_dissection(
     points = x.detach().double().cpu().numpy()
     distance = np.abs(points[members[:, 1:]] - points[:, None]).mean((0, 1)) if members.shape[1] > 1 else 1.0
     nodes = _dissect(points / np.maximum(distance, 1e-300), members, leaf, most)
-    found = None if nodes is None else _fronts(nodes, members)
-    return None if found is None or found.operations > most else found
+    fronts = None if nodes is None else _fronts(nodes, members)
+    return None if fronts is None or fronts.operations > most else fronts
 
 
 def _dissect(x: np.ndarray, members: np.ndarray, leaf: int, most: float) -> np.ndarray | None:

@@ -111,9 +111,9 @@ def start_from_data(
     near = nearest_rows(inputs / column_scale(inputs), rows, 8)
     shapes = []
     for part, name in open_likelihood:
-        found = part.start(name, tried.flatten().double(), targets[..., near].flatten(0, -2).double())
-        if found is not None:
-            shapes.append((part, name, found))
+        value = part.start(name, tried.flatten().double(), targets[..., near].flatten(0, -2).double())
+        if value is not None:
+            shapes.append((part, name, value))
     sized = any(name == "total_count" for _, name, _ in shapes)
 
     def attempt(shapes: Sequence[tuple[nn.Module, str, Tensor]]) -> tuple[float, Callable[[], Start]]:

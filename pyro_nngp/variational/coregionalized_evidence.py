@@ -76,12 +76,12 @@ def coregionalized_gradient(
         seed: of the draws.
     """
     target, loc, precision = target.double(), loc.double(), posterior.precision
-    found = _exact(posterior) if posterior.is_dense else _drawn(posterior, seed)
-    of_prior = [prior_gradient(*parts) for parts in zip(posterior.factors, loc, found.each, strict=True)]
+    central = _exact(posterior) if posterior.is_dense else _drawn(posterior, seed)
+    of_prior = [prior_gradient(*parts) for parts in zip(posterior.factors, loc, central.each, strict=True)]
     seen = precision > 0
     error = (target - posterior.at(loc)) * seen
-    in_precision = (1 / torch.where(seen, precision, 1.0) - error.square() - found.variance) / 2 * seen
-    in_loading = precision.mT[..., None] * (error.mT[..., None] * loc.mT[:, None] - found.cross)
+    in_precision = (1 / torch.where(seen, precision, 1.0) - error.square() - central.variance) / 2 * seen
+    in_loading = precision.mT[..., None] * (error.mT[..., None] * loc.mT[:, None] - central.cross)
     w, var = ([*parts] for parts in zip(*of_prior, strict=True))
     return CoregionalizedGradient(w, var, -precision * error, in_precision, in_loading)
 
@@ -111,18 +111,18 @@ def coregionalized_excess(
         whole = posterior_at(None)
         posterior = CoupledPosterior(whole.prior.factors(), whole.loading, whole.precision)
         of_evidence = coregionalized_gradient(posterior, whole.target, whole.loc)
-    found, value = [torch.zeros_like(part, dtype=torch.float64) for part in parameters], 0.0
+    gradient, value = [torch.zeros_like(part, dtype=torch.float64) for part in parameters], 0.0
     for rows in torch.arange(len(of_evidence.loading), device=whole.loc.device).split(_ROWS):
         q = posterior_at(rows)
         observed = q.log_evidence(q.prior).sum()
         difference = _along(of_evidence, q, rows) - observed
         parts = torch.autograd.grad(difference, parameters, retain_graph=True, allow_unused=True)
-        found = [total if part is None else total + part for total, part in zip(found, parts, strict=True)]
+        gradient = [total if part is None else total + part for total, part in zip(gradient, parts, strict=True)]
         value += float(observed.detach())
     if not posterior.is_dense:
-        return Excess(found, None)
+        return Excess(gradient, None)
     with torch.no_grad():
-        return Excess(found, float(coregionalized_log_evidence(posterior, whole.target, whole.loc)) - value)
+        return Excess(gradient, float(coregionalized_log_evidence(posterior, whole.target, whole.loc)) - value)
 
 
 def _along(gradient: CoregionalizedGradient, q: CoregionalizedPosterior, rows: Tensor) -> Tensor:

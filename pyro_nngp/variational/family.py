@@ -31,7 +31,7 @@ from pyro_nngp.rows import Part, Rows
 
 @runtime_checkable
 class Given(Protocol):
-    """What a family is told at each call.
+    """Arguments of a family at each call.
 
     Attributes:
         rows: the data.
@@ -135,7 +135,7 @@ class Family(GPModule):
         return part._replace(q=self.with_tables(given.rows.fetch(part.numbers, self.row_tables())))
 
     def row_tables(self) -> dict[str, Tensor]:
-        """What there is for each point, by name, with a row for each."""
+        """Tables with a row per point, by name."""
         undefined(self, "row_tables", "family")
 
     def with_tables(self, tables: Mapping[str, Tensor]) -> "Family":

@@ -95,22 +95,20 @@ def evidence_gradient(
         w, *rest = (prior.own(part) for part in (whole.w.mT, whole.var, whole.target, whole.precision))
         return EvidenceGradient(w.mT, *rest)
     if plan is not None:
-        found, variance = _factored(
-            cast(VecchiaFactor, prior), cast(VecchiaFactor, prior).multifrontal(plan, precision)
-        )
+        cov, variance = _factored(cast(VecchiaFactor, prior), cast(VecchiaFactor, prior).multifrontal(plan, precision))
     elif isinstance(prior, VecchiaFactor) and len(prior) <= DENSE_UP_TO:
-        found, variance = _exact(prior, precision)
+        cov, variance = _exact(prior, precision)
     else:
-        found, variance = _drawn(prior, precision, seed)
-    return _gradient(prior, target, loc, precision, found, variance)
+        cov, variance = _drawn(prior, precision, seed)
+    return _gradient(prior, target, loc, precision, cov, variance)
 
 
 def _gradient(
-    prior: Factor, target: Tensor, loc: Tensor, precision: Tensor, found: Moments, variance: Tensor
+    prior: Factor, target: Tensor, loc: Tensor, precision: Tensor, cov: Moments, variance: Tensor
 ) -> EvidenceGradient:
     error = target - loc
     in_precision = (1 / precision - error.square() - variance) / 2
-    return EvidenceGradient(*prior_gradient(prior, loc, found), -precision * error, in_precision)
+    return EvidenceGradient(*prior_gradient(prior, loc, cov), -precision * error, in_precision)
 
 
 def prior_gradient(

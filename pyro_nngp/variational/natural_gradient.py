@@ -198,16 +198,16 @@ def natural_gradient(
     shift, precision = (torch.zeros_like(loc), torch.zeros_like(loc)) if sites is None else sites
     length, moved, steps = 1.0, math.inf, 0
     if likelihood.is_gaussian:
-        target, found = gaussian_sites(likelihood, y, loc, var, total=total)
-        loc_new, _, _ = solve(target, found)
-        return 1, float(average((loc_new - loc).square() * found, total).sqrt()), True
+        target, new_precision = gaussian_sites(likelihood, y, loc, var, total=total)
+        loc_new, _, _ = solve(target, new_precision)
+        return 1, float(average((loc_new - loc).square() * new_precision, total).sqrt()), True
     gradient, curvature, value = _expectation_gradients(likelihood, y, loc, var, total=total)
     count = float(total(loc.new_tensor(float(loc.numel()))))
     bound, secant, improved, rejected = value - divergence, torch.zeros_like(loc), False, False
     while steps < max_steps and length >= _SHORTEST / 64:
-        found = torch.maximum(floored(curvature, var, total), secant)
-        trial_shift = torch.lerp(shift, found * loc + gradient, length)
-        trial_precision = torch.lerp(precision, found, length)
+        step = torch.maximum(floored(curvature, var, total), secant)
+        trial_shift = torch.lerp(shift, step * loc + gradient, length)
+        trial_precision = torch.lerp(precision, step, length)
         new_loc, new_var, divergence = solve(trial_shift / trial_precision, trial_precision)
         new_gradient, new_curvature, value = _expectation_gradients(likelihood, y, new_loc, new_var, total=total)
         steps, moves = steps + 1, new_loc - loc

@@ -135,8 +135,8 @@ class ShardedPlaces:
         """The places nearest to any of some new points, and values there."""
         count = min(max(2, num_neighbors), self.count)  # two at least, since a table has as many
         numbers = self._index.nearest(x_new.detach().cpu(), count).unique().long()
-        x, found = self.points.fetch(numbers, self.points.x, values.movedim(-1, 0).contiguous().cpu())
-        return x.to(values), found.movedim(0, -1).to(values)
+        x, fetched = self.points.fetch(numbers, self.points.x, values.movedim(-1, 0).contiguous().cpu())
+        return x.to(values), fetched.movedim(0, -1).to(values)
 
     def assign(self, centers: Int[Tensor, " M"]) -> Near:
         """Cells of the places nearest to some of them; of coinciding centers, only the first has members."""

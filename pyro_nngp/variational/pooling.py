@@ -130,9 +130,9 @@ class PooledObservations:
             kernel: covariance function.
             noise: variances of the observations.
         """
-        found = copy.copy(self)
-        found._levels = [_pooled(kernel, self._places, noise, cells.places, cells.members) for cells in self._levels]
-        return found
+        copied = copy.copy(self)
+        copied._levels = [_pooled(kernel, self._places, noise, cells.places, cells.members) for cells in self._levels]
+        return copied
 
     def near(self, x_new: Float[Tensor, "P D"], table: NeighborTable, num_neighbors: int) -> "PooledObservations":
         """A copy for one process with the cells nearest to some points, which may differ between processes.
@@ -142,13 +142,13 @@ class PooledObservations:
             table: the points of the copy.
             num_neighbors: cells of each level for each point.
         """
-        found = copy.copy(self)
-        found._places = WholePlaces(table)
-        found._levels = []
+        copied = copy.copy(self)
+        copied._places = WholePlaces(table)
+        copied._levels = []
         for cells in self._levels:
             here, noise = cast(ShardedPlaces, cells.places).fetch(x_new, num_neighbors, cells.noise)
-            found._levels.append(Cells(WholePlaces.at(table, here), noise, None))
-        return found
+            copied._levels.append(Cells(WholePlaces.at(table, here), noise, None))
+        return copied
 
     def _given(self, kernel: Any, x_new: Tensor, cells: Cells, near: Any) -> Tensor:
         return _variance(kernel, x_new, cells.places.x, near, cells.noise, self._jitter)

@@ -66,14 +66,14 @@ def _asked_rows(prior: ShardedFactor, num_columns: int) -> Int[Tensor, " h"]:
     own = torch.arange(len(ranks))[:, None]
     columns = torch.cat([own, graph.neighbors[:, :num_columns].cpu()], -1).long()
     there = _distinct(torch.where(columns < 0, -1, ranks[columns.clamp(min=0)]))
-    found, size = [], max(1, _PAIRS // ((1 + prior.neighbors.shape[1]) * there.shape[1]))
+    parts, size = [], max(1, _PAIRS // ((1 + prior.neighbors.shape[1]) * there.shape[1]))
     for first in range(0, data.num_own, size):
         rows = own[first : min(first + size, data.num_own)]
         near = torch.cat([rows, prior.neighbors[rows[:, 0]].cpu()], -1)
         reached = torch.where(near[..., None] < 0, -1, there[near.clamp(min=0)]).flatten(1)
         pairs = torch.stack([rows.expand_as(reached), reached], -1)[(reached >= 0) & (reached != data.world.rank)]
-        found.append(pairs.unique(dim=0))
-    pairs = torch.cat(found)
+        parts.append(pairs.unique(dim=0))
+    pairs = torch.cat(parts)
     return Route(data.world, pairs[:, 1]).forward(pairs[:, 0] + data.first)
 
 

@@ -85,7 +85,7 @@ def enough_for_predictions(
 
 
 class NeighborCache:
-    """What was computed from the neighbors of a graph, kept until they change; copies and pickles start empty."""
+    """Results computed from the neighbors of a graph, kept until they change; copies and pickles start empty."""
 
     def __init__(self) -> None:
         self._nearest: Any = None

@@ -27,7 +27,7 @@ SAME_SITES = 0.01  # relative change of the precisions of sites below which vari
 
 
 class SiteProblem(NamedTuple):
-    """What determines the sites at fixed hyperparameters, at the rows of this process."""
+    """Everything that determines the sites at fixed hyperparameters, at the rows of this process."""
 
     likelihood: Likelihood
     """p(y | f), bound."""
@@ -61,7 +61,7 @@ class SiteSolution(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """What the steps to a solution did, as :func:`~pyro_nngp.variational.natural_gradient.warn_unsettled` takes it."""
+    """Outcome of steps to a solution, for :func:`~pyro_nngp.variational.natural_gradient.warn_unsettled`."""
 
     moved: float
     """How far a last step of length one would have moved means."""

@@ -132,9 +132,9 @@ def _by_cholesky(
     added = torch.where(real, tau[..., support], 1.0)  # a padded row becomes a row of the identity
     tril = cholesky(add_diagonal(lower, added), 0.0)
     last = torch.eye(lower.shape[-1], dtype=tau.dtype, device=tau.device)[:, -1:].expand(*tril.shape[:-1], 1)
-    found = half_solve(tril, last, transposed=True)[..., 0]
-    scale[..., support[:, -1]] = found[..., -1]
-    entries[..., places[real[:, :-1]]] = found[..., :-1][..., real[:, :-1]]
+    solved = half_solve(tril, last, transposed=True)[..., 0]
+    scale[..., support[:, -1]] = solved[..., -1]
+    entries[..., places[real[:, :-1]]] = solved[..., :-1][..., real[:, :-1]]
 
 
 def _by_gradients(
@@ -158,9 +158,9 @@ def _by_gradients(
 
     diagonal = torch.from_numpy(prior.diagonal()) + added
     x, left = conjugate_gradients(product, right, None, diagonal, _MISSING, max_iterations, energy=True)
-    found = (x / x[..., -1:].sqrt()).to(tau)
-    scale[..., members[-1]] = found[..., -1]
-    entries[..., slots] = found[..., :-1]
+    solved = (x / x[..., -1:].sqrt()).to(tau)
+    scale[..., members[-1]] = solved[..., -1]
+    entries[..., slots] = solved[..., :-1]
     return left <= _MISSING
 
 
