@@ -1,8 +1,8 @@
 r"""Several outputs of any likelihood: a linear model of coregionalization on nearest-neighbor Gaussian processes.
 
 Outputs are sums of L latent functions, :math:`f_p(x) = \mu_p(x) + \sum_l A_{pl}\, u_l(x)`, and each has its own
-likelihood: a count and a measurement, at the same sites or at others. The posterior is that of Gaussian sites, one for
-each datum (:mod:`pyro_nngp.variational.coregionalized_sites`): with Gaussian noise the ELBO is the log marginal
+likelihood: a count and a measurement, at the same sites or at others. The posterior is that of pseudo-observations, one
+for each datum (:mod:`pyro_nngp.variational.coregionalized`): with Gaussian noise the ELBO is the log marginal
 likelihood of a block Vecchia approximation, exact with K = N - 1.
 
 Cost per step: O(B (K T)^3), independent of N. Symbols: N sites, D inputs, T outputs, L latent functions, K neighbors, B
@@ -10,6 +10,7 @@ rows of a batch, P new points, S draws.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import pyro
@@ -17,33 +18,39 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
-from pyro.nn import PyroModule, PyroParam, PyroSample
+from pyro.nn import PyroModule, PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_same_kind, check_tensor, fail
+from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals.coregionalized import outputs_of
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs
+from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior
 from pyro_nngp.distributions.sets import Sets
-from pyro_nngp.hyperparameters import each_set, pyro_entry, scaled, stacked, unset_hyperparameters
-from pyro_nngp.hyperparameters.batches import placed
-from pyro_nngp.kernels import Kernel, bind
+from pyro_nngp.hyperparameters import scaled, unset_hyperparameters
+from pyro_nngp.hyperparameters.values import stacked_sets
+from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
+from pyro_nngp.models.base import Draw, Method, Posterior, Program
 from pyro_nngp.models.base.arguments import check_unshared
+from pyro_nngp.models.base.draws import drawn_values
+from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors, typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
-from pyro_nngp.models.tower import Densities, Draw, NeighborChoice, Plates, first_neighbors, rows_of
-from pyro_nngp.models.tower.neighbor_choice import typical_noise
+from pyro_nngp.models.base.predictions import posterior_near
 from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
 from pyro_nngp.starts.outputs import start_outputs
-from pyro_nngp.variational.coregionalized_sites import CoregionalizedSites
+from pyro_nngp.variational.coregionalized import CoregionalizedObservations, given_values, latent_priors
+from pyro_nngp.variational.family import parameters_but_level
+from pyro_nngp.variational.mean_coefficients import MeanCoefficients
 
 _VALUES = 128  # largest K T where K is chosen: each step costs (K T)^3 per site
 
 
-class LMC(NeighborChoice):
+class LMC(Method):
     r"""Linear model of coregionalization with a likelihood for each output.
 
     Generative model, for an ordering of the N sites and K nearest neighbors:
@@ -75,7 +82,7 @@ class LMC(NeighborChoice):
             can vary by itself.
         num_neighbors: K; None is 16, or all others where there are fewer. With Gaussian noise it is then doubled, to at
             most 128 / T, while that lowers the predictive variance
-            (:meth:`~pyro_nngp.models.tower.NeighborChoice.choose_neighbors`).
+            (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         mixing: initial A (T, L), or a prior of it; None starts from the data. Or a function ``(B, D) -> (B, T, L)`` of
             the inputs, fixed or a module: with covariates z among the columns of x, ``(B, 1, L)`` of z makes the latent
             functions spatially varying coefficients. Kernel variances are then learned.
@@ -84,7 +91,7 @@ class LMC(NeighborChoice):
         jitter: relative nugget of the latent functions; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernels.
         offset, weights, trials, limits: of each row, (N,), or of each output, (N, T); see
-            :class:`~pyro_nngp.models.tower.GPMethod`.
+            :class:`~pyro_nngp.models.base.Method`.
         seed: seed of the ordering.
 
     Raises:
@@ -96,9 +103,11 @@ class LMC(NeighborChoice):
 
     graph: NeighborGraph
 
-    has_own_kernels = takes_missing = vectorizes = draws_together = True
+    q: CoregionalizedObservations
+    bounds_evidence = can_solve = True
     own_hyperparameters = ("mixing",)
-    shares_scale = False
+    _has_own_kernels = _takes_missing = True
+    _shares_scale = False
 
     @from_tables
     def __init__(
@@ -135,64 +144,53 @@ class LMC(NeighborChoice):
         parts = PerOutput(*output_likelihoods("LMC", likelihood, y.shape[1]))
         by_row = {"offset": offset, "weights": weights, "trials": trials, "limits": limits}
         super().__init__(x, y, PyroModule[nn.ModuleList](functions), parts, mean, jitter, metric, **by_row)
-        self.num_functions, self.varies = count, varies
+        self.num_functions, self._varies = count, varies
         for each in functions:
             check_covariance("LMC", each, x)
         empty = y.isnan().all(0).nonzero()[:, 0].tolist() if y.is_floating_point() else []
         if empty:
             fail("LMC", f"y[:, {empty[0]}]", "with values", "NaN in all rows", "Leave the output out.")
         shape = y.shape[1], self.num_functions
-        if self.varies:
+        if varies:
             self.mixing: Any = mixing
             check_loading("LMC", cast(Callable, mixing)(x[:2]), (min(2, len(x)), *shape))
         elif isinstance(mixing, Tensor):
             check_tensor("LMC", "mixing", mixing)
             check_same_kind("LMC", x=x, mixing=mixing)
             check_loading("LMC", mixing, shape)
-        self._needs_loading = mixing is None
-        unset = [] if self.varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
-        self.begin()
+        elif mixing is not None:
+            self.mixing = mixing
+        self._first_loading = mixing if isinstance(mixing, Tensor) else None
+        self._starts_mixing = mixing is None or isinstance(mixing, Tensor)
+        unset = [] if varies else [part for part in unset_hyperparameters(self.kernel) if part[1] == "variance"]
+        self._start()
         for part, name in unset:
             setattr(part, name, torch.ones_like(getattr(part, name)))
             getattr(part, f"{name}_unconstrained").requires_grad_(False)
-        if mixing is None or isinstance(mixing, Tensor):
-            self.mixing = scaled(self._loading if mixing is None else mixing, self._units[:, None])
-        elif not self.varies:
-            self.mixing = mixing
         first = first_neighbors("LMC", num_neighbors, x, 16)
         self.graph = NeighborGraph(x, first, ordering, seed=seed, metric=self.neighbor_metric())
-        settings = self._mean_at, self.loading, self.num_functions, self.jitter, self.parameters, self.mean
-        at_rows = self.likelihood_at if self.differs_by_row else None
-        self.build_guide()
-        self.local = CoregionalizedSites(cast(Tensor, self.y), parts, self.kernel, self.graph, *settings, at_rows)
-        self.finish(self.choose_neighbors if num_neighbors is None and self.chooses_neighbors else None)
+        sizes = y.shape[1], self.num_functions, len(x)
+        self.q = CoregionalizedObservations(*sizes, self._modules.get("mean"), self._evidence_parameters(), self.x)
+        if num_neighbors is None and self.likelihood.is_gaussian:  # without it no precision is known at the start
+            choose_neighbors(self, _VALUES // y.shape[1])
 
-    def show_functions(self) -> str:
+    def _start_from(self, bound: Bound, at: Any, trend: Callable[[Tensor], Tensor] | None) -> Start:
+        """Start likelihoods, kernels and loadings from the data; the loadings are in units of the outputs."""
+        rest = self.jitter, self.offset, self.trials, self._starts_mixing and self._first_loading is None
+        data = self.x, cast(Tensor, self.y), trend, *rest
+        outputs = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data, at=at)
+        if self._starts_mixing:
+            loading = outputs.loading if self._first_loading is None else self._first_loading
+            self.mixing = scaled(loading, outputs.start.spread[:, None])
+        return outputs.start
+
+    def _show_functions(self) -> str:
         return f", T={self.num_latents}, L={self.num_functions}"
 
-    @pyro_entry
-    @torch.no_grad()
-    def start_hyperparameters(self) -> Start:
-        """Start likelihoods, kernels and loadings from the data."""
-        self.hyper_guide.median()
-        rest = self.known_trend(), self.jitter, self.offset, self.trials, self._needs_loading
-        data = self.x, cast(Tensor, self.y), *rest
-        found = start_outputs(list(self.kernel), self.num_functions, cast(PerOutput, self.likelihood), *data)
-        self._loading, self._units = found.loading, found.start.spread
-        return found.start
+    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
+        """A at points, (B, T, L), or (1, T, L) where it is the same at all, at the present values."""
+        return self.posterior(self.bound()).loading(x)
 
-    @pyro_entry
-    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*S #B T L"]:
-        """A at points, (B, T, L), or (1, T, L) where it is the same at all; batches of a prior's values lead."""
-        if not self.varies:
-            mixing = self.outside(self.mixing.to(x.dtype), 2)
-            batch = placed(mixing.shape[:-2])
-            return mixing.reshape(*batch, 1, self.latent_shape[0], self.num_functions)
-        found = self.mixing(x)
-        check_loading("LMC", found, (len(x), self.latent_shape[0], self.num_functions))
-        return found
-
-    @pyro_entry
     @torch.no_grad()
     def output_covariance(self, x: Float[Tensor, "P D"] | None = None) -> Float[Tensor, "*P T T"]:
         r"""Prior covariance of the outputs at one site, :math:`\sum_l A_l A_l^\top k_l(x, x)`, at the present values.
@@ -202,14 +200,13 @@ class LMC(NeighborChoice):
         Args:
             x: points where loadings vary, or kernels that are not stationary, (P, D); None is the first site.
         """
-        self._place_medians()
-        at = self.x[:1] if x is None else x
-        own = torch.stack([kernel.bind().diag(at) for kernel in self.kernel], -1)
-        loading = self.loading(at)
-        found = (loading * own[:, None]) @ loading.mT
-        return found[0] if x is None else found
+        posterior, at = self.posterior(self.bound()), self.x[:1] if x is None else x
+        variances = torch.stack([each.diag(at) for each in posterior.bound.covariances], -1)
+        loading = posterior.loading(at)
+        cov = (loading * variances[:, None]) @ loading.mT
+        return cov[0] if x is None else cov
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
         """The generative model on a batch of the sites (None: all); returns y, (T, I).
 
@@ -217,61 +214,68 @@ class LMC(NeighborChoice):
             idx: rows of the data.
             batch: from :meth:`batch_args`, built once for model and guide.
         """
-        self.start_model(idx)
-        batch = self._batch(idx) if batch is None else batch
-        with poutine.scale(scale=batch.scale):
-            u = pyro.sample(self.site("u"), self._each_set(lambda: self._prior(batch)))
-        plates = self.plates(idx)
-        return self.observe(plates, self._f_given(plates, u, batch, idx), idx)
+        program, batch = Program.model(self, idx), self._batch(idx) if batch is None else batch
+        with poutine.scale(scale=batch.scale):  # u_l ~ NNGP(0, k_l)
+            u = pyro.sample(self.site("u"), _each_set(program, lambda bound: self._prior(bound, batch)))
+        return program.observe(self._f_given(program, u, batch))
 
-    @pyro_entry
+    @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:
         """q(u) and the hyperparameters' guide, on the batches of :meth:`model`; returns f."""
-        self.start_guide(idx)
-        batch = self._batch(idx) if batch is None else batch
-        q = self._each_set(lambda: self.local.distribution(self._prior(batch)))
+        program, batch = Program.guide(self, idx), self._batch(idx) if batch is None else batch
+        q = _each_set(program, lambda bound: self.q.at_batch(self.posterior(bound), self._prior(bound, batch)))
         with poutine.scale(scale=batch.scale):
             u = pyro.sample(self.site("u"), q)
-        return self._f_given(self.plates(idx), u, batch, idx, q)
+        return self._f_given(program, u, batch, q)
+
+    def _prior(self, bound: Bound, batch: Batch) -> Any:
+        """p(u) on a batch, at one set of hyperparameters."""
+        return latent_priors(bound, self.graph, batch, self.num_functions)
+
+    def _f_given(
+        self, program: Program, u: Tensor, batch: Batch, q: CoregionalizedPosterior | Sets | None = None
+    ) -> Tensor:
+        """The site f = mu + A u; in the guide (q given) it has its marginal, for the integrating ELBO."""
+        x, positions, u = program.x, cast(Tensor, batch.extra), program.outside(u, 2)
+        bounds, sets = program.sets()
+        loadings = [_loading(bound, x, self.num_functions).expand(len(x), -1, -1) for bound in bounds]
+        mean, loading = program.mean(), program.outside(stacked_sets(loadings, sets), 3)
+        marginal = None
+        if q is not None:
+            parts, shape = (q.parts, q.batch_shape) if isinstance(q, Sets) else ((q,), torch.Size())
+            moments = zip(*(part.outputs() for part in parts), strict=True)
+            loc, variance = (program.outside(stacked_sets(list(v), shape), 2)[..., positions] for v in moments)
+            marginal = mean + loc, variance
+        return program.record_f(mean + torch.einsum("...itl,...li->...ti", loading, u[..., positions]), marginal)
+
+    def _batch(self, idx: Tensor | None) -> Batch:
+        """A batch of the graph, with the rows of the data as its `extra`."""
+        rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
+        return self.graph.batch(idx, extra=rows)
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, Batch]:
         """Arguments of model and guide for a minibatch: its rows, and these with their neighbors."""
         return idx, self._batch(idx)
 
-    @pyro_entry
-    @torch.no_grad()
-    def refresh_neighbors(self) -> None:
-        """Find the neighbors again under the present lengthscales of all kernels."""
-        self.refresh_table()
-        self.local.follow(self.graph)
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "LatentFunctions":
+        """The latent functions under q(u), or given their values in a draw."""
+        rows, graph = (self.rows, self.graph) if part is None else (part.rows, part.graph)
+        mean = self._modules.get("mean")
+        return LatentFunctions(rows, graph, bound, self.q, draw, self.site("u"), self._evidence_parameters(), mean)
 
-    @property
-    def chooses_neighbors(self) -> bool:
-        """With Gaussian noise: without it no precision is known at the start."""
-        return self.local.is_exact
+    def _evidence_parameters(self) -> Any:
+        """The parameters that the evidence of pseudo-observations depends on."""
+        return parameters_but_level(self, MeanCoefficients(self._modules.get("mean")).level_parameters())
 
-    def _most_neighbors(self) -> int:
-        return _VALUES // self.latent_shape[0]
-
-    @pyro_entry
-    @torch.no_grad()
-    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "T B"]:
-        self._place_medians()
-        x, noise = self.x[rows], typical_noise(self.local.observations()[1])
-        return (outputs_of(self.loading(x), *self.local.given_sites(x, near))[1] + noise).log()
-
-    def _follow_neighbors(self) -> None:
-        super()._follow_neighbors()
-        self.local.follow(self.graph)
-
-    can_solve = True
+    def _neighbors_changed(self) -> None:
+        super()._neighbors_changed()
+        self.q.neighbors_changed(self.posterior(self.bound()))
 
     @property
     def has_smooth_loss(self) -> bool:
         """Whether the ELBO is a function of the hyperparameters alone, as with Gaussian noise: L-BFGS then suits it."""
-        return self.local.is_exact and not self.hyper_guide.has_sites
+        return self.likelihood.is_gaussian and not self.hyper_guide.has_sites
 
-    @pyro_entry
     @torch.no_grad()
     def solve(self, max_steps: int = 100, tolerance: float = 1e-3) -> None:
         """Set q(u), and constants of the mean, to their optimum for the present hyperparameters, without step sizes.
@@ -284,41 +288,19 @@ class LMC(NeighborChoice):
 
         Cost: O(N (K T)^3) per round, and O(N L K) per iteration of conjugate gradients.
         """
-        self._place_medians()
-        self.local.solve(max_steps, tolerance)
-        with torch.enable_grad():
-            self._place_medians()
-            self.local.correct()
+        self.q.solve(lambda: self.posterior(self.bound()), max_steps, tolerance)
 
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets: constants of the mean function."""
-        return self.local.solved_parameters()
+        return self.q.solved_parameters(self._modules.get("mean"))
 
-    @pyro_entry
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         loc, variance = self.forward(x)
-        super().append_rows(x, y, by_row)
-        self._place_medians()
+        super()._append_rows(x, y, by_row)
         self.graph.append(x)
-        added = by_row["offset"].movedim(0, -1) if "offset" in by_row else 0
-        self.local.append(cast(Tensor, self.y), loc + added, variance)
-        self.local.solve(level=False)
+        self.q.append(self.posterior(self.bound()), len(x), loc, variance)
+        self.q.solve_again(lambda: self.posterior(self.bound()))
 
-    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
-        """Rows of the nearest sites."""
-        self._check_neighbors(num_neighbors, self.num_data)
-        return self.graph.query(x_new, self.neighbors_or_default(num_neighbors))
-
-    def prediction_neighbors(self) -> int:
-        """The default number of neighbors in predictions: K, or more for up to 96 data."""
-        return self.local.prediction_neighbors()
-
-    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """O(P (K T)^3)."""
-        loc, variance = outputs_of(self.loading(x_new), *self._latent_moments(x_new, plan, draw))
-        return self._mean_at(x_new) + loc, variance
-
-    @pyro_entry
     def latent_functions(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
     ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
@@ -334,11 +316,9 @@ class LMC(NeighborChoice):
             ValueError, TypeError: for malformed arguments.
         """
         self._check_new("latent_functions", x_new)
-        plan = self.plan(x_new, num_neighbors)
-        self._place_medians()
-        return self._latent_moments(x_new, plan, None)
+        posterior, _, k = posterior_near(self, x_new, num_neighbors, None)
+        return posterior.latent_moments(x_new, posterior.neighbors(x_new, k))
 
-    @pyro_entry
     def joint_outputs(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
     ) -> dist.MultivariateNormal:
@@ -352,89 +332,123 @@ class LMC(NeighborChoice):
             ValueError, TypeError: for malformed arguments.
         """
         loc, cov = self.latent_functions(x_new, num_neighbors=num_neighbors)
-        loading = self.loading(x_new)
-        mean = self._mean_at(x_new) + outputs_of(loading, loc, cov)[0]
+        posterior = self.posterior(self.bound())
+        loading = posterior.loading(x_new)
+        mean = posterior.bound.mean(x_new) + outputs_of(loading, loc, cov)[0]
         total = loading @ cov @ loading.mT
-        own = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
-        return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(own * max(self.jitter, 1e-6)))
+        variance = total.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(total.dtype).tiny)
+        return dist.MultivariateNormal(mean.mT, total + torch.diag_embed(variance * max(self.jitter, 1e-6)))
 
-    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        """Each output at a site given the sites of all others; O(I (K T)^3)."""
-        self._check_neighbors(num_neighbors, self.num_data - 1)
-        few = min(self.num_data - 1, self.prediction_neighbors())
-        near = self.graph.others(few if num_neighbors is None else num_neighbors, rows)
-        y = cast(Tensor, self._targets(rows))
 
-        def densities(draw: Draw | None) -> Tensor:
-            if sampled or not bool(self.local.solved):
-                self.local.solve()
-            loc, variance = outputs_of(self.loading(self.x[rows]), *self.local.given_sites(self.x[rows], near))
-            return self.likelihood_at(rows).marginal(self._mean_at(self.x[rows], rows) + loc, variance).log_prob(y)
+@dataclass(frozen=True)
+class LatentFunctions(Posterior):
+    """The latent functions u under q(u), or given their values in a posterior draw; f is A u plus the mean.
 
-        return densities
+    Cost: O(P (K T)^3) for moments, O(P K L^2) per joint draw.
 
-    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> tuple[Tensor, Tensor]:
+    Attributes:
+        q: the family.
+        draw: values of all sites in one posterior draw, u among them; None integrates over q(u).
+        site: name of the site u.
+        parameters: what the evidence of pseudo-observations depends on.
+        mean: the mean function as a module.
+    """
+
+    q: CoregionalizedObservations
+    draw: Draw | None
+    site: str
+    parameters: Sequence[Tensor]
+    mean: Any
+
+    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
+        """A at points, (B, T, L), or (1, T, L) where it is the same at all."""
+        return _loading(self.bound, x, len(self.q.loc))
+
+    @property
+    def u(self) -> Float[Tensor, "L N"]:
+        """Values of the latent functions in the draw."""
+        assert self.draw is not None
+        return drawn_values(self.bound.where, self.draw, self.site, tuple(self.q.loc.shape))
+
+    # Neighbors.
+
+    def enough_neighbors(self) -> int:
+        return self.q.enough_neighbors(self)
+
+    def joint_neighbors(
+        self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int
+    ) -> tuple[Tensor, Tensor]:
         """The nearest sites, and the nearest among them and earlier new points."""
-        self._check_neighbors(num_neighbors, self.num_data + len(x_new) - 1)
-        k = self.neighbors_or_default(num_neighbors)
-        return self.graph.query(x_new, min(k, self.num_data)), self.graph.extend(x_new, k, seed)[1]
+        self._check_neighbors(num_neighbors, self.graph.num_points + len(x_new) - 1)
+        k = self.enough_neighbors() if num_neighbors is None else num_neighbors
+        return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
 
-    def joint_draws(self, x_new: Tensor, plan: tuple[Tensor, Tensor], count: int, draw: Draw | None) -> Tensor:
-        """O(P (K T)^3), O(P K L^2) per draw."""
-        near, joint = plan
-        if draw is None:
-            u = self._latent_moments(x_new, near, None)[0] + self.local.joint_deviations(x_new, joint, count)
+    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "T B"]:
+        x, noise = self.rows.x[rows], typical_noise(self.q.observations(self)[1])
+        return (outputs_of(self.loading(x), *self.q.given_observations(self, x, near))[1] + noise).log()
+
+    # Values.
+
+    def latent_moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
+        """Means (L, P) and covariances (P, L, L) of the latent functions."""
+        return self.q.moments(self, x_new, near) if self.draw is None else given_values(self, x_new, near, self.u)
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
+        loc, variance = outputs_of(self.loading(x_new), *self.latent_moments(x_new, near))
+        return self.bound.mean(x_new) + loc, variance
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: tuple[Tensor, Tensor], count: int) -> Float[Tensor, "S T P"]:
+        if self.draw is None:
+            loc = self.q.moments(self, x_new, near[0])[0]
+            u = loc + self.q.joint_deviations(self, x_new, near[1], count)
         else:
-            given = self._drawn(draw, "u", (self.num_functions, self.num_data))
-            kernels = [bind(kernel).shifted(-self.num_plates) for kernel in self.kernel]
-            priors = [NNGP(kernel, self.graph, jitter=self.jitter) for kernel in kernels]
-            each = zip(priors * self.num_functions if len(priors) == 1 else priors, given.unbind(-2), strict=True)
-            new = [prior.sample_new(x_new, row.expand(count, *row.shape), neighbors=joint) for prior, row in each]
+            bound, u = self.bound, self.u
+            priors = [NNGP(each, self.graph, jitter=bound.jitter) for each in bound.covariances]
+            each = zip(priors * len(u) if len(priors) == 1 else priors, u, strict=True)
+            new = [prior.sample_new(x_new, row.expand(count, -1), neighbors=near[1]) for prior, row in each]
             u = torch.stack(new, -2)
-        return self._mean_at(x_new) + torch.einsum("...ptl,...lp->...tp", self._loading_at(x_new), u)
+        loading = self.loading(x_new)
+        loading = loading.expand(len(x_new), *loading.shape[1:])
+        return self.bound.mean(x_new) + torch.einsum("ptl,...lp->...tp", loading, u)
 
-    def _loading_at(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*S B T L"]:
-        """A at each point."""
-        found = self.loading(x)
-        return found.expand(*found.shape[:-3], len(x), -1, -1)
+    def entries(self, x_new: Float[Tensor, "P D"], near: Any) -> int | None:
+        """None for a function as `mixing`, whose loadings are checked."""
+        entries = super().entries(x_new, near)
+        return None if entries is None or callable(self.bound.others["mixing"]) else len(self.q.loc) * entries
 
-    def _latent_moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        if draw is None:
-            return self.local.moments(x_new, plan)
-        given = self._drawn(draw, "u", (self.num_functions, self.num_data))
-        return self.local.given_values(x_new, plan, given)
+    # Leave one out.
 
-    def _prior(self, batch: Batch | None) -> NNGPs:
-        """p(u) on a batch of the graph, at one set of hyperparameters."""
-        batch = self.graph.batch() if batch is None else batch
-        return NNGPs([NNGP(k, self.graph, batch, jitter=self.jitter) for k in self.kernel], self.num_functions)
+    def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Tensor]:
+        """The rows, and the nearest others of each."""
+        self._check_neighbors(num_neighbors, self.graph.num_points - 1)
+        few = min(self.graph.num_points - 1, self.enough_neighbors())
+        return rows, self.graph.others(few if num_neighbors is None else num_neighbors, rows)
 
-    def _each_set(self, build: Callable[[], Any]) -> Any:
-        """A distribution of u, or one for each set of hyperparameters."""
-        parts, batch = each_set(self, build)
-        return Sets(parts, batch) if batch else parts[0]
+    def leave_one_out(self, others: tuple[Tensor, Tensor]) -> Float[Tensor, "T I"]:
+        """Each output at a site given the pseudo-observations of all others; O(I (K T)^3)."""
+        (rows, near), x, data = others, self.rows.x[others[0]], self.rows
+        is_solved = self.draw is None and bool(self.q.solved)
+        q = self.q if is_solved else self.q.solved_copy(lambda: self)  # pseudo-observations at these hyperparameters
+        loc, variance = outputs_of(self.loading(x), *q.given_observations(self, x, near))
+        loc = data.mean(self.bound, rows) + loc
+        return data.likelihood(self.bound, rows).marginal(loc, variance).log_prob(data.targets(rows))
 
-    def _f_given(
-        self,
-        plates: Plates,
-        u: Tensor,
-        batch: Batch,
-        idx: Tensor | None,
-        q: CoregionalizedPosterior | Sets | None = None,
-    ) -> Tensor:
-        """The site f given u; in the guide (q given) it has its marginal, for the integrating ELBO."""
-        x, positions, u = self._inputs(idx), cast(Tensor, batch.extra), self.outside(u, 2)
-        loadings, sets = each_set(self, lambda: self.loading(x).expand(len(x), -1, -1))
-        mean, loading = self._mean_at(x, rows_of(idx)), self.outside(stacked(loadings, sets), 3)
-        marginal = None
-        if q is not None:
-            parts, shape = (q.parts, q.batch_shape) if isinstance(q, Sets) else ((q,), torch.Size())
-            moments = zip(*(part.outputs() for part in parts), strict=True)
-            loc, variance = (self.outside(stacked(list(v), shape), 2)[..., positions] for v in moments)
-            marginal = mean + loc, variance
-        return self.record_f(plates, mean + torch.einsum("...itl,...li->...ti", loading, u[..., positions]), marginal)
 
-    def _batch(self, idx: Tensor | None) -> Batch:
-        """A batch of the graph, with the rows of the data as its `extra`."""
-        rows = torch.arange(self.num_data, device=self.x.device) if idx is None else idx
-        return self.graph.batch(idx, extra=rows)
+def _loading(bound: Bound, x: Float[Tensor, "B D"], num_functions: int) -> Float[Tensor, "#B T L"]:
+    """A at points, at one set of hyperparameters."""
+    mixing = bound.others["mixing"]
+    if isinstance(mixing, Tensor):
+        return mixing.to(x.dtype)[None]
+    loading = mixing(x)
+    check_loading(bound.where, loading, (len(x), bound.latent_shape[0], num_functions))
+    return loading
+
+
+def _each_set(program: Program, build: Callable[[Bound], Any]) -> Any:
+    """A distribution of u, or one for each set of hyperparameters."""
+    bounds, shape = program.sets()
+    parts = [build(bound) for bound in bounds]
+    return Sets(parts, shape) if shape else parts[0]
+
+
+__all__ = ["LMC"]

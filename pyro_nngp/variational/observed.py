@@ -184,12 +184,7 @@ class ObservedGaussian(Family):
     ) -> FactoredPosterior | None:
         """Put q at its optimum; `level`, `same` and the posterior returned as of :func:`optimal_sites`."""
         given = read()
-        rows, graph, bound = given.rows, given.graph, given.bound
-
-        def nearest(kernel: Covariance, noise: Tensor) -> Any:
-            return self._cache.nearest(lambda: variance_neighbors(kernel, graph, noise, bound.jitter))
-
-        latent = LatentPrior(bound.covariance, graph, bound.jitter, nearest, self._cache.plan(graph))
+        rows, bound, latent = given.rows, given.bound, self._latent_prior(given)
         problem = SiteProblem(
             rows.likelihood(bound, rows.own),
             rows.targets(rows.every),
@@ -197,17 +192,30 @@ class ObservedGaussian(Family):
             lambda: rows.mean(read().bound, rows.own),
             latent,
             MeanCoefficients(given.mean),
-            graph.total,
+            given.graph.total,
         )
         start = SiteSolution(*(part[..., rows.own] for part in (self.target, self.precision, self.loc, self.variance)))
         solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level, same)
-        for name, value in solution._asdict().items():
-            if value is not None:
-                getattr(self, name).copy_(graph.complete(value))
+        self._put(given, solution, latent)
         if not bound.likelihood.is_gaussian:
             warn_unsettled("solve", *progress)
         self.solved.fill_(True)
         return latent.exact
+
+    def _latent_prior(self, given: Given) -> LatentPrior:
+        """The prior at the present hyperparameters."""
+        graph, bound = given.graph, given.bound
+
+        def nearest(kernel: Covariance, noise: Tensor) -> Any:
+            return self._cache.nearest(lambda: variance_neighbors(kernel, graph, noise, bound.jitter))
+
+        return LatentPrior(bound.covariance, graph, bound.jitter, nearest, self._cache.plan(graph))
+
+    def _put(self, given: Any, solution: SiteSolution, latent: LatentPrior) -> None:
+        """Keep a solution, which the prior has led to."""
+        for name, value in solution._asdict().items():
+            if value is not None:
+                getattr(self, name).copy_(given.graph.complete(value))
 
     def can_profile(self, given: Given) -> bool:
         """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""

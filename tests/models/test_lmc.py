@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from builders import solve_alone
 from pyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO, TraceMeanField_ELBO
 from pyro.nn import PyroSample
 from pyro.optim import Adam
@@ -103,7 +104,7 @@ def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
     gp = build(**settings)
     evidence, mean, cov = dense(gp, NEW)
     assert elbo(gp) == pytest.approx(float(evidence), rel=1e-10)
-    gp.local.solve(level=False)
+    solve_alone(gp)
     assert elbo(gp) == pytest.approx(float(evidence), rel=1e-10)
     loc, var = gp(NEW, num_neighbors=N)
     torch.testing.assert_close(loc.detach(), mean, rtol=1e-6, atol=1e-6)
@@ -123,7 +124,7 @@ def test_all_neighbors_and_gaussian_noise_give_the_exact_process(settings):
 
 def test_q_has_the_exact_marginals_at_the_data_and_draws_from_the_exact_posterior():
     gp = build()
-    gp.local.solve(level=False)
+    solve_alone(gp)
     _, mean, cov = dense(gp, gp.x)
     with torch.no_grad():
         trace = pyro.poutine.trace(gp.guide).get_trace()
@@ -174,7 +175,7 @@ def test_counts_beside_measurements_agree_with_dense_variational_inference():
     y = torch.stack([torch.poisson((0.5 * y[:, 0]).exp()), y[:, 1], (y[:, 2] > 0).double()], -1)
     y[3, 0] = y[5, 1] = y[7:9, 2] = torch.nan
     gp = build(x, y, [Poisson(), Gaussian(scalar(0.2)), Bernoulli()])
-    gp.local.solve(level=False, max_steps=200, tolerance=1e-7)
+    solve_alone(gp, max_steps=200, tolerance=1e-7)
     cov = covariance(gp, x)
     y = y.mT
     seen = ~y.isnan()
@@ -300,9 +301,9 @@ def test_offsets_weights_and_trials_per_output():
     weights[:, 1] = 2.0
     weighted = build(x, y, weights=weights, **fixed)
     for gp in (plain, weighted):
-        gp.local.solve(level=False)
+        solve_alone(gp)
     halved = build(x, y, [Gaussian(NOISE[0]), Gaussian(NOISE[1] / 2), Gaussian(NOISE[2])], **fixed)
-    halved.local.solve(level=False)
+    solve_alone(halved)
     for got, expected in zip(weighted(NEW), halved(NEW), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-8)
     counts = torch.stack([torch.full((20,), 3.0, dtype=F64), y[:, 1]], -1)
@@ -318,12 +319,12 @@ def test_offsets_weights_and_trials_per_output():
 def test_new_rows_join_and_conditioning_leaves_the_original():
     x, y = data(30)
     gp = build(x[:26], y[:26], num_neighbors=25)
-    gp.local.solve(level=False)
+    solve_alone(gp)
     before = gp(NEW)[0].clone()
     new = gp.condition_on(x[26:], y[26:])
     assert torch.equal(gp(NEW)[0], before)
     whole = build(x, y, num_neighbors=29)
-    whole.local.solve(level=False)
+    solve_alone(whole)
     for got, expected in zip(new(NEW, num_neighbors=30), whole(NEW, num_neighbors=30), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 

@@ -87,11 +87,11 @@ def test_draws_give_the_gradient_within_its_error(monkeypatch, noise):
     monkeypatch.setattr(coregionalized_evidence, "number_of_draws", lambda size: DRAWS)
     gp = method(noise)
     gp.solve()
-    target, precision = (part.detach() for part in gp.local.observations())
+    target, precision = (part.detach() for part in gp.q.observations(gp.posterior(gp.bound())))
     parts = priors(gp).factors(), gp.loading(gp.x).detach(), precision
-    exact = coregionalized_gradient(CoupledPosterior(*parts), target, gp.local.loc)
+    exact = coregionalized_gradient(CoupledPosterior(*parts), target, gp.q.loc)
     drawn = CoupledPosterior(*parts, dense_up_to=0)
-    found = [coregionalized_gradient(drawn, target, gp.local.loc, seed) for seed in range(8)]
+    found = [coregionalized_gradient(drawn, target, gp.q.loc, seed) for seed in range(8)]
 
     def check(values, want, most):
         values = torch.stack(values)
@@ -115,9 +115,9 @@ def test_counts_are_trained_on_the_evidence_of_latent_values():
     pair = torch.stack([y, f], -1)
     gp = LMC(x, pair, 2, [Poisson(), Gaussian(variance=0.1)], num_neighbors=K, mixing=mixing[:2])
     gp.solve()
-    excess = gp.local.excess
+    excess = gp.q.excess
     assert excess.value.abs() > 1e-3
-    (of_loading,) = torch.autograd.grad(excess(gp.local.unsolved_parameters()), gp.mixing_unconstrained)
+    (of_loading,) = torch.autograd.grad(excess(gp.posterior(gp.bound()).parameters), gp.mixing_unconstrained)
     assert of_loading.isfinite().all()
     assert of_loading.any()
 
@@ -125,11 +125,11 @@ def test_counts_are_trained_on_the_evidence_of_latent_values():
 def test_moves_along_the_difference_are_bounded():
     gp = method(1.0)
     gp.solve()
-    excess = gp.local.excess
+    excess = gp.q.excess
     value, slope = excess.value.item(), excess.slope.clone()
     assert slope.abs().max() > 0.1
     for far in (0.5, 2.0, 10.0):  # along the slope, and no further than the radius pays
         excess.place.sub_(far * slope.sign())
-        assert excess(gp.local.unsolved_parameters()).item() <= value + 0.25 * slope.abs().sum().item() + 1e-9
+        assert excess(gp.posterior(gp.bound()).parameters).item() <= value + 0.25 * slope.abs().sum().item() + 1e-9
         excess.place.add_(far * slope.sign())
-    assert excess(gp.local.unsolved_parameters()).item() == pytest.approx(value)
+    assert excess(gp.posterior(gp.bound()).parameters).item() == pytest.approx(value)

@@ -1,0 +1,378 @@
+r"""The Gaussian posterior of L latent functions given pseudo-observations of T outputs, weighted sums of them.
+
+.. math:: q(u) \propto \prod_l p(u_l) \prod_{p, i} N(t_{pi} \mid a_{pi}^\top u(x_i), \tau_{pi}^{-1}),
+
+with pseudo-observations from the moments of the outputs :math:`f_p(x_i) = a_{pi}^\top u(x_i)`, as those of one function
+(:mod:`pyro_nngp.variational.observed`). A mean-field q would take the latent functions at a point to be independent,
+but data determine sums of them: q keeps their covariance, L x L at each point.
+
+Means solve the sparse system that couples all latent functions (:mod:`pyro_nngp.linalg.coupled_posterior`).
+Covariances are those given the pseudo-observations of the nearest points, the point itself included: at least K points,
+and up to 96 observations. Rows and outputs without a datum have the precision 0.
+
+Cost: O(N (k T)^3) per round of covariances with k nearest points, and O(N L K) per iteration of conjugate gradients to
+solve; a batch touches its own rows. Memory: O(N L (K + L)). Symbols: N points, K neighbors, T outputs, L latent
+functions, U rows of a batch and its neighbors, P new points.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from pyro_nngp._checks import warn
+from pyro_nngp.bound import Bound
+from pyro_nngp.conditionals import graph_conditional
+from pyro_nngp.conditionals.coregionalized import gathered, latent_conditional, outputs_of
+from pyro_nngp.distributions import NNGP
+from pyro_nngp.distributions.coregionalized import CoregionalizedPosterior, NNGPs, whitened_sites
+from pyro_nngp.kernels import Covariance
+from pyro_nngp.likelihoods import PerOutput
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.linalg import cholesky, solve_triangular
+from pyro_nngp.linalg.coupled_posterior import CoupledPosterior
+from pyro_nngp.neighbors import Batch, NeighborGraph
+from pyro_nngp.rows import EVERY, At, Rows
+from pyro_nngp.variational.coregionalized_evidence import coregionalized_excess
+from pyro_nngp.variational.evidence_excess import Excess
+from pyro_nngp.variational.latent_prior import LatentPrior, alone
+from pyro_nngp.variational.natural_gradient import gaussian_sites
+from pyro_nngp.variational.observed import ObservedGaussian
+from pyro_nngp.variational.site_solution import SiteSolution
+
+_LEAST = 1e-3  # curvature of the levels, in units of those of single outputs: data that say less do not move them far
+_SITES = 96  # that covariances depend on, if there are so many
+
+
+@runtime_checkable
+class GivenOutputs(Protocol):
+    """Arguments of q(u) at each call.
+
+    Attributes:
+        rows: the data.
+        graph: the points and the neighbors of their prior.
+        bound: the hyperparameters.
+        parameters: what the evidence of the pseudo-observations depends on.
+        mean: the mean function as a module.
+    """
+
+    @property
+    def rows(self) -> Rows: ...
+
+    @property
+    def graph(self) -> NeighborGraph: ...
+
+    @property
+    def bound(self) -> Bound: ...
+
+    @property
+    def parameters(self) -> Sequence[Tensor]: ...
+
+    @property
+    def mean(self) -> Any: ...
+
+    def loading(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "#B T L"]:
+        """A at points, or (1, T, L) where it is the same at all."""
+
+
+class CoregionalizedObservations(ObservedGaussian):
+    """Pseudo-observations of T outputs at the N points of a graph, and moments of the latent functions, as buffers.
+
+    Args:
+        num_outputs: T.
+        num_latents: L.
+        num_points: N.
+        mean: the mean function as a module.
+        parameters: what the evidence depends on.
+        like: a tensor of the dtype and device of the buffers.
+
+    Attributes:
+        target, precision: pseudo-observations of the outputs less the mean function, (T, N).
+        loc: marginal means of the latent functions, (L, N).
+        covariance: their covariances at each point, (N, L, L).
+        variance: marginal variances of the outputs, (T, N).
+    """
+
+    trained_buffers = ObservedGaussian.trained_buffers | {"covariance"}
+    covariance: Tensor
+
+    def __init__(
+        self,
+        num_outputs: int,
+        num_latents: int,
+        num_points: int,
+        mean: Any,
+        parameters: Sequence[Tensor],
+        like: Tensor,
+    ) -> None:
+        super().__init__((num_outputs, num_points), mean, parameters, like)
+        self.register_buffer("loc", like.new_zeros(num_latents, num_points))
+        self.register_buffer("covariance", torch.eye(num_latents).to(like).repeat(num_points, 1, 1))
+
+    # Values at the points.
+
+    def observations(self, given: Any, at: At = EVERY) -> tuple[Float[Tensor, "T U"], Float[Tensor, "T U"]]:
+        """Pseudo-observations of the outputs less the mean function, and their precisions, at some rows.
+
+        Those of outputs with Gaussian noise are the data, with gradients for noise and mean function; 0 where an output
+        is missing.
+        """
+        rows, likelihood = given.rows, cast(PerOutput, given.rows.likelihood(given.bound, at))
+        y = rows.targets()[..., at]
+        seen, mean = ~y.isnan(), rows.mean(given.bound, at).expand(y.shape)
+        targets, precisions = list(self.target[:, at]), list(self.precision[:, at])
+        weights = None if likelihood.weights is None else likelihood.weights.expand(y.shape)
+        for number, part in enumerate(likelihood.outputs):
+            if part.is_gaussian:
+                weighted = part if weights is None else part.for_rows(weights[number])
+                values, noise = gaussian_observations(weighted, y[number].nan_to_num(), None, rows.x.dtype)
+                targets[number], precisions[number] = values - mean[number], (1 / noise).expand(values.shape)
+        target, precision = torch.stack(targets), torch.stack(precisions)
+        return torch.where(seen, target, 0.0), torch.where(seen, precision, 0.0)
+
+    def at_batch(self, given: Any, prior: Any) -> Any:
+        """q(u) at the batch of a prior of all latent functions."""
+        if torch.is_grad_enabled() and not (given.bound.likelihood.is_gaussian or bool(self.solved)):
+            warn(
+                "LMC: q(u) is the prior, since solve() has not been called. Call it before training and every few "
+                "steps, as fit() does."
+            )
+        return self._posterior(given, prior, self.excess(given.parameters))
+
+    def _posterior(self, given: GivenOutputs, prior: NNGPs, offset: Tensor | None = None) -> CoregionalizedPosterior:
+        some = prior.batch.rows
+        target, precision = self.observations(given, EVERY if prior.is_whole else some)
+        loading, loc, cov = given.loading(given.rows.x[some]), self.loc[:, some], self.covariance[some]
+        return CoregionalizedPosterior(prior, loading, target, precision, loc, cov, offset=offset)
+
+    # The optimum.
+
+    def _latent_prior(self, given: Any) -> "CoregionalizedPrior":
+        rows, graph, bound = given.rows, given.graph, given.bound
+        near = self._cache.nearest(lambda: graph.query(graph.x, self.prediction_neighbors(given)))
+        seen = ~rows.targets().isnan()
+        return CoregionalizedPrior(bound.covariances, graph, bound.jitter, given.loading(graph.x), seen, near)
+
+    def _put(self, given: Any, solution: SiteSolution, latent: Any) -> None:
+        super()._put(given, solution, latent)
+        seen = ~given.rows.targets().isnan()
+        self.precision.mul_(seen)
+        self.target.mul_(seen)
+        covariance = latent.covariance
+        self.covariance.copy_(latent.posterior_covariance(self.precision) if covariance is None else covariance)
+
+    def _correct(self, given: Any) -> None:
+        def posterior_at(some: Tensor | None) -> CoregionalizedPosterior:
+            prior = latent_priors(given.bound, given.graph, given.graph.batch(some), len(self.loc))
+            return self._posterior(given, prior)
+
+        def find(parameters: Sequence[Tensor]) -> Excess:
+            return coregionalized_excess(parameters, posterior_at)
+
+        self.excess.update(given.parameters, find, self.loc.numel())
+
+    def solved_copy(self, read: Callable[[], Any]) -> "CoregionalizedObservations":
+        """q(u) at other hyperparameters, in a copy."""
+        new = cast(CoregionalizedObservations, self._copy())
+        new._buffers.update({name: value.clone() for name, value in new._buffers.items() if value is not None})
+        new.solve_again(read)
+        return new
+
+    # Predictions.
+
+    def prediction_neighbors(self, given: Any) -> int:
+        """The number of nearest points per point that covariances depend on: K, or more for up to 96 observations."""
+        graph = given.graph
+        return min(graph.num_points, max(graph.num_neighbors, _SITES // len(self.target)))
+
+    def enough_neighbors(self, given: Any) -> int:
+        return self.prediction_neighbors(given)
+
+    def moments(
+        self, given: Any, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P k"]
+    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+        """Means and covariances of the latent functions at new points, given the rows of their nearest points.
+
+        The mean is that of the prior given the posterior means at the nearest points, or before :meth:`solve` given the
+        pseudo-observations. Cost: O(P (k T)^3).
+        """
+        loc, cov = self.given_observations(given, x_new, near)
+        return (given_values(given, x_new, near, self.loc)[0] if bool(self.solved) else loc), cov
+
+    def given_observations(
+        self, given: GivenOutputs, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"]
+    ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+        """Means and covariances of the latent functions at points, given the pseudo-observations at some rows alone."""
+        bound, points, (rows, values) = given.bound, given.graph.x, self._whitened(given)
+        around, noise = gathered(rows, torch.ones_like(values), near)
+        weights, cov = latent_conditional(bound.covariances, x, points[near.clamp(min=0)], around, noise, bound.jitter)
+        return (weights @ values[near.clamp(min=0)].flatten(1)[..., None])[..., 0].mT, cov
+
+    @torch.no_grad()
+    def joint_deviations(
+        self, given: GivenOutputs, x_new: Float[Tensor, "P D"], joint: Int[Tensor, "P k"], count: int
+    ) -> Float[Tensor, "S L P"]:
+        """Joint draws of the latent functions at new points less their means, each given nearby values.
+
+        Args:
+            given: data, neighbors and hyperparameters.
+            x_new: new points.
+            joint: the nearest among all points, which have pseudo-observations, and earlier new ones.
+            count: S.
+
+        Cost: O(P (k R)^3) with R = max(T, L), then O(P k L^2) per draw.
+        """
+        bound, (rows, values), (size, n) = given.bound, self._whitened(given), self.loc.shape
+        width = max(values.shape[1], size)
+        rows, noise = pad(rows, (0, 0, 0, width - values.shape[1])), values.new_ones(n + len(x_new), width)
+        rows = torch.cat([rows, torch.eye(width, size).to(rows).expand(len(x_new), -1, -1)])
+        noise[n:, :size] = 0.0  # new values are noise-free
+        points = torch.cat([given.graph.x, x_new])
+        around, noise = gathered(rows, noise, joint)
+        near = points[joint.clamp(min=0)]
+        weights, cov = latent_conditional(bound.covariances, x_new, near, around, noise, bound.jitter)
+        tril = cholesky(cov, 0.0, escalate=True)
+        white = torch.randn(len(x_new), size, count, dtype=cov.dtype, device=cov.device)
+        number = torch.arange(width, device=joint.device)
+        places = torch.where((joint[..., None] >= n) & (number < size), (joint[..., None] - n) * size + number, -1)
+        deviations = (tril @ white).permute(2, 0, 1).flatten(1)
+        draws = solve_triangular(weights.flatten(0, 1), places.flatten(1).repeat_interleave(size, 0), deviations)
+        return draws.unflatten(1, (-1, size)).mT
+
+    def _whitened(self, given: GivenOutputs) -> tuple[Float[Tensor, "N T L"], Float[Tensor, "N T"]]:
+        """Loadings and targets in units of the standard deviations of the pseudo-observations."""
+        return whitened_sites(given.loading(given.rows.x), *self.observations(given))
+
+    # New rows.
+
+    @torch.no_grad()
+    def append(self, given: Any, count: int, loc: Float[Tensor, "T P"], variance: Float[Tensor, "T P"]) -> None:
+        """Append points, with pseudo-observations for N(loc, variance) of f and the point's own data."""
+        rows, bound, at = given.rows, given.bound, slice(given.graph.num_points - count, None)
+        likelihood, y, mean = rows.likelihood(bound, at), rows.targets()[..., at], rows.mean(bound, at)
+        seen, loc = ~y.isnan(), loc + mean - bound.mean(rows.x[at])  # with the offset
+        target, precision = gaussian_sites(likelihood, y, *alone(likelihood, y, loc, variance))
+        new = {"target": (target - mean) * seen, "precision": precision * seen, "variance": variance}
+        for name, value in new.items():
+            setattr(self, name, torch.cat([getattr(self, name), value.to(self.loc)], -1))
+        self.gain, self.loc = pad(self.gain, (0, count)), pad(self.loc, (0, count))
+        self.covariance = torch.cat([self.covariance, self.covariance[:1].expand(count, -1, -1)])
+        self.neighbors_changed(given)
+
+
+def latent_priors(bound: Bound, graph: NeighborGraph, batch: Batch, num_latents: int) -> NNGPs:
+    """p(u) of all latent functions on a batch of the graph, at one set of hyperparameters."""
+    return NNGPs([NNGP(each, graph, batch, jitter=bound.jitter) for each in bound.covariances], num_latents)
+
+
+def given_values(
+    given: GivenOutputs, x: Float[Tensor, "P D"], near: Int[Tensor, "P k"], u: Float[Tensor, "L N"]
+) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:
+    """Means and covariances of the latent functions at points, given their values at some rows."""
+    bound, points, at = given.bound, given.graph.x, near.clamp(min=0)
+    parts = [graph_conditional(each, x, points, near, None, bound.jitter) for each in bound.covariances]
+    each = parts * len(u) if len(parts) == 1 else parts
+    loc = [(w * values[at]).sum(-1) for (w, _), values in zip(each, u, strict=True)]
+    return torch.stack(loc), torch.diag_embed(torch.stack([var for _, var in each], -1))
+
+
+class CoregionalizedPrior(LatentPrior):
+    """The priors of the latent functions at fixed hyperparameters.
+
+    Args:
+        kernels: bound, one for each latent function or one for all.
+        graph: the points and their neighbors.
+        jitter: relative nugget.
+        loading: at the points, (N, T, L) or (1, T, L).
+        seen: which outputs are there, (T, N).
+        nearest: rows of the points that the covariances at each point depend on.
+
+    Attributes:
+        covariance: of the latent functions at each point, (N, L, L), as found last.
+    """
+
+    covariance: Tensor | None = None
+    _last: CoupledPosterior | None = None
+
+    def __init__(
+        self,
+        kernels: Sequence[Covariance],
+        graph: NeighborGraph,
+        jitter: float,
+        loading: Float[Tensor, "#N T L"],
+        seen: Tensor,
+        nearest: Int[Tensor, "N k"],
+    ) -> None:
+        self._kernels, self._graph, self._jitter, self._nearest = kernels, graph, jitter, nearest
+        whole = graph.batch()
+        priors = [NNGP(kernel, graph, whole, jitter=jitter, validate_args=False) for kernel in kernels]
+        self._factors = NNGPs(priors, loading.shape[-1], validate_args=False).factors()
+        self._loading, self._seen = loading.detach().expand(graph.num_points, *loading.shape[1:]), seen
+        self._none = self._posterior(torch.zeros_like(seen, dtype=torch.float64))
+
+    @property
+    def variance(self) -> Float[Tensor, "T N"]:
+        own = torch.stack([kernel.diag(self._graph.x) for kernel in self._kernels], -1)[:, None]
+        return (self._loading.square() * own).sum(-1).mT
+
+    def start(self, f: Float[Tensor, "T N"]) -> Float[Tensor, "L N"]:
+        return f.new_zeros(self._loading.shape[-1], f.shape[-1])
+
+    def at(self, u: Float[Tensor, "L N"]) -> Float[Tensor, "T N"]:
+        return self._none.at(u.double()).to(u)
+
+    def divergence(self, loc: Float[Tensor, "L N"]) -> float:
+        return float((loc * self._none.prior_product(loc.double())).sum()) / 2
+
+    def posterior_mean(
+        self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
+    ) -> tuple[Float[Tensor, "L N"], bool]:
+        posterior = self._posterior(precision * self._seen)
+        loc, easy = posterior.mean(target.masked_fill(~self._seen, 0.0), start, easy, tolerance, reduction)
+        return loc.to(start), easy
+
+    def posterior_variance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "T N"]:
+        cov = self.posterior_covariance(precision * self._seen)
+        return outputs_of(self._loading, torch.zeros_like(cov[..., 0]).mT, cov)[1]
+
+    def posterior_covariance(self, precision: Float[Tensor, "T N"]) -> Float[Tensor, "N L L"]:
+        """Covariances of the latent functions at each point."""
+        x, near = self._graph.x, self._nearest
+        rows, values = whitened_sites(self._loading, torch.zeros_like(precision), precision)
+        around, noise = gathered(rows, torch.ones_like(values), near)
+        self.covariance = latent_conditional(self._kernels, x, x[near], around, noise, self._jitter)[1]
+        return self.covariance
+
+    def level_step(
+        self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
+    ) -> tuple[Tensor, Tensor]:
+        """As of one function; the constants of the outputs are found together."""
+        precision, slope = precision * self._seen, slope.masked_fill(~self._seen, 0.0)
+        posterior, count = self._posterior(precision), len(slope)
+        steps = torch.eye(count).to(slope) if constant.dim() else torch.ones(1, count).to(slope)
+        zero = self.start(slope)
+        gains = [posterior.mean(step[:, None].expand_as(slope), zero, easy, tolerance)[0].to(slope) for step in steps]
+        rest = torch.stack([step[:, None] - self.at(gain) for step, gain in zip(steps, gains, strict=True)])
+        curvature = steps @ (precision * rest).sum(-1).mT
+        curvature = (curvature + curvature.mT) / 2
+        scale = curvature.diagonal().clamp(min=torch.finfo(slope.dtype).tiny).rsqrt()
+        strengths, axes = torch.linalg.eigh((curvature * scale * scale[:, None]).double())
+        along = axes.mT @ (scale * (steps @ slope.sum(-1))).double() / strengths.clamp(min=_LEAST)
+        change = scale * (axes @ along).to(slope)
+        if limited:
+            spread = self.variance.mean(-1).sqrt()
+            spread = spread if constant.dim() else spread.mean()[None]
+            change = torch.minimum(torch.maximum(change, -spread), spread)
+        return change, torch.einsum("s,sln->ln", change, torch.stack(gains))
+
+    def _posterior(self, precision: Tensor) -> CoupledPosterior:
+        """The posterior with these precisions; the last one is kept, with what it has factorized."""
+        if self._last is None or not torch.equal(self._last.precision, precision.double()):
+            self._last = CoupledPosterior(self._factors, self._loading, precision)
+        return self._last
+
+
+__all__ = ["CoregionalizedObservations", "GivenOutputs", "given_values", "latent_priors"]
