@@ -106,7 +106,4 @@ def q_of(gp, rows=None):
 
 def solve_alone(gp, **options):
     """Find q(u) without the level of the mean and the difference of evidences, which `solve` of a method finds too."""
-    if hasattr(gp, "local"):
-        gp.local.solve(level=False, **options)
-    else:
-        gp.q.solve(lambda: gp.posterior(gp.bound()), level=False, **options)
+    gp.q.solve(lambda: gp.posterior(gp.bound()), level=False, **options)

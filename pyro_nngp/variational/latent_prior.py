@@ -28,7 +28,7 @@ _ALONE = 30  # steps to the posterior of each value alone
 
 
 class LatentPrior:
-    """The prior of latent values at fixed hyperparameters, as :meth:`GaussianSites.solve` uses it.
+    """The prior of latent values at fixed hyperparameters, as :meth:`ObservedGaussian.solve` uses it.
 
     Args:
         kernel: bound.
