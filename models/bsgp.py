@@ -343,7 +343,7 @@ class SampledLayers(Posterior):
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, InducingLeaveOneOut]:
         """The rows, and the solver of the first draw, whose solution is the start at the next."""
         self._refuse_neighbors(num_neighbors, ".loo")
-        return rows, InducingLeaveOneOut(fitc=self.objective == "fitc")
+        return rows, InducingLeaveOneOut()
 
     def leave_one_out(self, others: tuple[Tensor, InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
         """Inducing values of one layer are integrated out; those of several, as drawn, make the data independent."""
@@ -353,15 +353,17 @@ class SampledLayers(Posterior):
         if hidden:
             loc, var = self.given_inducing(self.rows.x[rows], rows)
             return fitc(self.rows.likelihood(bound, rows), loc, var).log_prob(self.rows.targets(rows))
-        x, likelihood, y, cov = self.rows.x, self.rows.likelihood(bound), self.rows.targets(), bind(last.kernel)
+        x, cov = self.rows.x, bind(last.kernel)
 
         def blocks() -> Iterator[tuple[slice, Tensor, Tensor]]:
             a, var, _ = whitened_conditional(cov, x, last.z, bound.jitter)
             yield EVERY, a, var
 
-        mean = self.rows.mean(bound).expand(*bound.latent_shape, -1)
-        loc, var = solver(likelihood, y, mean, blocks, torch.eye(len(last.z)).to(x), cov.diag(x))
-        return likelihood.marginal(loc, var).log_prob(y)[..., rows]
+        def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+            eye = torch.eye(len(last.z)).to(x)
+            return solver(likelihood, y, mean, blocks, eye, cov.diag(x), self.objective == "fitc")
+
+        return self.densities(rows, moments)
 
     @property
     def _num_inducing(self) -> int:

@@ -34,7 +34,7 @@ from pyro_nngp.kernels.base import check_covariance, check_kernels
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky, half_solve, in_blocks, solve_triangular
-from pyro_nngp.models.base import Method, Posterior, Program
+from pyro_nngp.models.base import Method, Posterior, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
@@ -90,6 +90,8 @@ class CoregionalizedLOO(Method):
     own_hyperparameters = ("mixing",)
     _takes_missing = True
     _shares_scale = False
+    refresh_neighbors = neighbor_choice.refresh_neighbors
+    prediction_neighbors = neighbor_choice.prediction_neighbors
 
     @from_tables
     def __init__(

@@ -60,6 +60,7 @@ from pyro_nngp.likelihoods.augmentation import (
     gaussian_observations,
     predictive,
 )
+from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.augmented import Augmented
 from pyro_nngp.models.base.draws import Draw, drawn_values
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
@@ -166,9 +167,7 @@ class LOO(ResponseMethod):
         check_augmentable("LOO", likelihood)
         if guide is None:
             guide = Conjugate() if isinstance(likelihood, NegativeBinomial) else LogNormal()
-        if not isinstance(guide, LogNormal | Conjugate):
-            cure = "Both are in pyro_nngp.variational."
-            fail("LOO", "guide", "to be LogNormal() or Conjugate()", repr(guide), cure, TypeError)
+        check_family("LOO", guide, LogNormal, Conjugate)
         if divergence is None:
             divergence = "posterior" if isinstance(likelihood, StudentT | NegativeBinomial) else "prior"
         check_choice("LOO", "divergence", divergence, ("posterior", "prior"))

@@ -20,32 +20,44 @@ the H nearest of M, and with a full covariance O(M min(M, |I| H)^2). Memory O(N 
 """
 
 from collections.abc import Callable
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float, Int
 from pyro import poutine
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import check_num_neighbors, fail, warn
 from pyro_nngp._indexing import values_at
 from pyro_nngp._shared import shared
+from pyro_nngp.bound import Bound
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
-from pyro_nngp.hyperparameters import pyro_entry
-from pyro_nngp.inducing.points import inducing_points, nearest_inducing
-from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.hyperparameters.reading import parameter_site
+from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import cholesky, factor_inverse, in_blocks
-from pyro_nngp.models.tower import Densities, Draw, Plates, PredictiveMethod, rows_of, warn_untrained
-from pyro_nngp.models.tower.evidence import has_evidence, log_density_given, nearest_predecessors
-from pyro_nngp.neighbors.table import distinct_rows
-from pyro_nngp.variational import DenseGaussian, InducingLeaveOneOut, LocalGaussian, combined_variance, scattered
+from pyro_nngp.models.base import Draw, Method, Posterior, Program
+from pyro_nngp.models.base.arguments import check_family
+from pyro_nngp.models.base.evidence import has_evidence, log_density_given, nearest_predecessors
+from pyro_nngp.models.base.extension import warn_untrained
+from pyro_nngp.rows import Part
+from pyro_nngp.variational import (
+    DenseGaussian,
+    FullRank,
+    InducingLeaveOneOut,
+    LocalGaussian,
+    MeanField,
+    combined_variance,
+    scattered,
+)
 
 LARGEST_FULL = 10_000  # inducing points: their covariance and its gradient then take 0.8 GB in float32
 
@@ -54,7 +66,7 @@ _USUAL_NEIGHBORS = 32
 _EVIDENCE_NEIGHBORS = 32
 
 
-class SWSGP(PredictiveMethod):
+class SWSGP(Method):
     r"""Sparse within sparse Gaussian process.
 
     Generative model: each data point has its own copy of the values at its H nearest inducing points,
@@ -85,17 +97,16 @@ class SWSGP(PredictiveMethod):
         inducing: an int M starts the inducing points by k-means; a tensor (M, D) gives them; None is one for each 32
             rows, at least 64 and at most 1,024: with more of them q(u) follows single data.
         learn_inducing: whether the inducing points are parameters. The neighbors of fixed ones are found once.
-        mean_field: whether q(u) is diagonal; otherwise it has a dense Cholesky factor, for M up to 10,000.
+        guide: family of q(u): :class:`~pyro_nngp.variational.MeanField`, which None is, or
+            :class:`~pyro_nngp.variational.FullRank`, with a dense Cholesky factor, for M up to 10,000. With Gaussian
+            noise a family that sets neither mean nor scale starts at what the H nearest data say of each value;
+            otherwise the mean starts at zero, and the standard deviation at a tenth of the spread of f in the data.
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``, such as ``torch.nn.Linear(D, 1)``; None is a learnable
             constant.
-        loc: initial mean of q(u), without the mean function, (M,) or (M, L); None is zero, with Gaussian noise and no
-            `scale` what the H nearest data say.
-        scale: initial standard deviation of q(u); None is a tenth of the spread of f in the data, with Gaussian noise
-            and no `loc` what the H nearest data say.
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function; None is that of the kernel.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
-        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.tower.GPMethod`.
+        offset, weights, trials, limits: of each row, as in :class:`~pyro_nngp.models.base.Method`.
         seed: seed of k-means.
 
     Raises:
@@ -108,13 +119,11 @@ class SWSGP(PredictiveMethod):
 
     lengthscale: Tensor
     data_neighbors: Any
-
-    vectorizes = True
-    can_distribute = True
-    has_row_tables = False
-    predicts_from_rows = False
-    sites_determine_f = False
+    q: LocalGaussian | DenseGaussian
     bounds_evidence = False
+    _points = ("z",)
+    _can_distribute = True
+    _sites_determine_f = False
 
     @from_tables
     def __init__(
@@ -127,10 +136,8 @@ class SWSGP(PredictiveMethod):
         num_neighbors: int | None = None,
         inducing: int | Float[Tensor, "M D"] | None = None,
         learn_inducing: bool = True,
-        mean_field: bool = True,
+        guide: MeanField | FullRank | None = None,
         mean: Callable | None = None,
-        loc: Float[Tensor, "M *L"] | None = None,
-        scale: float | None = None,
         jitter: float | None = None,
         metric: Float[Tensor, " *D"] | Callable | None = None,
         start: Any = None,
@@ -145,44 +152,51 @@ class SWSGP(PredictiveMethod):
         z = inducing_points("SWSGP", x, inducing, seed, min(_MOST, max(_LEAST, len(x) // _ROWS)))
         num_neighbors = min(_USUAL_NEIGHBORS, len(z)) if num_neighbors is None else num_neighbors
         check_num_neighbors("SWSGP", num_neighbors, len(z))
-        if not mean_field and len(z) > LARGEST_FULL:
-            fail("SWSGP", "mean_field", f"True beyond M = {LARGEST_FULL}", f"False at M = {len(z)}", "It takes M x M.")
-        self.num_neighbors, self.mean_field = num_neighbors, mean_field
+        guide = MeanField() if guide is None else guide
+        check_family("SWSGP", guide, MeanField, FullRank)
+        if isinstance(guide, FullRank) and len(z) > LARGEST_FULL:
+            fail(
+                "SWSGP",
+                "guide",
+                f"MeanField() beyond M = {LARGEST_FULL}",
+                f"FullRank() at M = {len(z)}",
+                "It takes M^2.",
+            )
+        self.num_neighbors = num_neighbors
+        place_inducing(self, z, x, learn_inducing)
+        self._start()
         self.register_buffer("lengthscale", torch.ones_like(x[0]))
         self.search_metric: Any = None  # used where lengthscales do not determine the correlation
         self._set_metric()
-        self._place_inducing(z, learn_inducing)
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
-        self.local: LocalGaussian | DenseGaussian
-        if mean_field:
-            self.local = LocalGaussian(len(z), None, self.num_latents, loc, scale, self.unit, like=x)
+        settings = guide.loc, guide.scale, self.unit
+        if isinstance(guide, MeanField):
+            self.q = LocalGaussian(len(z), None, self.num_latents, *settings, like=x)
         else:
-            self.local = DenseGaussian(len(z), self.num_latents, False, loc, scale, self.unit, like=x)
-        unset = loc is None and scale is None and self.y is not None
-        self.finish(self._start_q if unset and isinstance(self.likelihood, Gaussian) else None)
+            self.q = DenseGaussian(len(z), self.num_latents, False, *settings, like=x)
+        if guide.loc is None and guide.scale is None and isinstance(self.likelihood, Gaussian):
+            self._start_q()
 
-    @pyro_entry
     @torch.no_grad()
     def _start_q(self) -> None:
         """Put q(u) at the posterior of each inducing value given its H nearest data; O(M H^3).
 
         A batch moves the values beside its rows alone, so that training takes long to get there from zero.
         """
-        self._place_medians()
-        near = nearest_inducing(self.z, self.x, min(self.num_neighbors, self.num_rows), self._searched())
-        y, likelihood = cast(Tensor, self._targets(None)), self.likelihood_at(slice(None))
-        target, noise = gaussian_observations(likelihood, y, None, self.x.dtype)
-        noise = noise.expand(torch.broadcast_shapes(noise.shape, y.shape[-1:]))
-        w, var = graph_conditional(bind(self.kernel), self.z, self.x, near, noise, self.jitter)
-        loc = (w * values_at(target - self._mean_at(self.x, rows_of(None)), near)).sum(-1)
-        self.local.assign(dist.Normal(loc, var.sqrt().expand(loc.shape)))
+        bound, rows = self.bound(), self.rows
+        near = nearest_inducing(self.z, self.x, min(self.num_neighbors, rows.num_rows), self._searched())
+        target, noise = gaussian_observations(rows.likelihood(bound), rows.targets(), None, self.x.dtype)
+        noise = noise.expand(torch.broadcast_shapes(noise.shape, target.shape[-1:]))
+        w, var = graph_conditional(bound.covariance, self.z, self.x, near, noise, self.jitter)
+        loc = (w * values_at(target - rows.mean(bound), near)).sum(-1)
+        self.q.assign(dist.Normal(loc, var.sqrt().expand(loc.shape)))
 
     @property
     def num_inducing(self) -> int:
         """M."""
         return len(self.z)
 
-    @pyro_entry
+    @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """The generative model, on a batch of data points.
 
@@ -193,172 +207,72 @@ class SWSGP(PredictiveMethod):
         Returns:
             y at the batch, or f at the batch when there is no likelihood. Latent dimensions lead: (..., I).
         """
-        self.start_model(idx)
-        plates = self.plates(idx)
-        return self.observe(plates, self._u_and_f(plates, idx, neighbors), idx)
+        program = Program.model(self, idx)
+        return program.observe(self._u_and_f(program, self.neighbors(idx) if neighbors is None else neighbors))
 
-    @pyro_entry
+    @pyro_method
     def guide(self, idx: Int[Tensor, " I"] | None = None, neighbors: Int[Tensor, "I H"] | None = None) -> Tensor:
         """q(u_i) for each data point, q(f | u) = p(f | u) and the hyperparameters' guide; returns f."""
-        self.start_guide(idx)
+        program = Program.guide(self, idx)
         neighbors = self.neighbors(idx) if neighbors is None else neighbors
-        return self._u_and_f(self.plates(idx), idx, neighbors, self._local(neighbors))
+        return self._u_and_f(program, neighbors, self.q.at_sets(neighbors, parameter_site))
+
+    def _u_and_f(self, program: Program, near: Int[Tensor, "I H"], q: Distribution | None = None) -> Tensor:
+        """The sites u and f; in the guide (q given) f has its marginal, for the integrating ELBO."""
+        bound, z = program.bound, program.bound.others["z"]
+        a, var = shared((self, "f"), lambda: graph_conditional(bound.at_data, program.x, z, near, jitter=bound.jitter))
+        data, latents = program.plates
+        # p(u_i)^(1 / N), u_i ~ N(0, K_w(i)), or q(u_w(i)): each local divergence counts 1 / N times (eq. 9, 10)
+        of_u: Any = ZeroMeanNormal(bound.at_data(z[near], z[near]), bound.jitter) if q is None else q
+        with latents, data, poutine.scale(scale=1 / program.rows.num_rows):
+            u = pyro.sample(self.site("u"), of_u)
+        # f_i | u_i ~ N(mu_i + a_i^T u_i, v_i); under q N(mu_i + a_i^T m_w, v_i + a_i^T S_w a_i)
+        mean, marginal = program.mean(), None
+        if q is not None:
+            loc, spread = _combined(a, q)
+            marginal = mean + loc, var + spread
+        return program.sample_f(mean + (a * u).sum(-1), var, marginal)
+
+    def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "NearestInducing":
+        """f under q(u); posterior draws of the copies of u do not determine it."""
+        if draw is not None:
+            cure = "Predict from the guide, or take posterior draws of SVGP or VNNGP."
+            fail("SWSGP", "samples", "None", "posterior draws of each datum's own copy of u", cure)
+        return NearestInducing(
+            self.rows, None, bound, self.q, self.num_neighbors, self._searched(), self.data_neighbors
+        )
+
+    # Neighbors.
 
     def batch_args(self, idx: Int[Tensor, " I"] | None, generator: torch.Generator) -> tuple[Tensor | None, ...]:
         """Arguments of model and guide for a minibatch: its neighbors, found once for both."""
         return idx, self.neighbors(idx)
 
-    @pyro_entry
+    def neighbors(self, idx: Tensor | None) -> Int[Tensor, "I H"]:
+        """The nearest inducing points of a batch of data points."""
+        if self.data_neighbors is None:
+            return self._nearest(self.rows.inputs(idx))
+        return self.data_neighbors if idx is None else self.data_neighbors[idx]
+
     @torch.no_grad()
     def refresh_neighbors(self) -> None:
         """Find neighbors in the present metric of the kernel from now on."""
-        self._place_medians()
         self._set_metric()
-        if self.data_neighbors is not None:
-            self.data_neighbors.copy_(self._nearest(self.x))
+        self._neighbors_changed()
 
-    def take_rows(self, first: bool = False) -> None:
-        super().take_rows(first)
-        self.find_rows()
-
-    def find_rows(self) -> None:
+    def _neighbors_changed(self) -> None:
+        super()._neighbors_changed()
         if self.data_neighbors is not None:
             self.data_neighbors = self._nearest(self.x)
 
-    def append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
-        super().append_rows(x, y, by_row)
+    def _distributed(self, choose: bool) -> None:
+        self._neighbors_changed()
+
+    def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
+        super()._append_rows(x, y, by_row)
         if self.data_neighbors is not None:
             self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
         warn_untrained(type(self).__name__)
-
-    def _u_and_f(
-        self, plates: Plates, idx: Tensor | None, neighbors: Tensor | None, q: Distribution | None = None
-    ) -> Tensor:
-        """The sites u and f; in the guide (q given) f has its marginal, for the integrating ELBO."""
-        x, neighbors = self._inputs(idx), self.neighbors(idx) if neighbors is None else neighbors
-        mean, (data, latents) = self._mean_at(x, rows_of(idx)), plates
-        cov = self.covariance()
-        w, var = shared((self, "f"), lambda: graph_conditional(cov, x, self.z, neighbors, jitter=self.jitter))
-        of_u: Any = q
-        if q is None:
-            points = self.z[neighbors]
-            of_u = ZeroMeanNormal(cov(points, points), self.jitter)
-        with latents, data, poutine.scale(scale=1 / self.num_rows):
-            u = pyro.sample(self.site("u"), of_u)
-        marginal = None
-        if q is not None:
-            loc, spread = self._combined(w, q)
-            marginal = (mean + loc, var + spread)
-        return self.sample_f(plates, mean + (w * u).sum(-1), var, marginal)
-
-    def _local(self, neighbors: Int[Tensor, "B H"]) -> Distribution:
-        """q(u_w) for each row of neighbors, batch shape (*L, B), event shape (H,)."""
-        rows, positions = distinct_rows(neighbors)
-        if self.mean_field:
-            q = self.local.distribution(rows)
-            return dist.Normal(q.loc[..., positions], q.scale[..., positions]).to_event(1)
-        q = self.local.distribution()
-        factor = q.scale_tril[..., rows, :]
-        cov = (factor @ factor.mT)[..., positions[:, :, None], positions[:, None, :]]
-        return dist.MultivariateNormal(q.loc[..., neighbors], scale_tril=cholesky(cov, 0.0, escalate=True))
-
-    def _combined(self, w: Tensor, q: Distribution) -> tuple[Tensor, Tensor]:
-        """Means and variances of the combinations w of values under q(u_w)."""
-        return (w * q.mean).sum(-1), combined_variance(q, w[..., None, :])[..., 0]
-
-    def warn_of_intervals(self) -> None:
-        """Warn of data for which no log evidence tells whether f follows single ones; for labels it always does."""
-        if self.likelihood is not None and not self.likelihood.is_gaussian:
-            warn(
-                f"SWSGP: intervals of f from {type(self.likelihood).__name__} data are too narrow: 95 % ones may cover "
-                "half of it, since the bound averages local divergences. Take SVGP or VNNGP for them."
-            )
-
-    @pyro_entry
-    @torch.no_grad()
-    def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:
-        """Mean log density of the data at some rows given those before them in a random order, up to 32 neighbors.
-
-        None where :func:`~pyro_nngp.models.tower.evidence.has_evidence` is False. Cost: O(B N).
-        """
-        if not has_evidence(self):
-            return None
-        kernel, few = bind(self.kernel), min(_EVIDENCE_NEIGHBORS, self.num_rows - 1)
-        near = nearest_predecessors(kernel, self.x, rows, few, seed=0)
-        residual = cast(Tensor, self._targets(None)) - self._mean_at(self.x, rows_of(None))
-        noise = self.likelihood_at(slice(None)).variance.expand(self.num_rows)
-        return log_density_given(kernel, self.x, rows, near, residual, noise, self.jitter).mean()
-
-    def plan(self, x_new: Tensor, num_neighbors: int | None) -> Tensor:
-        """Rows of the nearest inducing points."""
-        return self._nearest(x_new, num_neighbors)
-
-    def moments(self, x_new: Tensor, plan: Tensor, draw: Draw | None) -> tuple[Tensor, Tensor]:
-        """O(P H^3)."""
-        _refuse(draw)
-        w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
-
-        def block(part: slice) -> tuple[Tensor, Tensor]:
-            return self._combined(w[part], self._local(plan[part]))
-
-        loc, spread = in_blocks(block, len(w), w.shape[1] ** 2, -1)
-        return self._mean_at(x_new) + loc, var + spread
-
-    def leave_one_out(self, rows: Tensor, num_neighbors: int | None, sampled: bool) -> Densities:
-        r"""Densities from the q(u) with full covariance that maximizes the bound at these hyperparameters.
-
-        The averaged local divergences amount to a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`,
-        which does not change when a datum is left out; O(N (M^2 + H^3) + M^3) per step.
-        """
-        self.refuse_neighbors(num_neighbors)
-        if sampled:
-            _refuse({})
-        if self.num_inducing > LARGEST_FULL:
-            expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
-            fail("SWSGP.loo", "M", expectation, self.num_inducing, cure)
-        near, leave_one_out = self.neighbors(None), InducingLeaveOneOut(False, self.total)
-
-        def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-            cov = bind(self.kernel)
-            w, var = graph_conditional(cov, self.x, self.z, near, jitter=self.jitter)
-            blocks, prior = scattered(w, near, var, self.num_inducing), self._average_precision(cov, near)
-            return leave_one_out(likelihood, y, mean, blocks, prior, cov.diag(self.x))
-
-        return self.scores(rows, moments)
-
-    def _average_precision(self, cov: Covariance, near: Int[Tensor, "N H"]) -> Float[Tensor, "M M"]:
-        """Precision of the local priors, averaged over the data, in float64; 1 for inducing points without data."""
-        total = torch.zeros(self.num_inducing**2, dtype=torch.float64, device=self.x.device)
-
-        def block(part: slice) -> tuple[Tensor]:
-            local, z = near[part], self.z[near[part]]
-            inverse = factor_inverse(cholesky(cov(z, z), self.jitter))
-            places = local[:, :, None] * self.num_inducing + local[:, None, :]
-            total.index_add_(0, places.flatten(), inverse.double().flatten() / self.num_rows)
-            return (local[:, 0],)
-
-        in_blocks(block, self.num_data, 4 * near.shape[1] ** 2)
-        average = self.total(total).view(self.num_inducing, -1)
-        unseen = average.diagonal() == 0
-        return average + torch.diag(unseen.to(average))
-
-    def joint_plan(self, x_new: Tensor, num_neighbors: int | None, seed: int) -> Tensor:
-        """Rows of the nearest inducing points; there is no order of the new points."""
-        return self._nearest(x_new, num_neighbors)
-
-    def joint_draws(self, x_new: Tensor, plan: Tensor, count: int, draw: Draw | None) -> Tensor:
-        """O(P H^3), O(M + P H) per draw."""
-        _refuse(draw)
-        w, var = graph_conditional(self.kernel, x_new, self.z, plan, jitter=self.jitter)
-        u = self.local.distribution().sample((count,))
-        loc = torch.stack([(w * values[..., plan]).sum(-1) for values in u])
-        return self._mean_at(x_new) + loc + var.sqrt() * torch.randn_like(loc)
-
-    def neighbors(self, idx: Tensor | None) -> Tensor:
-        """The nearest inducing points of a batch of data points."""
-        if self.data_neighbors is None:
-            return self._nearest(self._inputs(idx))
-        return self.data_neighbors if idx is None else self.data_neighbors[idx]
 
     def _set_metric(self) -> None:
         metric = self.neighbor_metric()
@@ -371,13 +285,134 @@ class SWSGP(PredictiveMethod):
         """The metric of searches."""
         return self.lengthscale if self.search_metric is None else self.search_metric
 
-    def _nearest(self, x: Tensor, num_neighbors: int | None = None) -> Tensor:
-        num_neighbors = self.num_neighbors if num_neighbors is None else num_neighbors
-        check_num_neighbors("SWSGP", num_neighbors, self.num_inducing)
-        return nearest_inducing(x, self.z, num_neighbors, self._searched())
+    def _nearest(self, x: Float[Tensor, "B D"]) -> Int[Tensor, "B H"]:
+        return nearest_inducing(x, self.z, self.num_neighbors, self._searched())
+
+    # What a trained model is compared with.
+
+    def warn_of_intervals(self) -> None:
+        """Warn of data for which no log evidence tells whether f follows single ones; for labels it always does."""
+        if self.likelihood is not None and not self.likelihood.is_gaussian:
+            warn(
+                f"SWSGP: intervals of f from {type(self.likelihood).__name__} data are too narrow: 95 % ones may cover "
+                "half of it, since the bound averages local divergences. Take SVGP or VNNGP for them."
+            )
+
+    @torch.no_grad()
+    def log_evidence(self, rows: Int[Tensor, " B"]) -> Tensor | None:
+        """Mean log density of the data at some rows given those before them in a random order, up to 32 neighbors.
+
+        None where :func:`~pyro_nngp.models.base.evidence.has_evidence` is False. Cost: O(B N).
+        """
+        if not has_evidence(self):
+            return None
+        bound, data = self.bound(), self.rows
+        few = min(_EVIDENCE_NEIGHBORS, data.num_rows - 1)
+        near = nearest_predecessors(bound.covariance, self.x, rows, few, seed=0)
+        residual, noise = data.targets() - data.mean(bound), data.likelihood(bound).variance.expand(data.num_rows)
+        return log_density_given(bound.covariance, self.x, rows, near, residual, noise, bound.jitter).mean()
 
 
-def _refuse(draw: Draw | None) -> None:
-    if draw is not None:
-        cure = "Predict from the guide, or take posterior draws of SVGP or VNNGP."
-        fail("SWSGP", "samples", "None", "posterior draws of each datum's own copy of u", cure)
+@dataclass(frozen=True)
+class NearestInducing(Posterior):
+    """f under q(u), from the inducing points nearest to each place.
+
+    Attributes:
+        q: the family.
+        num_neighbors: H.
+        metric: metric of the neighbors.
+        data_neighbors: the nearest inducing points of each datum, if they are known.
+    """
+
+    q: LocalGaussian | DenseGaussian
+    num_neighbors: int
+    metric: Any
+    data_neighbors: Any = None
+
+    @property
+    def z(self) -> Float[Tensor, "M D"]:
+        """The inducing points, at their present places."""
+        return self.bound.others["z"]
+
+    def neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None) -> Int[Tensor, "P H"]:
+        self._check_neighbors(num_neighbors, len(self.z))
+        k = self.num_neighbors if num_neighbors is None else num_neighbors
+        return nearest_inducing(x_new, self.z, k, self.metric)
+
+    def joint_neighbors(self, x_new: Float[Tensor, "P D"], num_neighbors: int | None, seed: int) -> Tensor:
+        """Rows of the nearest inducing points; there is no order of the new points."""
+        return self.neighbors(x_new, num_neighbors)
+
+    def given_u(self, x: Float[Tensor, "B D"], near: Int[Tensor, "B H"]) -> tuple[Tensor, Tensor]:
+        """Weights a (B, H) and variances v (B,) of f at x given u at near points."""
+        return graph_conditional(self.bound.at_data, x, self.z, near, jitter=self.bound.jitter)
+
+    def moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P H"]) -> tuple[Tensor, Tensor]:
+        """O(P H^3)."""
+        a, var = self.given_u(x_new, near)
+
+        def block(part: slice) -> tuple[Tensor, Tensor]:
+            return _combined(a[part], self.q.at_sets(near[part]))
+
+        loc, spread = in_blocks(block, len(a), a.shape[1] ** 2, -1)
+        return self.bound.mean(x_new) + loc, var + spread
+
+    def joint(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P H"], count: int) -> Float[Tensor, "S *L P"]:
+        """O(P H^3), O(M + P H) per draw."""
+        a, var = self.given_u(x_new, near)
+        u = self.q.distribution().sample(torch.Size((count,)))
+        loc = torch.stack([(a * values[..., near]).sum(-1) for values in u])
+        return self.bound.mean(x_new) + loc + var.sqrt() * torch.randn_like(loc)
+
+    # Leave one out.
+
+    def others(
+        self, rows: Int[Tensor, " I"], num_neighbors: int | None
+    ) -> tuple[Tensor, Int[Tensor, "N H"], InducingLeaveOneOut]:
+        """The rows, the nearest inducing points of all data, and the solver, whose solution is the next start."""
+        self._refuse_neighbors(num_neighbors, ".loo")
+        if len(self.z) > LARGEST_FULL:
+            expectation, cure = f"to be at most {LARGEST_FULL}", "It takes M x M. Score held-out data instead."
+            fail("SWSGP.loo", "M", expectation, len(self.z), cure)
+        near = self.neighbors(self.rows.x, None) if self.data_neighbors is None else self.data_neighbors
+        return rows, near, InducingLeaveOneOut(self.rows.total)
+
+    def leave_one_out(self, others: tuple[Tensor, Int[Tensor, "N H"], InducingLeaveOneOut]) -> Float[Tensor, "*T I"]:
+        r"""Densities from the q(u) with full covariance that maximizes the bound at these hyperparameters.
+
+        The averaged local divergences amount to a prior precision :math:`\frac1N \sum_i E_i^\top K_{w(i)}^{-1} E_i`,
+        which does not change when a datum is left out; O(N (M^2 + H^3) + M^3) per step.
+        """
+        (rows, near, solver), x = others, self.rows.x
+        a, var = self.given_u(x, near)
+        blocks, prior = scattered(a, near, var, len(self.z)), self._average_precision(near)
+
+        def moments(likelihood: Likelihood, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+            return solver(likelihood, y, mean, blocks, prior, self.bound.covariance.diag(x), False)
+
+        return self.densities(rows, moments)
+
+    def _average_precision(self, near: Int[Tensor, "N H"]) -> Float[Tensor, "M M"]:
+        """Precision of the local priors, averaged over the data, in float64; 1 for inducing points without data."""
+        m, cov, num_rows = len(self.z), self.bound.covariance, self.rows.num_rows
+        total = torch.zeros(m**2, dtype=torch.float64, device=self.z.device)
+
+        def block(part: slice) -> tuple[Tensor]:
+            local, z = near[part], self.z[near[part]]
+            inverse = factor_inverse(cholesky(cov(z, z), self.bound.jitter))
+            places = local[:, :, None] * m + local[:, None, :]
+            total.index_add_(0, places.flatten(), inverse.double().flatten() / num_rows)
+            return (local[:, 0],)
+
+        in_blocks(block, len(near), 4 * near.shape[1] ** 2)
+        average = self.rows.total(total).view(m, -1)
+        unseen = average.diagonal() == 0
+        return average + torch.diag(unseen.to(average))
+
+
+def _combined(a: Float[Tensor, "... B H"], q: Distribution) -> tuple[Tensor, Tensor]:
+    """Means and variances of the combinations a of values under q(u_w)."""
+    return (a * q.mean).sum(-1), combined_variance(q, a[..., None, :])[..., 0]
+
+
+__all__ = ["SWSGP"]

@@ -38,6 +38,8 @@ from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.inducing.points import inducing_points
 from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base import neighbor_choice
+from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
@@ -385,6 +387,8 @@ class VNNGP(Method):
         """For pseudo-observations of Gaussian data: others have no precision yet, other families gain less by it."""
         return isinstance(self.q, ObservedGaussian) and self.likelihood.is_gaussian
 
+    prediction_neighbors = neighbor_choice.prediction_neighbors
+
     def refresh_neighbors(self) -> None:
         """Find the neighbors again under the kernel's present lengthscales and inducing points.
 
@@ -392,7 +396,7 @@ class VNNGP(Method):
         """
         if self._learns_inducing:
             self.graph.x.copy_(self.bound().others["z"].detach())
-        super().refresh_neighbors()
+        neighbor_choice.refresh_neighbors(self)
 
     def _neighbors_changed(self) -> None:
         super()._neighbors_changed()
@@ -441,9 +445,7 @@ def _checked_guide(where: str, guide: Any, has_likelihood: bool, at_data: bool) 
     applies = at_data and has_likelihood
     if guide is None:
         return PseudoObservations() if applies else MeanField()
-    if not isinstance(guide, PseudoObservations | MeanField | SparseCholesky | Amortized):
-        cure = "Pass one such as MeanField() or SparseCholesky(10), of pyro_nngp.variational."
-        fail(where, "guide", "to be a family of q(u)", f"{guide!r:.60}", cure, TypeError)
+    check_family(where, guide, PseudoObservations, MeanField, SparseCholesky, Amortized)
     if isinstance(guide, PseudoObservations | Amortized) and not applies:
         expectation = "with a likelihood and inducing points at the data"
         fail(where, f"guide={type(guide).__name__}(...)", expectation, "another model", "Leave `guide` out.")

@@ -65,9 +65,8 @@ neighbors = [k for k in (1, 2, 3, 5, 8, 12, 20, 30, 40, 50) if k < num_grid - 1]
 
 def divergences(kernel, k):
     """Of VNNGP; and of SWSGP, where it is what the expected log likelihood leaves of the loss."""
-    start = {"loc": mean, "scale": 1.0, "jitter": 1e-4}
-    few, guide = min(k, num_grid - 1), MeanField(mean, 1.0)
-    vnngp = VNNGP(grid, mean, kernel, Gaussian(1.0), num_neighbors=few, guide=guide, jitter=1e-4)
+    few, start = min(k, num_grid - 1), {"guide": MeanField(mean, 1.0), "jitter": 1e-4}
+    vnngp = VNNGP(grid, mean, kernel, Gaussian(1.0), num_neighbors=few, **start)
     ours = kl_divergence(vnngp.q.distribution(), NNGP(kernel, vnngp.graph, jitter=1e-4))
     at_data = {"inducing": grid, "learn_inducing": False, "num_neighbors": k}
     swsgp = SWSGP(grid, mean, kernel, Gaussian(1.0), **at_data, **start)
@@ -106,15 +105,13 @@ figure.savefig(args.out / "divergence.png", dpi=110)
 # %%
 def optimize(gp, steps):
     """Put q(u) alone at its optimum."""
-    optimizer = torch.optim.LBFGS(
-        getattr(gp, "q", getattr(gp, "local", None)).parameters(), max_iter=steps, line_search_fn="strong_wolfe"
-    )
+    optimizer = torch.optim.LBFGS(gp.q.parameters(), max_iter=steps, line_search_fn="strong_wolfe")
     elbo = IntegratedELBO()
 
     def closure():
         optimizer.zero_grad()
         value = elbo.differentiable_loss(gp.model, gp.guide)
-        value.backward(inputs=list(getattr(gp, "q", getattr(gp, "local", None)).parameters()))
+        value.backward(inputs=list(gp.q.parameters()))
         return value
 
     optimizer.step(closure)
@@ -184,7 +181,8 @@ for noise in noises:
     vnngp = VNNGP(x, y, kernel, Gaussian(noise), num_neighbors=8, **shared)
     for gp in (svgp, vnngp):
         gp.solve()
-    swsgp = optimize(SWSGP(x, y, kernel, Gaussian(noise), loc=y, scale=float(noise) ** 0.5, **at_data, **shared), 150)
+    start = MeanField(loc=y, scale=float(noise) ** 0.5)
+    swsgp = optimize(SWSGP(x, y, kernel, Gaussian(noise), guide=start, **at_data, **shared), 150)
     for name, gp in zip(list(bounds)[1:], (svgp, vnngp, swsgp), strict=True):
         bounds[name].append(loss(gp))
 

@@ -33,6 +33,7 @@ from torch.distributions import constraints
 from pyro_nngp import NNGP, AutoNNGP, NeighborGraph, NNGPReparam
 from pyro_nngp.data import bathymetry
 from pyro_nngp.distributions import SparseCholeskyNormal
+from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.kernels import Matern32
 from pyro_nngp.variational import LocalGaussian
 
@@ -90,7 +91,7 @@ class ByHand(PyroModule):
         intercept = pyro.sample("intercept", dist.Normal(self.coef_loc[0], self.coef_scale[0]))
         slope = pyro.sample("slope", dist.Normal(self.coef_loc[1], self.coef_scale[1]))
         moved = (torch.stack([intercept, slope]) - self.coef_loc) @ self.tilt
-        q = self.f.distribution()
+        q = self.f.distribution(read=parameter_site)
         pyro.sample("f", SparseCholeskyNormal(q.loc + moved, q.scale, q.weights, q.pattern))
 
 

@@ -145,7 +145,7 @@ def built(recipe, x, *parts, **settings):
 
 CLUSTERED = {
     "exact": (Vecchia, {"num_neighbors": 49}),
-    "SVGP": (SVGP, {"inducing": everywhere, "learn_inducing": False, "mean_field": True}),
+    "SVGP": (SVGP, {"inducing": everywhere, "learn_inducing": False, "guide": MeanField()}),
     "VNNGP": (VNNGP, {"num_neighbors": 5, "guide": MeanField()}),
     "VNNGP, sites": (VNNGP, {"num_neighbors": 5}),
     "SWSGP": (SWSGP, {"inducing": everywhere, "learn_inducing": False, "num_neighbors": 5}),
@@ -198,7 +198,7 @@ def noise():
         "SWSGP-N": (SWSGP, local | {"inducing": everywhere, "learn_inducing": False}),
         "VNNGP-512": (VNNGP, local | {"guide": MeanField(), "inducing": 512}),
         "SWSGP-512": (SWSGP, local | {"inducing": 512, "learn_inducing": False}),
-        "SVGP-512": (SVGP, {"inducing": 512, "learn_inducing": False, "mean_field": True}),
+        "SVGP-512": (SVGP, {"inducing": 512, "learn_inducing": False, "guide": MeanField()}),
     }
     for (method, recipe), value in itertools.product(recipes.items(), NOISES):
 

@@ -65,6 +65,14 @@ def default_kernel(x: Tensor, *likelihoods: Likelihood | None) -> Kernel:
     return Matern(x.shape[1]) if told and len(x) >= _FEW_ROWS else Matern52(x.shape[1])
 
 
+def check_family(where: str, guide: Any, *kinds: type) -> None:
+    """Raise ``TypeError`` unless `guide` is one of some families of q (:mod:`pyro_nngp.variational.families`)."""
+    if not isinstance(guide, kinds):
+        *names, last = (f"{kind.__name__}()" for kind in kinds)
+        cure = "They are in pyro_nngp.variational."
+        fail(where, "guide", f"to be {', '.join(names)} or {last}", f"{guide!r:.60}", cure, TypeError)
+
+
 def check_kernel_place(where: str, kernel: Any) -> None:
     """Raise ``TypeError`` if a likelihood or a mean function is in the place of the kernel."""
     name = type(kernel).__name__

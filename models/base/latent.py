@@ -4,13 +4,13 @@ Cost: O(P K^3) for moments. Symbols: N data, M inducing points, K neighbors, P n
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from pyro_nngp._checks import fail
 from pyro_nngp._indexing import values_at
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
@@ -120,9 +120,7 @@ class LatentPosterior(Posterior):
     def others(self, rows: Int[Tensor, " I"], num_neighbors: int | None) -> tuple[Tensor, Any]:
         """The rows, and the nearest others of each point; with inducing points the rows alone."""
         if self.data_neighbors is not None:
-            if num_neighbors is not None:
-                where, cure = f"{self.bound.where}.loo", "All other data count, through the inducing points."
-                fail(where, "num_neighbors", "to be None with inducing points", num_neighbors, cure)
+            self._refuse_neighbors(num_neighbors, ".loo")
             return rows, None
         self._check_neighbors(num_neighbors, self.rows.num_rows - 1)
         most = max(self.graph.num_neighbors, _LOO_NEIGHBORS) if num_neighbors is None else num_neighbors
@@ -130,14 +128,10 @@ class LatentPosterior(Posterior):
 
     def leave_one_out(self, others: tuple[Tensor, Any]) -> Float[Tensor, "*T I"]:
         """Densities from pseudo-observations at these hyperparameters; q(u) serves at most as their start."""
-        rows, bound = self.rows, self.bound
-        likelihood, y = rows.likelihood(bound, rows.own), rows.targets(rows.every)
-        mean = rows.mean(bound, rows.own).expand(*bound.latent_shape, -1)
+        rows, near = others
         if self.data_neighbors is None:
-            moments = self._loo_at_data(others[1], likelihood, y, mean)
-        else:
-            moments = self._loo_at_inducing(likelihood, y, mean)
-        return likelihood.marginal(*moments).log_prob(y)[..., others[0]]
+            return self.densities(rows, partial(self._loo_at_data, near))
+        return self.densities(rows, self._loo_at_inducing)
 
     def _loo_at_data(self, near: Any, likelihood: Any, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """O(N K^3) per natural-gradient step, and conjugate gradients for the mean."""
@@ -152,8 +146,8 @@ class LatentPosterior(Posterior):
         prior = NNGP(bound.covariance, self.graph, jitter=bound.jitter, points=z).factor.dense()
         w, var = graph_conditional(bound.covariance, x, z, self.data_neighbors, jitter=bound.jitter)
         blocks = scattered(w, self.data_neighbors, var, self.graph.num_points)
-        leave_one_out = InducingLeaveOneOut(self.draw is not None, self.rows.total)
-        return leave_one_out(likelihood, y, mean, blocks, prior, bound.covariance.diag(x))
+        leave_one_out = InducingLeaveOneOut(self.rows.total)
+        return leave_one_out(likelihood, y, mean, blocks, prior, bound.covariance.diag(x), self.draw is not None)
 
 
 __all__ = ["LatentPosterior"]

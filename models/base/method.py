@@ -70,7 +70,7 @@ class Method(GPModule):
         jitter: relative nugget; None takes 1e-6.
         metric: metric of neighbors: lengthscales, or a distance function as in
             :class:`~pyro_nngp.neighbors.NeighborGraph`; None is the metric of the kernel, which
-            :meth:`refresh_neighbors` updates.
+            ``refresh_neighbors`` updates.
         start: another trained method, whose kernel, likelihood and mean are copied where none is given here.
         offset: known part of f at each row, (N,), or (N, L) for L latent functions, such as the logarithm of an
             exposure under a log link; added to the mean function. Predictions take that of new rows, 0 without.
@@ -225,15 +225,6 @@ class Method(GPModule):
             return self.metric
         with torch.no_grad():
             return neighbor_metric((self.bound() if bound is None else bound).kernel, self.x)
-
-    @torch.no_grad()
-    def refresh_neighbors(self) -> None:
-        """Find the neighbors again under the kernel's present lengthscales.
-
-        Kernels without one lengthscale per input keep the Euclidean metric.
-        """
-        self.graph.refresh(self.neighbor_metric() if self.metric is None else None)
-        self._neighbors_changed()
 
     def _neighbors_changed(self) -> None:
         """Update what depends on the neighbors: on several processes the rows of the halo."""
@@ -605,10 +596,6 @@ class Method(GPModule):
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
         self.warn_of_intervals()
 
-    def prediction_neighbors(self) -> int:
-        """The default number of neighbors in predictions, at the present hyperparameters."""
-        return self.posterior(self.bound()).enough_neighbors()
-
     def _new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
         """The offset at new points, (P,) or (L, P); 0 without one."""
         return new_offset(f"{type(self).__name__}.{method}", self, x_new, offset)
@@ -719,7 +706,7 @@ class Method(GPModule):
             data: the rows.
             choose: whether the number of neighbors is chosen later; a first one serves until then.
         """
-        undefined(self, "_sharded_table", "method")
+        return None
 
     def _distributed(self, choose: bool) -> None:
         """Start what is kept per datum, after the rows have been distributed."""

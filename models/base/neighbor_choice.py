@@ -1,4 +1,7 @@
-"""How many neighbors a method trains with, where the number is not given."""
+"""Neighbors in the graph of a method: how many it trains and predicts with, and their search in a new metric.
+
+:func:`refresh_neighbors` and :func:`prediction_neighbors` are methods of the classes that have a graph.
+"""
 
 from typing import Any
 
@@ -46,9 +49,31 @@ def choose_neighbors(method: Any, most: int = _MOST) -> None:
         method._neighbors_changed()
 
 
+@torch.no_grad()
+def refresh_neighbors(method: Any) -> None:
+    """Find the neighbors again under the kernel's present lengthscales.
+
+    Kernels without one lengthscale per input keep the Euclidean metric.
+    """
+    method.graph.refresh(method.neighbor_metric() if method.metric is None else None)
+    method._neighbors_changed()
+
+
+def prediction_neighbors(method: Any) -> int:
+    """The default number of neighbors in predictions, at the present hyperparameters."""
+    return method.posterior(method.bound()).enough_neighbors()
+
+
 def typical_noise(precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L 1"]:
     """The harmonic mean of the variances of Gaussian observations; where the precision is 0 there is none."""
     return (precision > 0).sum(-1, keepdim=True) / precision.sum(-1, keepdim=True)
 
 
-__all__ = ["USUAL_NEIGHBORS", "choose_neighbors", "first_neighbors", "typical_noise"]
+__all__ = [
+    "USUAL_NEIGHBORS",
+    "choose_neighbors",
+    "first_neighbors",
+    "prediction_neighbors",
+    "refresh_neighbors",
+    "typical_noise",
+]

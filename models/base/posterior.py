@@ -11,7 +11,7 @@ Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols:
 of a batch and its neighbors, P new points, L latent functions, S draws.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -47,7 +47,7 @@ class Posterior:
 
     Attributes:
         rows: the data.
-        graph: neighbors of the points that predictions condition on.
+        graph: neighbors of the points that predictions condition on; None with inducing points that have none.
         bound: the hyperparameters.
     """
 
@@ -107,12 +107,12 @@ class Posterior:
     @property
     def needs_part(self) -> bool:
         """Whether predictions condition on rows that other processes may have."""
-        return not self.rows.is_whole
+        return self.graph is not None and not self.rows.is_whole
 
     @property
     def needs_part_of_others(self) -> bool:
         """Whether leave-one-out densities do, and do not fetch them themselves."""
-        return not self.rows.is_whole
+        return self.needs_part
 
     def part_near(self, x_new: Float[Tensor, "P D"], num_neighbors: int, jointly: bool) -> Part:
         """The rows of all processes that are nearest to new points of this one; `jointly` they are in a graph."""
@@ -147,6 +147,20 @@ class Posterior:
     def leave_one_out(self, others: Any) -> Float[Tensor, "*T I"]:
         """Log densities of some data given all others, latent values integrated out."""
         undefined(self, "leave_one_out", "posterior")
+
+    def densities(
+        self, rows: Int[Tensor, " I"], moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]
+    ) -> Float[Tensor, "*T I"]:
+        """Log densities of some data from leave-one-out means and variances of f at all rows of this process.
+
+        Args:
+            rows: rows of the data.
+            moments: maps the likelihood, y (outputs first) and the mean function, of the shape of f, to the moments.
+        """
+        bound, data = self.bound, self.rows
+        likelihood, y = data.likelihood(bound, data.own), data.targets(data.every)
+        mean = data.mean(bound, data.own).expand(*bound.latent_shape, -1)
+        return likelihood.marginal(*moments(likelihood, y, mean)).log_prob(y)[..., rows]
 
     def observations_of_u(self, at: Int[Tensor, " U"]) -> tuple[Float[Tensor, "*L U"], Float[Tensor, "*L U"]]:
         """Gaussian observations of f less the mean function at some rows, and their noise variances."""

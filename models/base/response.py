@@ -17,6 +17,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.table import ShardedGraph, ShardedOthers
 from pyro_nngp.hyperparameters.priors import modules_with_priors
 from pyro_nngp.likelihoods import Gaussian
+from pyro_nngp.models.base import neighbor_choice
 from pyro_nngp.models.base.draws import Draw, can_be_mapped
 from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors
@@ -37,6 +38,8 @@ class ResponseMethod(Method):
     _chooses_neighbors = True  # whether a number of neighbors that is not given is chosen
     _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
     _can_distribute = True
+    refresh_neighbors = neighbor_choice.refresh_neighbors
+    prediction_neighbors = neighbor_choice.prediction_neighbors
 
     def posterior(self, bound: Any, draw: Draw | None = None, part: Part | None = None) -> Observed:
         """f given the observations of its neighbors."""

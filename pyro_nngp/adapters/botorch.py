@@ -56,11 +56,11 @@ class NearestNeighborModel(Model, FantasizeMixin):
         if num_neighbors is not None:
             check_int(where, "num_neighbors", num_neighbors, 1)
         self.gp = gp
+        with torch.no_grad():  # raises for methods without observations of f
+            gp.joint(gp.x[:1], num_neighbors=1)
         self.num_neighbors = gp.prediction_neighbors() if num_neighbors is None else num_neighbors
         self._most_drawn = _MANY if num_neighbors is None else num_neighbors
         self._fantasies: Fantasies | None = None
-        with torch.no_grad():
-            gp.joint(gp.x[:1], num_neighbors=1)
 
     @property
     def num_outputs(self) -> int:

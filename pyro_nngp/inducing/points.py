@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from scipy.cluster.vq import kmeans2
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyro_nngp._checks import check_inputs, check_num_neighbors, check_same_kind, check_seed, fail
 from pyro_nngp._tape import operation
+from pyro_nngp.hyperparameters import scaled
+from pyro_nngp.kernels.metric import column_scale
 from pyro_nngp.neighbors import nearest
 from pyro_nngp.neighbors.search.correlation import CorrelationIndex
 
@@ -70,6 +72,14 @@ def inducing_points(
     if inducing.shape[1] != x.shape[1]:
         fail(where, "inducing", f"of shape (M, {x.shape[1]})", tuple(inducing.shape), "Same inputs as x.")
     return inducing
+
+
+def place_inducing(owner: nn.Module, z: Float[Tensor, "M D"], x: Float[Tensor, "N D"], learn: bool) -> None:
+    """Make inducing points the attribute ``z`` of a module: a parameter in units of the columns of x, or a buffer."""
+    if learn:
+        owner.z = scaled(z, column_scale(x))
+    else:
+        owner.register_buffer("z", z.detach().clone())
 
 
 @torch.no_grad()

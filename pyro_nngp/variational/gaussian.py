@@ -20,9 +20,10 @@ from torch.distributions import Distribution, Independent, MultivariateNormal, N
 from pyro_nngp._checks import fail
 from pyro_nngp.distributed.world import Route
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
-from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.hyperparameters.reading import parameter, parameter_site
-from pyro_nngp.linalg import in_blocks
+from pyro_nngp.linalg import cholesky, in_blocks
+from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.rows import Part
 from pyro_nngp.variational.factors import prior_factor
 from pyro_nngp.variational.family import Family
@@ -146,17 +147,15 @@ class LocalGaussian(LocalTables, Family):
         self,
         rows: Int[Tensor, " U"] | None = None,
         targets: Int[Tensor, " B"] | None = None,
-        read: Callable[..., Tensor] | None = None,
+        read: Callable[..., Tensor] = parameter,
     ) -> SparseCholeskyNormal:
         """q at some points (None: all), of batch shape (L,) or (); its log density sums over `targets`.
 
         Args:
             rows: the points.
             targets: positions among them.
-            read: reads a parameter: :func:`~pyro_nngp.hyperparameters.reading.parameter` or, in a guide,
-                :func:`~pyro_nngp.hyperparameters.reading.parameter_site`; None is the latter within a Pyro program.
+            read: reads a parameter; guides give :func:`~pyro_nngp.hyperparameters.reading.parameter_site`.
         """
-        read = (parameter_site if self._pyro_context.active else parameter) if read is None else read
         loc, scale = (self._read(read(self, name), rows).mT for name in ("loc", "log_scale"))
         loc, scale = loc * self.unit, scale.exp() * self.unit
         weights, pattern = None, None
@@ -185,7 +184,13 @@ class LocalGaussian(LocalTables, Family):
     can_solve = True
 
     def at_rows(self, given: Any, rows: Int[Tensor, " U"] | None = None) -> SparseCholeskyNormal:
-        return self.distribution(rows, read=parameter)
+        return self.distribution(rows)
+
+    def at_sets(self, sets: Int[Tensor, "B H"], read: Callable[..., Tensor] = parameter) -> Distribution:
+        """q of the values at each of several sets of points; `read` as in :meth:`distribution`."""
+        rows, positions = distinct_rows(sets)
+        q = self.distribution(rows, read=read)
+        return dist.Normal(q.loc[..., positions], q.scale[..., positions]).to_event(1)
 
     def at_batch(self, given: Any, prior: NNGP) -> SparseCholeskyNormal:
         return self.distribution(prior.batch.rows, prior.batch.targets, parameter_site)
@@ -197,7 +202,7 @@ class LocalGaussian(LocalTables, Family):
         rows, bound = given.rows, given.bound
         prior = prior_factor(bound.covariance, given.graph, bound.jitter)
         likelihood, mean = rows.likelihood(bound, rows.own), rows.mean(bound, rows.own)
-        q, y = self.distribution(rows.every, read=parameter), rows.targets(rows.every)
+        q, y = self.distribution(rows.every), rows.targets(rows.every)
         self.assign(variational_optimum(likelihood, y, mean, prior, q, max_steps, tolerance, total=rows.total))
         if not rows.is_whole:
             for table in self.parameters():
@@ -295,14 +300,20 @@ class DenseGaussian(GPModule):
         if not mean_field:
             self.weights = nn.Parameter(self.loc.new_zeros(num_latents or 1, num_points, num_points))
 
-    @pyro_entry
-    def distribution(self) -> Distribution:
-        """q at all points, batch shape (L,) or (), event shape (M,)."""
-        loc, scale = self.loc.mT * self.unit, self.log_scale.mT.exp() * self.unit
-        tril = None if self.mean_field else self.weights.tril(-1) * self.unit + torch.diag_embed(scale)
+    def distribution(self, read: Callable[..., Tensor] = parameter) -> Distribution:
+        """q at all points, batch shape (L,) or (), event shape (M,); `read` as in :class:`LocalGaussian`."""
+        loc, scale = read(self, "loc").mT * self.unit, read(self, "log_scale").mT.exp() * self.unit
+        tril = None if self.mean_field else read(self, "weights").tril(-1) * self.unit + torch.diag_embed(scale)
         if self.num_latents is None:
             loc, scale, tril = loc[0], scale[0], None if tril is None else tril[0]
         return dist.Normal(loc, scale).to_event(1) if tril is None else dist.MultivariateNormal(loc, scale_tril=tril)
+
+    def at_sets(self, sets: Int[Tensor, "B H"], read: Callable[..., Tensor] = parameter) -> Distribution:
+        """q of the values at each of several sets of points; O(M min(M, B H)^2 + B H^3)."""
+        q, (rows, positions) = self.distribution(read), distinct_rows(sets)
+        root = factor(q)[..., rows, :]
+        cov = (root @ root.mT)[..., positions[:, :, None], positions[:, None, :]]
+        return dist.MultivariateNormal(q.mean[..., sets], scale_tril=cholesky(cov, 0.0, escalate=True))
 
     @torch.no_grad()
     def assign(self, q: Distribution) -> None:

@@ -147,13 +147,11 @@ class InducingLeaveOneOut:
     Each call starts at the previous solution.
 
     Args:
-        fitc: whether the variance of f given the inducing values is noise of each datum, as in the model, or is
-            integrated over inside the bound, as under a guide.
         total: as of :func:`~pyro_nngp.variational.natural_gradient.natural_gradient`; the data are then own rows.
     """
 
-    def __init__(self, fitc: bool, total: Total = whole) -> None:
-        self._fitc, self._total = fitc, total
+    def __init__(self, total: Total = whole) -> None:
+        self._total = total
         self._start: Moments | None = None
 
     def __call__(
@@ -164,6 +162,7 @@ class InducingLeaveOneOut:
         blocks: Blocks,
         prior: Float[Tensor, "M M"],
         prior_var: Float[Tensor, " N"],
+        fitc: bool,
     ) -> Moments:
         """Means and variances of f at each datum given the others, (*L, N).
 
@@ -174,11 +173,13 @@ class InducingLeaveOneOut:
             blocks: function that yields the rows of the data block by block.
             prior: prior precision of the inducing values.
             prior_var: prior variances of f, for the start.
+            fitc: whether the variance of f given the inducing values is noise of each datum, as in the model, or is
+                integrated over inside the bound, as under a guide.
 
         Cost: O(N M^2 + M^3) for each latent function and natural-gradient step; memory of O(M^2) and one block.
         """
         noise, prior = torch.cat([var for _, _, var in blocks()]), prior.double()
-        seen, added = (convolved(likelihood, noise), 0 * noise) if self._fitc else (likelihood, noise)
+        seen, added = (convolved(likelihood, noise), 0 * noise) if fitc else (likelihood, noise)
 
         if isinstance(seen, Gaussian):
             target, variance = gaussian_observations(seen, y, None, mean.dtype)

@@ -177,7 +177,7 @@ def test_other_methods_and_malformed_calls_are_refused():
         NearestNeighborModel(Vecchia(X, torch.stack([Y, Y], -1), Matern52(D)))
     with pytest.raises(TypeError, match="expected method with Gaussian observations of f at the data"):
         NearestNeighborModel(VNNGP(X, Y, guide=MeanField(), num_neighbors=5))
-    with pytest.raises(NotImplementedError, match="expected prediction_neighbors to be defined"):
+    with pytest.raises(TypeError, match="SVGP: expected method with Gaussian observations of f at the data"):
         NearestNeighborModel(SVGP(X, Y, inducing=5))
     model = pair()[0]
     with pytest.raises(ValueError, match="expected num_neighbors"):

@@ -10,7 +10,7 @@ from pyro_nngp.inference import Checkpoint, Schedule, fit
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import SVGP, SWSGP, VNNGP
-from pyro_nngp.variational import SparseCholesky
+from pyro_nngp.variational import FullRank, SparseCholesky
 from tests.builders import surface
 from tests.oracles.processes import check_same, on_processes
 
@@ -27,7 +27,7 @@ CASES = {
         Gaussian,
         {"inducing": 30, "num_neighbors": 8, "learn_inducing": True, "guide": SparseCholesky(4)},
     ),
-    "swsgp, full covariance": (SWSGP, Poisson, {"inducing": 20, "num_neighbors": 8, "mean_field": False}),
+    "swsgp, full covariance": (SWSGP, Poisson, {"inducing": 20, "num_neighbors": 8, "guide": FullRank()}),
 }
 
 

@@ -23,25 +23,7 @@ from pyro_nngp.variational.encoders import GraphConvolutionEncoder, SiteEncoder
 
 VOCABULARY = {
     *("x", "y", "kernel", "likelihood", "num_neighbors", "inducing", "learn_inducing", "mean", "ordering", "objective"),
-    *(
-        "divergence",
-        "mean_field",
-        "guide",
-        "guide_neighbors",
-        "posterior",
-        "encoder",
-        "coupling",
-        "loc",
-        "scale",
-        "jitter",
-        "metric",
-        "start",
-        "offset",
-        "weights",
-        "trials",
-        "limits",
-        "seed",
-    ),
+    *("divergence", "guide", "coupling", "jitter", "metric", "start", "offset", "weights", "trials", "limits", "seed"),
 }
 
 

@@ -32,13 +32,14 @@ from pyro_nngp.likelihoods import (
 from pyro_nngp.linalg import DEFAULT_JITTER
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import SVGP, VNNGP
-from pyro_nngp.variational import MeanField
+from pyro_nngp.variational import FullRank, MeanField, SparseCholesky
 from pyro_nngp.variational.gaussian import DenseGaussian, combined_variance, factor, neighbor_variance
 
 F64 = torch.float64
 
 
 N, M = 48, 11
+FAMILIES = FullRank, MeanField
 
 
 def stir(gp):
@@ -79,11 +80,11 @@ def dense_parts(gp, x_new):
     return chol @ q.mean.detach(), root @ root.mT, prior, weights, var
 
 
-@pytest.mark.parametrize("mean_field", [False, True])
+@pytest.mark.parametrize("guide", FAMILIES)
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
-def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
+def test_elbo_and_predictions_agree_with_dense_ones(objective, guide):
     x, y = waves()
-    gp = build(x, y, objective=objective, mean_field=mean_field)
+    gp = build(x, y, objective=objective, guide=guide())
     gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     mean, cov, prior, weights, var = dense_parts(gp, x)
     spread = (weights @ cov @ weights.mT).diagonal()
@@ -104,8 +105,8 @@ def test_elbo_and_predictions_agree_with_dense_ones(objective, mean_field):
 def test_prediction_from_the_nearest_inducing_points():
     x, y = waves()
     gp, new = build(x, y), waves(9)[0]
-    for mean_field in (False, True):
-        gp = build(x, y, mean_field=mean_field)
+    for guide in FAMILIES:
+        gp = build(x, y, guide=guide())
         for one, two in zip(gp(new, num_neighbors=M), gp(new), strict=True):
             torch.testing.assert_close(one, two, rtol=1e-8, atol=1e-9)
         mean, cov, prior, _, _ = dense_parts(gp, new)
@@ -119,6 +120,27 @@ def test_prediction_from_the_nearest_inducing_points():
             want = own - w @ cross[:, 0] + w @ cov[near][:, near] @ w
             assert float(loc[i]) == pytest.approx(float(w @ mean[near]), rel=1e-8)
             assert float(var[i]) == pytest.approx(float(want), rel=1e-6)
+
+
+def test_posterior_draws_from_the_nearest_inducing_points_have_the_hyperparameters_of_each_draw():
+    x, y = waves()
+    kernel, new = matern(), waves(5)[0]
+    kernel.lengthscale = PyroSample(dist.LogNormal(torch.full((2,), -1.0, dtype=F64), 1.0).to_event(1))
+    gp = SVGP(x, y, kernel, Gaussian(0.125), inducing=x[:M], mean=ConstantMean(0.0), metric=torch.ones(2, dtype=F64))
+    nu, scales = torch.randn(2, M, dtype=F64), torch.tensor([0.2, 0.8], dtype=F64)
+    near = (new[:, None] - x[:M]).norm(dim=-1).argsort(-1)[:, :4]
+    want = torch.zeros(2, 5, dtype=F64)
+    for s, scale in enumerate(scales):
+        cov = matern((scale, scale))
+        prior = dense_covariance(cov, x[:M]).detach()
+        u = torch.linalg.cholesky(prior) @ nu[s]
+        for i, rows in enumerate(near):
+            chol = torch.linalg.cholesky(prior[rows][:, rows])
+            want[s, i] = u[rows] @ torch.cholesky_solve(cov(x[rows], new[i : i + 1]).detach(), chol)[:, 0]
+    samples = {"nu": nu, "kernel.lengthscale": scales[:, None].expand(2, 2)}
+    torch.testing.assert_close(
+        gp(new, num_neighbors=4, samples=samples)[0].detach(), want.mean(0), rtol=1e-8, atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("objective", ["vfe", "fitc"])
@@ -150,7 +172,7 @@ def test_inducing_points_at_the_data_give_the_exact_process():
     torch.testing.assert_close(var, own - (weights.mT * gp.kernel(x, new).detach()).sum(0), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("mean_field", [False, True])
+@pytest.mark.parametrize("guide", FAMILIES)
 @pytest.mark.parametrize(
     ("likelihood", "make", "objective"),
     [
@@ -164,9 +186,9 @@ def test_inducing_points_at_the_data_give_the_exact_process():
         (lambda: Categorical(3), classes, "vfe"),
     ],
 )
-def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, mean_field):
+def test_solving_ends_where_the_gradient_vanishes(likelihood, make, objective, guide):
     x, f = waves()
-    gp = build(x, make(f), likelihood(), mean_field=mean_field, objective=objective)
+    gp = build(x, make(f), likelihood(), guide=guide(), objective=objective)
     gp.solve(max_steps=200, tolerance=1e-7)
     IntegratedELBO().differentiable_loss(gp.model, gp.guide).backward()
     assert max(float(param.grad.abs().max()) for param in gp.solved_parameters()) < 1e-5
@@ -503,8 +525,9 @@ def test_single_precision_is_close_to_double():
             {"objective": "fitc", "likelihood": None, "y": None},
             r"SVGP: expected likelihood to be given with objective='fitc'",
         ),
-        ({"loc": torch.zeros(3)}, r"DenseGaussian: expected loc of shape \(11, 1\)"),
-        ({"scale": 0.0}, r"DenseGaussian: expected scale > 0"),
+        ({"guide": SparseCholesky(3)}, r"SVGP: expected guide to be FullRank\(\) or MeanField\(\), got SparseCholesky"),
+        ({"guide": FullRank(loc=torch.zeros(3))}, r"DenseGaussian: expected loc of shape \(11, 1\)"),
+        ({"guide": MeanField(scale=0.0)}, r"DenseGaussian: expected scale > 0"),
         ({"num_inducing": 3}, r"unexpected keyword argument 'num_inducing'"),
     ],
 )

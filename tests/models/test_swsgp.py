@@ -20,18 +20,20 @@ from pyro_nngp.kernels import Linear, Matern32, Periodic
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson, StudentT
 from pyro_nngp.linalg import DEFAULT_JITTER, cholesky
 from pyro_nngp.models import SVGP, SWSGP
+from pyro_nngp.variational import FullRank, LocalGaussian, MeanField, SparseCholesky
 
 F64 = torch.float64
 N, M, H = 40, 12, 5
+FAMILIES = MeanField, FullRank
 
 
-@pytest.mark.parametrize("mean_field", [True, False])
-def test_q_starts_at_what_the_nearest_data_say(mean_field):
+@pytest.mark.parametrize("guide", FAMILIES)
+def test_q_starts_at_what_the_nearest_data_say(guide):
     x, y = waves(N)
     z, weights = x[:M] + 0.01, 0.5 + torch.rand(N, dtype=F64)
     by_row = {"offset": 3 * x[:, 0], "weights": weights}
-    options = {"inducing": z, "num_neighbors": H, "mean_field": mean_field, "mean": lambda x: 2 + x[:, 1], **by_row}
-    q = SWSGP(x, y, matern().double(), Gaussian(0.04), **options).local.distribution()
+    options = {"inducing": z, "num_neighbors": H, "mean": lambda x: 2 + x[:, 1], **by_row}
+    q = SWSGP(x, y, matern().double(), Gaussian(0.04), guide=guide(), **options).q.distribution()
     cov, nearest = matern().double(), torch.cdist(z / matern().lengthscale, x / matern().lengthscale).argsort(-1)
     for j, near in enumerate(nearest[:, :H]):
         points, residual = torch.cat([z[j : j + 1], x[near]]), (y - 2 - x[:, 1] - 3 * x[:, 0])[near]
@@ -39,8 +41,8 @@ def test_q_starts_at_what_the_nearest_data_say(mean_field):
         w = torch.linalg.solve(joint[1:, 1:] + torch.diag(0.04 / weights[near]), joint[1:, 0])
         torch.testing.assert_close(q.mean[j], w @ residual, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(q.variance[j], joint[0, 0] - w @ joint[1:, 0], rtol=1e-4, atol=1e-5)
-    assert not SWSGP(x, y, cov, Gaussian(0.04), scale=0.1, **options).local.distribution().mean.any()
-    assert not SWSGP(x, (y > 0).double(), cov, Bernoulli(), inducing=z).local.distribution().mean.any()
+    assert not SWSGP(x, y, cov, Gaussian(0.04), guide=guide(scale=0.1), **options).q.distribution().mean.any()
+    assert not SWSGP(x, (y > 0).double(), cov, Bernoulli(), inducing=z).q.distribution().mean.any()
 
 
 def test_a_start_in_the_data_spares_steps():
@@ -53,13 +55,13 @@ def test_a_start_in_the_data_spares_steps():
 def stir(gp):
     """Put q somewhere that is nothing by accident."""
     with torch.no_grad():
-        for param in gp.local.parameters():
+        for param in gp.q.parameters():
             param.add_(0.3 * torch.randn_like(param))
     return gp
 
 
 def build(x, y, likelihood=None, **settings):
-    settings = {"inducing": M, "num_neighbors": H, "scale": 0.5} | settings
+    settings = {"inducing": M, "num_neighbors": H, "guide": MeanField(scale=0.5)} | settings
     return stir(SWSGP(x, y, matern(), Gaussian(0.125) if likelihood is None else likelihood, **settings))
 
 
@@ -69,13 +71,13 @@ def loss(gp, *args, elbo=None):
 
 def covariance(gp):
     """S over all inducing points."""
-    q = gp.local.distribution()
-    return torch.diag(q.variance) if gp.mean_field else q.covariance_matrix
+    q = gp.q.distribution()
+    return torch.diag(q.variance) if isinstance(gp.q, LocalGaussian) else q.covariance_matrix
 
 
 def dense_bound(gp, num_neighbors):
     """The negative bound, one datum at a time, with gradients."""
-    prior, cov, loc = dense_covariance(gp.kernel, gp.z), covariance(gp), gp.local.distribution().mean
+    prior, cov, loc = dense_covariance(gp.kernel, gp.z), covariance(gp), gp.q.distribution().mean
     value = 0.0
     for point, target in zip(gp.x, gp.y, strict=True):
         near = ((gp.z - point) / gp.lengthscale).norm(dim=-1).argsort()[:num_neighbors]
@@ -89,11 +91,11 @@ def dense_bound(gp, num_neighbors):
     return value
 
 
-@pytest.mark.parametrize("mean_field", [True, False])
+@pytest.mark.parametrize("guide", FAMILIES)
 @pytest.mark.parametrize("learn_inducing", [True, False])
-def test_bound_and_its_gradient_agree_with_dense_ones(mean_field, learn_inducing):
+def test_bound_and_its_gradient_agree_with_dense_ones(guide, learn_inducing):
     x, y = waves(N)
-    gp = build(x, y, mean_field=mean_field, learn_inducing=learn_inducing)
+    gp = build(x, y, guide=guide(scale=0.5), learn_inducing=learn_inducing)
     gp.mean.value = torch.full_like(gp.mean.value, 0.25)
     params = dict(gp.named_parameters())
     want = dense_bound(gp, H)
@@ -105,7 +107,7 @@ def test_bound_and_its_gradient_agree_with_dense_ones(mean_field, learn_inducing
         torch.testing.assert_close(param.grad, wanted[name].to(param.dtype), rtol=1e-5, atol=1e-6)
 
 
-def like(svgp, num_neighbors, mean_field=False):
+def like(svgp, num_neighbors):
     """The SWSGP with the inducing points and the q(u) of an SVGP."""
     gp = SWSGP(
         svgp.x,
@@ -114,10 +116,10 @@ def like(svgp, num_neighbors, mean_field=False):
         svgp.likelihood,
         num_neighbors=num_neighbors,
         inducing=svgp.z.detach(),
-        mean_field=mean_field,
+        guide=FullRank(),
     )
     tril, q = cholesky(gp.kernel(gp.z)).detach(), svgp.q.distribution()
-    gp.local.assign(dist.MultivariateNormal(q.mean @ tril.mT, scale_tril=tril @ q.scale_tril))
+    gp.q.assign(dist.MultivariateNormal(q.mean @ tril.mT, scale_tril=tril @ q.scale_tril))
     return gp
 
 
@@ -157,9 +159,9 @@ def test_averaged_local_divergence_grows_with_neighbors_up_to_that_of_svgp():
 
 def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
     x, y = waves(N)
-    diagonal, full = build(x, y), build(x, y, mean_field=False)
-    q = diagonal.local.distribution()
-    full.local.assign(dist.Normal(q.loc, q.scale).to_event(1))
+    diagonal, full = build(x, y), build(x, y, guide=FullRank())
+    q = diagonal.q.distribution()
+    full.q.assign(dist.Normal(q.loc, q.scale).to_event(1))
     with torch.no_grad():
         full.z.copy_(diagonal.z)
     assert loss(full) == pytest.approx(loss(diagonal), rel=1e-9)
@@ -167,7 +169,7 @@ def test_diagonal_covariance_is_a_full_one_with_nothing_beside_the_diagonal():
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("settings", [{}, {"learn_inducing": False}, {"mean_field": False}])
+@pytest.mark.parametrize("settings", [{}, {"learn_inducing": False}, {"guide": FullRank(scale=0.5)}])
 @pytest.mark.parametrize("likelihood", [lambda: Gaussian(0.125), StudentT])
 def test_disjoint_batches_average_exactly(settings, likelihood):
     x, y = waves(N)
@@ -178,10 +180,10 @@ def test_disjoint_batches_average_exactly(settings, likelihood):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean_field", [True, False])
-def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(mean_field):
+@pytest.mark.parametrize("guide", FAMILIES)
+def test_integrating_elbo_is_what_monte_carlo_elbos_estimate(guide):
     x, y = waves(N)
-    gp = build(x, y, mean_field=mean_field)
+    gp = build(x, y, guide=guide(scale=0.5))
     exact = loss(gp)
     assert loss(gp) == exact
     for elbo in (TraceMeanField_ELBO(), Trace_ELBO()):
@@ -227,20 +229,20 @@ def test_refresh_takes_the_learned_lengthscales(learn_inducing):
 def test_gradients_of_the_table_are_sparse_in_training():
     x, y = waves(200)
     gp = SWSGP(x, y, matern(), Gaussian(0.125), inducing=x.clone(), learn_inducing=False, num_neighbors=4)
-    start = gp.local.loc.detach().clone()
+    start = gp.q.loc.detach().clone()
     fit(gp, 1, batch_size=10, lr=0.1, progress=False)
-    touched = gp.local.loc.grad.coalesce().indices()[0]
-    moved = (gp.local.loc.detach() - start).abs()[:, 0] > 0
-    assert gp.local.loc.grad.is_sparse
+    touched = gp.q.loc.grad.coalesce().indices()[0]
+    moved = (gp.q.loc.detach() - start).abs()[:, 0] > 0
+    assert gp.q.loc.grad.is_sparse
     assert len(touched) <= 40
     assert torch.equal(moved.nonzero()[:, 0], touched)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mean_field", [True, False])
-def test_draws_have_the_moments_of_the_guide(mean_field):
+@pytest.mark.parametrize("guide", FAMILIES)
+def test_draws_have_the_moments_of_the_guide(guide):
     x, y = waves(N)
-    gp, new = build(x, y, mean_field=mean_field), waves(6)[0]
+    gp, new = build(x, y, guide=guide(scale=0.5)), waves(6)[0]
     gp.mean.value = torch.full_like(gp.mean.value, 0.5)
     scale = gp.kernel.lengthscale.detach()
     near = torch.cdist(new / scale, gp.z.detach() / scale).argsort(-1)[:, :H]
@@ -250,7 +252,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
     draws = gp.sample(new, 20_000)
     error = ((want.diagonal()[:, None] * want.diagonal() + want.square()) / 20_000).sqrt()
     assert ((draws.mT.cov() - want).abs() < 6 * error).all()
-    mean = 0.5 + weights @ gp.local.distribution().mean.detach()
+    mean = 0.5 + weights @ gp.q.distribution().mean.detach()
     assert ((draws.mean(0) - mean).abs() < 6 * (want.diagonal() / 20_000).sqrt()).all()
     loc, spread = gp(new)
     torch.testing.assert_close(loc.detach(), mean, rtol=1e-9, atol=1e-9)
@@ -258,7 +260,7 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
 
 
 @pytest.mark.filterwarnings("ignore:SWSGP. intervals of f")
-@pytest.mark.parametrize("mean_field", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("guide", [MeanField, pytest.param(FullRank, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("likelihood", "make"),
     [
@@ -267,10 +269,10 @@ def test_draws_have_the_moments_of_the_guide(mean_field):
         (lambda: Categorical(3), lambda f: torch.bucketize(f, torch.tensor([-0.4, 0.4], dtype=f.dtype))),
     ],
 )
-def test_other_likelihoods_and_sums_of_kernels(likelihood, make, mean_field):
+def test_other_likelihoods_and_sums_of_kernels(likelihood, make, guide):
     x, f = waves(N)
     k = Matern32(2, lengthscale=torch.tensor(0.4)) + Linear(2)
-    gp = SWSGP(x, make(f), k, likelihood(), inducing=M, num_neighbors=H, mean_field=mean_field)
+    gp = SWSGP(x, make(f), k, likelihood(), inducing=M, num_neighbors=H, guide=guide())
     svi = SVI(gp.model, gp.guide, Adam({"lr": 0.05}), IntegratedELBO())
     losses = [svi.step(torch.arange(N)[i % 2 :: 2]) for i in range(12)]
     assert losses[-2] + losses[-1] < losses[0] + losses[1]
@@ -301,7 +303,7 @@ def test_neighbors_under_a_periodic_kernel_are_the_most_correlated_inducing_poin
     with torch.no_grad():
         gp.kernel.kern0.period = torch.tensor(0.5, dtype=F64)
     gp.refresh_neighbors()
-    for found in (gp.neighbors(None), gp.plan(x, None)):
+    for found in (gp.neighbors(None), gp.posterior(gp.bound()).neighbors(x, None)):
         assert share(found, most_correlated(gp.kernel, x, z)) > 0.95
 
 
@@ -316,20 +318,17 @@ def test_a_covariance_function_as_its_own_metric_chooses_the_largest_values(lear
     gp = SWSGP(x, y, season, Gaussian(0.1), metric=lambda a, b: -season(a, b), **settings)
     for _ in range(2):
         assert torch.equal(gp.neighbors(None), most_correlated(season, x, z))
-        assert torch.equal(gp.plan(x, None), most_correlated(season, x, z))
+        assert torch.equal(gp.posterior(gp.bound()).neighbors(x, None), most_correlated(season, x, z))
         gp.refresh_neighbors()
 
 
-@pytest.mark.parametrize("mean_field", [True, False])
-def test_several_outputs_equal_separate_models(mean_field):
+@pytest.mark.parametrize("guide", FAMILIES)
+def test_several_outputs_equal_separate_models(guide):
     x, y = waves(N)
     both = torch.stack([y, -2 * y + 1], -1)
-    settings = {"inducing": M, "num_neighbors": H, "mean_field": mean_field, "scale": 0.5}
-    gp = SWSGP(x, both, matern(), Gaussian(0.125), loc=torch.randn(M, 2, dtype=F64), **settings)
-    singles = [
-        SWSGP(x, both[:, t], matern(), Gaussian(0.125), loc=gp.local.loc.detach()[:, t] * gp.unit, **settings)
-        for t in (0, 1)
-    ]
+    settings, loc = {"inducing": M, "num_neighbors": H}, torch.randn(M, 2, dtype=F64)
+    gp = SWSGP(x, both, matern(), Gaussian(0.125), guide=guide(loc, 0.5), **settings)
+    singles = [SWSGP(x, both[:, t], matern(), Gaussian(0.125), guide=guide(loc[:, t], 0.5), **settings) for t in (0, 1)]
     for idx in (None, torch.arange(0, N, 3)):
         assert loss(gp, idx) == pytest.approx(sum(loss(single, idx) for single in singles), rel=1e-12)
     assert gp.predict(x[:4]).mean.shape == (2, 4)
@@ -415,11 +414,12 @@ def test_hidden_duplicates_train_in_single_precision():
         ({"inducing": N + 1}, r"SWSGP: expected inducing in 2\.\.40, got 41"),
         ({"inducing": torch.zeros(9, 3)}, r"SWSGP: expected inducing of shape \(M, 2\)"),
         (
-            {"inducing": torch.rand(10_001, 2), "mean_field": False},
-            r"SWSGP: expected mean_field True beyond M = 10000, got False at M = 10001",
+            {"inducing": torch.rand(10_001, 2), "guide": FullRank()},
+            r"SWSGP: expected guide MeanField\(\) beyond M = 10000, got FullRank\(\) at M = 10001",
         ),
-        ({"loc": torch.zeros(3)}, r"LocalGaussian: expected loc of shape \(12, 1\)"),
-        ({"scale": 0.0}, r"LocalGaussian: expected scale > 0"),
+        ({"guide": SparseCholesky()}, r"SWSGP: expected guide to be MeanField\(\) or FullRank\(\), got SparseCholesky"),
+        ({"guide": MeanField(torch.zeros(3))}, r"LocalGaussian: expected loc of shape \(12, 1\)"),
+        ({"guide": MeanField(scale=0.0)}, r"LocalGaussian: expected scale > 0"),
         ({"guide_neighbors": 3}, r"unexpected keyword argument 'guide_neighbors'"),
     ],
 )

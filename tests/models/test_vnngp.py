@@ -504,9 +504,9 @@ def test_pseudo_observations_are_the_family_where_they_apply(settings, family):
     [
         (
             "mean-field",
-            r"VNNGP: expected guide to be a family of q\(u\), got 'mean-field'\. Pass one such as MeanField\(\)",
+            r"VNNGP: expected guide to be PseudoObservations\(\), .* or Amortized\(\), got 'mean-field'\. They are in",
         ),
-        (FullRank(), r"VNNGP: expected guide to be a family of q\(u\), got FullRank"),
+        (FullRank(), r"VNNGP: expected guide to be PseudoObservations\(\), MeanField\(\), .*, got FullRank"),
         (Amortized("network"), r"VNNGP: expected guide.encoder to be a torch module, got 'network'"),
     ],
 )
