@@ -33,12 +33,11 @@ from pyro_nngp.hyperparameters.values import stacked_sets
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.likelihoods import Likelihood, PerOutput
-from pyro_nngp.models.base import Draw, Method, Posterior, Program
+from pyro_nngp.models.base import Draw, Method, Posterior, Program, neighbor_choice
 from pyro_nngp.models.base.arguments import check_unshared
 from pyro_nngp.models.base.draws import drawn_values
 from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors, typical_noise
 from pyro_nngp.models.base.output_arguments import check_loading, output_kernels, output_likelihoods
-from pyro_nngp.models.base.predictions import posterior_near
 from pyro_nngp.neighbors import Batch, NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.starts.from_data import Start
@@ -108,6 +107,8 @@ class LMC(Method):
     own_hyperparameters = ("mixing",)
     _has_own_kernels = _takes_missing = True
     _shares_scale = False
+    refresh_neighbors = neighbor_choice.refresh_neighbors
+    prediction_neighbors = neighbor_choice.prediction_neighbors
 
     @from_tables
     def __init__(
@@ -316,8 +317,8 @@ class LMC(Method):
             ValueError, TypeError: for malformed arguments.
         """
         self._check_new("latent_functions", x_new)
-        posterior, _, k = posterior_near(self, x_new, num_neighbors, None)
-        return posterior.latent_moments(x_new, posterior.neighbors(x_new, k))
+        posterior = self.posterior(self.bound())
+        return posterior.latent_moments(x_new, posterior.neighbors(x_new, num_neighbors))
 
     def joint_outputs(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None

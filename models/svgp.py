@@ -118,6 +118,7 @@ class SVGP(Method):
     q: DenseGaussian
     _points = ("z",)
     _can_distribute = True
+    _learns_smoothness = False
 
     @from_tables
     def __init__(
@@ -183,7 +184,7 @@ class SVGP(Method):
     def guide(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:
         """q(nu), q(f | nu) = p(f | nu) and the hyperparameters' guide, on the batch of :meth:`model`; returns f."""
         program = Program.guide(self, idx)
-        q = self.q.distribution(parameter_site)
+        q: Any = self.q.distribution(parameter_site)
         with self.rows.shared():
             nu = pyro.sample(self.site("nu"), q.to_event(len(self.latent_shape)))
         return self._f_given(program, nu, q)[0]

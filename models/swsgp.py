@@ -123,6 +123,7 @@ class SWSGP(Method):
     bounds_evidence = False
     _points = ("z",)
     _can_distribute = True
+    _learns_smoothness = False
     _sites_determine_f = False
 
     @from_tables

@@ -126,7 +126,7 @@ class LinearMean(BasisMean):
     r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
 
     Without a prior, c and s are parameters. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
-    their posterior is part of :meth:`~pyro_nngp.models.tower.GPMethod.summary` and of exports to ArviZ, and predictions
+    their posterior is part of :meth:`~pyro_nngp.models.base.Method.summary` and of exports to ArviZ, and predictions
     have its uncertainty.
 
     Args:
@@ -255,14 +255,6 @@ class LinearMean(BasisMean):
         """Set the joint posterior of the coefficients, flattened."""
         self.posterior_loc.copy_(loc)
         self.posterior_tril.copy_(cholesky(cov, 0.0))
-
-    def place_posterior(self) -> None:
-        """Set the sites to their posterior means within the current Pyro context."""
-        before: dict[str, Tensor] = {}
-        for name in ("value", "slope"):
-            q = self.own_guide(name, before)
-            before[name] = q.transforms[0](q.base_dist.loc) if hasattr(q, "transforms") else q.loc
-            self._pyro_context.set(self._pyro_get_fullname(name), before[name])
 
     def deviation(self) -> Float[Tensor, "p *L"]:
         """Current coefficients minus their posterior means."""

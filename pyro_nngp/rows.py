@@ -56,10 +56,10 @@ class Rows:
 
     x: Float[Tensor, "N D"]
     y: Any = None
-    offset: Float[Tensor, "N *L"] | None = None
-    weights: Float[Tensor, "N *L"] | None = None
-    trials: Float[Tensor, "N *L"] | None = None
-    limits: Float[Tensor, "N *L"] | None = None
+    offset: Float[Tensor, "N ..."] | None = None
+    weights: Float[Tensor, "N ..."] | None = None
+    trials: Float[Tensor, "N ..."] | None = None
+    limits: Float[Tensor, "N ..."] | None = None
 
     @property
     def num_data(self) -> int:

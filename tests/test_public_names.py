@@ -30,8 +30,8 @@ NAMES = {
         Tweedie in_plate
     """,
     "hyperparameters": """
-        assign between bound_copy check_same_sites each_set freeze GPModule Hyperparameter HyperparameterGuide
-        lognormal_priors place_draws positive pyro_entry read_hyperparameters release Scaled scaled stacked Unset
+        assign between bound_copy check_same_sites freeze GPModule Hyperparameter HyperparameterGuide
+        lognormal_priors positive release Scaled scaled Unset
         unset_hyperparameters
     """,
     "inducing": "Determinantal InducingPrior kmeans SparseLayer Strauss",

@@ -156,10 +156,5 @@ def method_of(model: Any) -> Any:
     return owner if isinstance(owner, ScoresDraws) else None
 
 
-def has_loo(method: Any) -> bool:
-    """Whether an object is a method with leave-one-out densities."""
-    return method is not None and getattr(method, "has_loo", method.likelihood is not None)
-
-
 def _all_rows(argument: Any) -> Any:
     return torch.arange(argument.size, device=argument.device) if isinstance(argument, Minibatch) else argument

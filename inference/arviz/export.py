@@ -25,7 +25,7 @@ from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, has_loo, method_of
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "to_arviz"
@@ -153,7 +153,7 @@ def to_arviz(
         method.warn_of_intervals()
         method.check_whole("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
     densities = predict = None
-    if has_loo(method) and log_likelihood:
+    if method is not None and method.has_loo and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
         densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
     if predictions is not None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import log_prob, run_at
 from pyro_nngp.inference.arviz.arrays import check_mappings
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, has_loo, method_of
+from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import library
 
 _WHERE = "PointwiseLogLikelihood"
@@ -63,7 +63,7 @@ class PointwiseLogLikelihood:
         if isinstance(draws, MCMCDraws) and not args and not kwargs:
             args, kwargs = draws.arguments()
         method = method_of(draws.model)
-        self._method: Any = method if has_loo(method) else None
+        self._method: Any = method if method is not None and method.has_loo else None
         self._from_guide = draws.are_of(method)
         self._model, self._args, self._kwargs, self._coords = draws.model, args, kwargs, dict(coords or {})
         with torch.no_grad():

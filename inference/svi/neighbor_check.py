@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyro_nngp._checks import warn
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.inference.protocols import Bounded, Checked, Induced, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.result import ConvergenceWarning
-from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.kernels import Covariance
 from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.linalg.nuggets import quiet_nuggets
 
@@ -60,7 +59,6 @@ def neighbor_disagreement(method: Any, seed: int = 0) -> float | None:
     return float(((loc - more).square() / var.clamp(min=torch.finfo(var.dtype).tiny)).mean().sqrt())
 
 
-@pyro_entry
 @torch.no_grad()
 def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     """Median prior correlation of f at points with f at their nearest other point, or inducing point.
@@ -72,7 +70,7 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
     Returns:
         The correlation; None for other methods.
     """
-    if shard_of(method) is not None:
+    if shard_of(method) is not None or not offers(method, Bounded):
         return None
     graph = graph_of(method)
     if graph is not None:
@@ -82,7 +80,7 @@ def nearest_correlation(method: Any, seed: int = 0) -> float | None:
         x, others = method.x[some_rows(method.x, _POINTS, seed)], method.z
     else:
         return None
-    return max(median_correlation(cov, x, others) for cov in _covariances(method))
+    return max(median_correlation(cov, x, others) for cov in method.bound().covariances)
 
 
 def median_correlation(covariance: Covariance, x: Float[Tensor, "B D"], others: Float[Tensor, "*B M D"]) -> float:
@@ -96,14 +94,6 @@ def median_correlation(covariance: Covariance, x: Float[Tensor, "B D"], others: 
     x = x[:, None]
     scale = (covariance.diag(x) * covariance.diag(others)).sqrt()
     return float((covariance(x, others)[:, 0] / scale).abs().amax(-1).median())
-
-
-def _covariances(method: Any) -> list[Covariance]:
-    """The covariance function of each kernel of a method at the present hyperparameters; priors at their medians."""
-    if offers(method, Bounded):
-        return list(method.bound().covariances)
-    method.hyper_guide.median()
-    return [bind(kernel) for kernel in (method.kernel if isinstance(method.kernel, nn.ModuleList) else [method.kernel])]
 
 
 def check_neighbors(method: Any) -> None:

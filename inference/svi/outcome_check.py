@@ -32,11 +32,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import warn
-from pyro_nngp.hyperparameters import freeze, pyro_entry
 from pyro_nngp.inference.protocols import Bounded, Checked, ReportsDuplicates, ReportsLeak, graph_of, offers, shard_of
 from pyro_nngp.inference.svi.neighbor_check import some_rows
 from pyro_nngp.inference.svi.result import ConvergenceWarning, FitResult
-from pyro_nngp.kernels import Covariance, bind
+from pyro_nngp.kernels import Covariance
 
 _MOST_LOSS = 1e3  # nats per value: more than the logarithm of the largest number, and so of any unit
 _POINTS, _SPREADS, _DEVIATIONS = 512, 1.0, 2.0
@@ -60,7 +59,6 @@ class MeanDeparture(NamedTuple):
     deviations: float
 
 
-@pyro_entry
 @torch.no_grad()
 def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
     """Mean residual of Gaussian data from the mean function; None for other methods.
@@ -69,17 +67,15 @@ def mean_departure(method: Any, seed: int = 0) -> MeanDeparture | None:
         method: a method with one kernel.
         seed: seed of the choice of points.
     """
-    if shard_of(method) is not None or not isinstance(method.y, Tensor):
+    if shard_of(method) is not None or not offers(method, Bounded) or not isinstance(method.y, Tensor):
         return None
     has_one_kernel = method.kernel is not None and not isinstance(method.kernel, torch.nn.ModuleList)
     rows = some_rows(method.y, _POINTS, seed)
     if not has_one_kernel or not method.likelihood.is_gaussian or len(rows) < 2:
         return None
-    values = _values_at(method, rows)
-    if values is None:
-        return None
-    y = method.y[rows].to(method.x).movedim(0, -1)
-    return departure(y, *values, method.x[rows])
+    bound, data = method.bound(), method.rows
+    noise, mean = bound.likelihood.variance, data.mean(bound, rows)
+    return departure(data.targets(rows).to(method.x), mean, noise, bound.covariance, method.x[rows])
 
 
 def departure(
@@ -107,24 +103,6 @@ def departure(
     return MeanDeparture(*(float(v.reshape(-1)[worst]) for v in (residual.mean(-1), spreads, deviations)))
 
 
-def _values_at(method: Any, rows: Tensor) -> tuple[Tensor, Tensor, Covariance] | None:
-    """Mean function and offset at rows, noise variance and covariance function at the present hyperparameters.
-
-    Priors are at their medians. None if the mean function is not known.
-    """
-    if offers(method, Bounded):
-        bound = method.bound()
-        return method.rows.mean(bound, rows), bound.likelihood.variance, bound.covariance
-    method.hyper_guide.median()
-    trend = method.known_trend()
-    if trend is None:
-        return None
-    mean = trend(rows)
-    if method.offset is not None:
-        mean = mean + method.offset[rows].movedim(0, -1)
-    return mean, freeze(method.likelihood).variance, bind(method.kernel)
-
-
 def check_leak(method: Any) -> None:
     """Warn if leave-one-out densities of a trained method depend on variables that know the left-out label."""
     if not offers(method, ReportsLeak):
@@ -142,8 +120,8 @@ def check_leak(method: Any) -> None:
 
 def duplicate_dependence(method: Any, rows: Int[Tensor, " B"]) -> Any:
     """Densities of some rows with and without near copies of them; None for methods that do not know."""
-    source = method.posterior(method.bound()) if offers(method, Bounded) else method
-    return source.duplicate_dependence(rows) if offers(source, ReportsDuplicates) else None
+    posterior: Any = method.posterior(method.bound()) if offers(method, Bounded) else None
+    return posterior.duplicate_dependence(rows) if offers(posterior, ReportsDuplicates) else None
 
 
 def check_near_duplicates(method: Any) -> None:

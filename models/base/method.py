@@ -232,6 +232,11 @@ class Method(GPModule):
             several_processes.fetch_halo(self)
 
     @property
+    def has_loo(self) -> bool:
+        """Whether there are leave-one-out densities: with a likelihood, and a posterior that defines them."""
+        return self.likelihood is not None and self.posterior(self._bound_of_plans()).has_leave_one_out
+
+    @property
     def maps_draws(self) -> bool:
         """Whether several posterior draws go through ``torch.vmap``, with the priors that the model has."""
         return self.shard is None and can_be_mapped(modules_with_priors(self))

@@ -148,6 +148,11 @@ class Posterior:
         """Log densities of some data given all others, latent values integrated out."""
         undefined(self, "leave_one_out", "posterior")
 
+    @property
+    def has_leave_one_out(self) -> bool:
+        """Whether :meth:`leave_one_out` is defined."""
+        return type(self).leave_one_out is not Posterior.leave_one_out
+
     def densities(
         self, rows: Int[Tensor, " I"], moments: Callable[[Likelihood, Tensor, Tensor], tuple[Tensor, Tensor]]
     ) -> Float[Tensor, "*T I"]:

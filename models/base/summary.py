@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "DataFrame":
-    """The table of :meth:`~pyro_nngp.models.tower.GPMethod.summary`."""
+    """The table of :meth:`~pyro_nngp.models.base.Method.summary`."""
     from pandas import DataFrame  # a dependency of ArviZ; the import takes half a second
 
     where, cure = f"{type(method).__name__}.summary", "Pass a number such as 0.95."

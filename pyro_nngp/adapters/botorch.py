@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import check_int, fail, import_extra
-from pyro_nngp.adapters._bound import bound_of
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import Fantasies, Method
 
@@ -165,7 +164,7 @@ class NearestNeighborModel(Model, FantasizeMixin):
         if not isinstance(self.likelihood, Gaussian):
             actual = type(self.likelihood).__name__
             fail(where, "likelihood", "to be Gaussian for noisy values", actual, "Take the posterior of f.", TypeError)
-        return bound_of(self.gp).likelihood.variance
+        return self.gp.bound().likelihood.variance
 
 
 class DrawnPosterior(Posterior):

@@ -1,11 +1,11 @@
 """The base of every model as a Pyro module: its parameters are its own, in no store."""
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar, cast
 
 import torch
-from pyro.nn import PyroModule, PyroParam, pyro_method
+from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import _Context
 from torch import Tensor, nn
 
@@ -174,11 +174,6 @@ def release(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, PyroModule):
             part._pyro_context.used = part._pyro_context.active > 0
-
-
-def pyro_entry(method: Callable) -> Callable:
-    """Mark a method of a :class:`GPModule` that reads parameters or sites: an entry point of the model."""
-    return pyro_method(method)
 
 
 def _as_value(where: str, name: str, value: Tensor | float, param: Any, constrained: dict) -> Tensor:

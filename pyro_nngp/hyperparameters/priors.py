@@ -1,4 +1,4 @@
-"""Hyperparameters with priors: their mean-field guide, and substitution of posterior draws."""
+"""Hyperparameters with priors: their mean-field guide, and their posterior draws."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,7 +15,6 @@ from torch.distributions import biject_to
 
 from pyro_nngp._checks import fail
 from pyro_nngp._random import seeded
-from pyro_nngp.hyperparameters.batches import batch_shape_of, declared_batch_shape
 from pyro_nngp.hyperparameters.module import GPModule
 from pyro_nngp.hyperparameters.reading import parameter, parameter_site
 
@@ -50,14 +49,6 @@ class HyperparameterGuide(GPModule):
     def has_sites(self) -> bool:
         """Whether any attribute has a prior."""
         return bool(self._sites)
-
-    def forward(self) -> dict[str, Tensor]:
-        """Sample every site; modules that read the attribute in the same Pyro context get the sampled value."""
-        return self._place(lambda name, q, _: pyro.sample(name, q))
-
-    def median(self) -> dict[str, Tensor]:
-        """Give every attribute the median of its guide instead of a draw."""
-        return self._place(lambda _, q, loc: _median(q) if loc is None else q.transforms[0](loc))
 
     @torch.no_grad()
     def quantiles(self, probability: float) -> dict[tuple[PyroModule, str], Tensor]:
@@ -111,151 +102,10 @@ class HyperparameterGuide(GPModule):
         ):
             self.load_state_dict(theirs)
 
-    def _place(self, choose: Callable) -> dict[str, Tensor]:
-        values: dict[str, Tensor] = {}
-        drawn: dict[PyroModule, dict[str, Tensor]] = {}
-        for i, (module, attribute) in enumerate(self._sites):
-            if _has_own_guide(module):
-                before, name = drawn.setdefault(module, {}), site_name(self, module, attribute)
-                q = module.own_guide(attribute, before)
-                values[name] = before[attribute] = choose(name, q, None)
-                module._pyro_context.set(name, values[name])
-                continue
-            loc = getattr(self, f"loc_{i}")
-            q = _guide_of(module, attribute, loc, getattr(self, f"log_scale_{i}"))
-            name = site_name(self, module, attribute)
-            values[name] = choose(name, q, loc)
-            module._pyro_context.set(name, values[name])
-        return values
-
-
-def read_hyperparameters(owner: nn.Module) -> None:
-    """Read every :class:`~pyro.nn.PyroSample` attribute once, so that its sites come first and in one order."""
-    for module, attribute in sampled_attributes(owner):
-        site_name(owner, module, attribute)
-        getattr(module, attribute)
-
-
-def place_hyperparameters(where: str, owner: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Give every :class:`~pyro.nn.PyroSample` attribute its value among `values` within the present Pyro context.
-
-    Batch dimensions of one, which ``Predictive`` puts in front of sites outside of plates, are left out.
-
-    Raises:
-        ValueError: if an attribute has no value there.
-    """
-    for module, attribute in sampled_attributes(owner):
-        name = site_name(owner, module, attribute)
-        if name not in values:
-            fail(where, "samples", f"to hold the site {name!r}", sorted(values), "Pass all sites of one posterior.")
-        value = values[name]
-        batch = declared_batch_shape(module, attribute, value)
-        module._pyro_context.set(name, value.reshape(value.shape[len(batch) :]) if batch.numel() == 1 else value)
-
-
-def place_draws(
-    where: str, owner: nn.Module, samples: Mapping[str, Tensor], total: int | None = None
-) -> Iterator[tuple[dict[str, Tensor], int]]:
-    """Set the hyperparameters to each posterior draw in turn; yield the values of all its sites, and a count.
-
-    Args:
-        where: name of the caller, for messages.
-        owner: the module with these attributes.
-        samples: what ``MCMC.get_samples`` returns.
-        total: sum of the counts: evenly spaced draws, some repeated if there are fewer. None takes each draw once.
-
-    Raises:
-        ValueError, TypeError: if a site is missing, sites have different numbers of draws, or `samples` is not a
-        dictionary.
-    """
-    num_draws = count_draws_of(where, owner, samples)
-    rows = torch.linspace(0, num_draws - 1, num_draws if total is None else total).round().long()
-
-    def each() -> Iterator[tuple[dict[str, Tensor], int]]:
-        for row, count in zip(*map(Tensor.tolist, rows.unique_consecutive(return_counts=True)), strict=True):
-            values = {name: value[row] for name, value in samples.items()}
-            place_hyperparameters(where, owner, values)
-            yield values, count
-
-    return each()
-
-
-class Draws(dict[str, Tensor]):
-    """Values of all sites in several posterior draws, draws first."""
-
-    @property
-    def count(self) -> int:
-        """How many draws there are."""
-        return len(next(iter(self.values())))
-
 
 def modules_with_priors(owner: nn.Module) -> list[PyroModule]:
     """The parts of a module that have :class:`~pyro.nn.PyroSample` attributes."""
     return [module for module, _ in sampled_attributes(owner)]
-
-
-def place_together(
-    where: str, owner: nn.Module, samples: Mapping[str, Tensor], most: int, plates: int
-) -> Iterator[Draws]:
-    """Place the hyperparameters of several posterior draws at once, as batch dimensions; give the values of all sites.
-
-    Args:
-        where: name of the caller, for messages.
-        owner: the module whose attributes they are.
-        samples: what ``MCMC.get_samples`` returns, of two draws at least.
-        most: about so many draws at a time, at least two.
-        plates: dimensions of one behind that of the draws, in which values at the points will have others.
-
-    Raises:
-        ValueError, TypeError: as in :func:`place_draws`.
-    """
-    num_draws = count_draws_of(where, owner, samples)
-    for rows in torch.arange(num_draws).tensor_split(max(1, min(-(-num_draws // most), num_draws // 2))):
-        values = Draws({name: value[rows.to(value.device)] for name, value in samples.items()})
-        placed = {}
-        for module, attribute in sampled_attributes(owner):
-            name = site_name(owner, module, attribute)
-            if name in values:
-                value = values[name]
-                own = value.shape[1 + len(batch_shape_of(module, attribute, value[0])) :]
-                placed[name] = value.reshape((len(value), *[1] * plates, *own))
-        place_hyperparameters(where, owner, values | placed)
-        yield values
-
-
-def map_draws(
-    where: str,
-    owner: nn.Module,
-    samples: Mapping[str, Tensor],
-    most: int,
-    compute: Callable[[dict[str, Tensor]], Any],
-) -> Iterator[Any]:
-    """Results of a function at several posterior draws at once, by ``torch.vmap``, draws first.
-
-    Args:
-        where: name of the caller, for messages.
-        owner: the module whose hyperparameters are placed before each call.
-        samples: what ``MCMC.get_samples`` returns.
-        most: largest number of draws at a time.
-        compute: maps the values of all sites in one draw to a tensor, or a tuple of tensors. Random numbers that it
-            draws differ between posterior draws.
-
-    Raises:
-        ValueError, TypeError: as in :func:`place_draws`.
-    """
-
-    def at(values: dict[str, Tensor]) -> Any:
-        place_hyperparameters(where, owner, values)
-        return compute(values)
-
-    for module in owner.modules():  # Pyro cannot register a parameter within vmap
-        if isinstance(module, PyroModule):
-            for name in (*module._pyro_params, *module._parameters, *module._modules):
-                getattr(module, name)
-    for rows in torch.arange(count_draws_of(where, owner, samples)).split(most):
-        values = {name: value[rows.to(value.device)] for name, value in samples.items()}
-        yield torch.vmap(at, randomness="different")(values)
-        place_hyperparameters(where, owner, {name: value[-1] for name, value in values.items()})
 
 
 def count_draws(where: str, samples: Mapping[str, Tensor]) -> int:

@@ -12,12 +12,12 @@ from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from pyro_nngp._checks import check_int, check_same_kind, check_tensor, fail
-from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive, pyro_entry
+from pyro_nngp.hyperparameters import GPModule, Hyperparameter, between, bound_copy, positive
 from pyro_nngp.hyperparameters.batches import batch_shape_of, is_computed, placed
 from pyro_nngp.kernels.radial import Radial, broadcast_numbers
 
@@ -147,7 +147,7 @@ class Kernel(GPModule):
     ``forward`` maps x (..., n, D) and z (..., m, D) to a covariance block (..., n, m) and reads hyperparameters as
     attributes, such as those that :meth:`declare` makes. Variances are then blocks of one point, and a batch of
     hyperparameters is evaluated one set after the other. A subclass that defines ``bind`` decorates it with
-    :func:`~pyro_nngp.hyperparameters.pyro_entry`, reads hyperparameters by :meth:`read`, whose batch dimensions lead
+    :func:`pyro.nn.pyro_method`, reads hyperparameters by :meth:`read`, whose batch dimensions lead
     those of the inputs, and returns a :class:`Covariance`.
 
     Args:
@@ -188,7 +188,7 @@ class Kernel(GPModule):
         self.active_dims = None if active_dims is None else list(active_dims)
         self._sizes: dict[str, int] = {}
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         """Read the hyperparameters once, firing their Pyro statements, and return the plain covariance function.
 
@@ -376,7 +376,7 @@ class Sum(_Pair):
         ValueError: if they expect different numbers of input columns.
     """
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         batch = joint_batch_shape(cov0, cov1)
@@ -386,7 +386,7 @@ class Sum(_Pair):
 class Product(_Pair):
     """k0(x, z) k1(x, z), also written ``kern0 * kern1``; arguments and errors as for :class:`Sum`."""
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov0, cov1 = self.kern0.bind(), self.kern1.bind()
         batch = joint_batch_shape(cov0, cov1)

@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import check_callable
-from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 from pyro_nngp.kernels.radial import broadcast_columns, broadcast_numbers, map_centered
 
@@ -32,7 +33,7 @@ class Constant(Kernel):
         super().__init__(input_dim, active_dims)
         self.declare("variance", variance)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         variance = self.read("variance")
 
@@ -59,7 +60,7 @@ class Linear(Kernel):
         super().__init__(input_dim, active_dims)
         self.declare("variance", variance)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         variance = self.read("variance")
 
@@ -96,7 +97,7 @@ class Cosine(Kernel):
         self.declare("variance", variance)
         self.declare("period", period, input_dim)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
         batch = self.batch_shape_of(values)
@@ -142,7 +143,7 @@ class ArcCosine(Kernel):
         self.declare("variance", variance)
         self.declare("bias", bias)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
 
@@ -182,7 +183,7 @@ class VerticalScaling(Wrapper):
         super().__init__(kern, kern.input_dim, kern.active_dims)
         self.vscaling_fn = vscaling_fn
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov, amplitude = self.kern.bind(), self.vscaling_fn
         return Covariance(

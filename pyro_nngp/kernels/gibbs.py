@@ -12,10 +12,10 @@ Cost: one block of :math:`k_0`, and a once per input.
 from collections.abc import Callable
 from typing import cast
 
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import check_callable, fail
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
 from pyro_nngp.kernels.stationary import check_scale_mixture
@@ -42,7 +42,7 @@ class Gibbs(Wrapper):
         super().__init__(kern, kern.input_dim, kern.active_dims)
         self.factor = factor
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov, factor = self.kern.bind(), self.factor
         parts, dim = cast(radial.Radial, cov.radial), self.kern.input_dim

@@ -10,10 +10,11 @@ the spatial range grows with the time lag, as in moving weather. Cost: one block
 from typing import cast
 
 import torch
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import check_int, fail
-from pyro_nngp.hyperparameters import Hyperparameter, between, positive, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter, between, positive
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper
 from pyro_nngp.kernels.stationary import check_scale_mixture
@@ -65,7 +66,7 @@ class Gneiting(Wrapper):
         self.decay = positive(name, "decay", decay, 0.5)
         self._sizes.update(interaction=1, exponent=1, decay=1)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov = self.kern.bind()
         parts, values = cast(radial.Radial, cov.radial), self.read_all()

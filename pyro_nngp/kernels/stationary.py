@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from pyro.nn import pyro_method
 from torch import Tensor
 
 from pyro_nngp._checks import fail
-from pyro_nngp.hyperparameters import Hyperparameter, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter
 from pyro_nngp.kernels import radial
 from pyro_nngp.kernels.base import Covariance, Kernel, KernelLike, Sum
 
@@ -79,7 +80,7 @@ class Stationary(Kernel):
         """The lengthscale with its columns as last dimension, as :func:`radial.broadcast_columns` takes it."""
         return lengthscale[..., None] if self.isotropic and lengthscale.dim() else lengthscale
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
         scale, variance = self.columns_of(values["lengthscale"]), values["variance"]
@@ -169,7 +170,7 @@ class RationalQuadratic(Stationary):
         super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
         self.declare("scale_mixture", scale_mixture)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
         lengthscale = self.columns_of(values["lengthscale"])
@@ -209,7 +210,7 @@ class Periodic(Stationary):
         super().__init__(input_dim, variance, lengthscale, active_dims, isotropic)
         self.declare("period", period, input_dim)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         values = self.read_all()
         lengthscale = self.columns_of(values["lengthscale"])

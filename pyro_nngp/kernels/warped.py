@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroParam, PyroSample
+from pyro.nn import PyroParam, PyroSample, pyro_method
 from torch import Tensor, nn
 from torch.distributions import constraints
 from torch.func import functional_call
 
 from pyro_nngp._checks import check_callable, fail
-from pyro_nngp.hyperparameters import GPModule, pyro_entry
+from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.kernels.base import Covariance, Kernel, Wrapper, check_kernel
 
 
@@ -47,7 +47,7 @@ class Warped(Wrapper):
         super().__init__(kern, input_dim, active_dims)
         self.warp = warp
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Covariance:
         cov, warp = self.kern.bind(), self.warp.bind() if isinstance(self.warp, Rotation) else self.warp
 
@@ -98,7 +98,7 @@ class Rotation(GPModule):
         given = isinstance(angle, Tensor | PyroParam | PyroSample)
         self.angle: Any = angle if given else PyroParam(torch.tensor(float(angle)), constraints.real)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> Callable[[Tensor], Tensor]:
         """Read the angle once; returns the plain function."""
         angle = self.angle

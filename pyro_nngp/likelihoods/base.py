@@ -17,11 +17,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from pyro.distributions import TorchDistribution
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from pyro_nngp._checks import check_int, check_tensor, fail, undefined
-from pyro_nngp.hyperparameters import GPModule, bound_copy, pyro_entry
+from pyro_nngp.hyperparameters import GPModule, bound_copy
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import Focus, expectation, gauss_hermite, log_expectation, normal_nodes
@@ -76,7 +77,7 @@ class Likelihood(GPModule):
         """The distribution of y given f, of the batch shape of f (without the latent dimension, if there is one)."""
         undefined(self, "forward", "likelihood")
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> "Likelihood":
         """Read the hyperparameters once and return a copy that holds their values, whose methods have no Pyro effects.
 
@@ -124,7 +125,7 @@ class Likelihood(GPModule):
     def _set_rows(self, trials: Tensor | None, limits: Tensor | None) -> None:
         """Set the trials and limits of a copy for some rows; a hook for likelihoods that take one of these."""
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(
         self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]
     ) -> Float[Tensor, "..."]:
@@ -149,7 +150,7 @@ class Likelihood(GPModule):
         nodes, weights = self._nodes(loc)
         return torch.tensordot(weights, self.forward(self._latent(loc, var, nodes)).log_prob(y), 1)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         r"""The distribution of y for :math:`f \sim N(loc, var)`; shapes as in :meth:`expected_log_prob`."""
         return Marginal(self.bind(), loc, var)

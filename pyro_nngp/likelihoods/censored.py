@@ -12,13 +12,13 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.special import log_ndtr, ndtr
 
 from pyro_nngp._checks import check_number, check_tensor, fail
 from pyro_nngp.distributions.expandable import Expandable
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, LogNormal
 from pyro_nngp.likelihoods.labels import interval_middles, interval_probabilities
@@ -131,7 +131,7 @@ class Censored(_PartlyObserved):
     def observations(self, y: Tensor) -> PseudoObservations:
         return PseudoObservations.of(self._latent_scale(y))
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         low, high = self._ends
         ends = _Ends.of(low, high, loc)
@@ -139,7 +139,7 @@ class Censored(_PartlyObserved):
         censored = super().expected_log_prob(torch.where(is_seen, _finite(*ends, y), y), loc, var)
         return torch.where(is_seen, self.values.expected_log_prob(y, loc, var), censored)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return _Clamped(self.values.marginal(loc, var), *self._ends)
 
@@ -182,7 +182,7 @@ class IntervalCensored(_PartlyObserved):
         middle = interval_middles(self._latent_scale(self.edges), y)
         return middle, BRANCH * self.values.variance.detach().to(middle.dtype).sqrt().expand_as(middle)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return self._intervals(loc, var)
 

@@ -13,13 +13,14 @@ from collections.abc import Callable
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.special import ndtr
 
 from pyro_nngp._checks import check_number, fail
 from pyro_nngp.distributions.normal_laplace import NormalLaplace, asymmetric_laplace
-from pyro_nngp.hyperparameters import Hyperparameter, positive, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
 from pyro_nngp.likelihoods.observations import PseudoObservations
 from pyro_nngp.likelihoods.quadrature import Focus
@@ -41,12 +42,12 @@ class _NormalNoise(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.family(f, self.variance.to(f.dtype).sqrt())
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         noise = self.variance.to(loc.dtype)
         return self.family(loc, noise.sqrt()).log_prob(y) - var / (2 * noise)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return self.family(loc, (var + self.variance.to(loc.dtype)).sqrt())
 
@@ -107,7 +108,7 @@ class StudentT(Likelihood):
     def focus(self, y: Tensor) -> Focus:
         return y, self.scale * self.df.sqrt()
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         r"""A mixture of normals: y has noise :math:`s^2 / \lambda` given :math:`\lambda \sim Gamma(\nu/2, \nu/2)`.
 
@@ -157,7 +158,7 @@ class AsymmetricLaplace(Likelihood):
     def focus(self, y: Tensor) -> Focus:
         return y, torch.zeros_like(y)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         tau, scale, distance = self.quantile, self.scale.to(loc.dtype), y - loc
         sd = var.clamp(min=torch.finfo(loc.dtype).tiny).sqrt()
@@ -165,7 +166,7 @@ class AsymmetricLaplace(Likelihood):
         below = sd * (-z.square() / 2).exp() / math.sqrt(2 * math.pi) - distance * ndtr(-z)  # E max(f - y, 0)
         return math.log(tau * (1 - tau)) - scale.log() - (tau * distance + below) / scale
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return NormalLaplace(loc, var, loc.new_tensor(self.quantile), self.scale.to(loc.dtype))
 
@@ -208,7 +209,7 @@ class Gamma(Likelihood):
     def focus(self, y: Tensor) -> Focus:
         return y.log(), torch.ones_like(y)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         a = self.concentration.to(loc.dtype)
         log_y = y.log()

@@ -12,14 +12,13 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
-from pyro.nn import PyroParam
+from pyro.nn import PyroParam, pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 from torch.special import log_ndtr
 
 from pyro_nngp._checks import check_choice, check_int, check_tensor, fail
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, Marginal
 from pyro_nngp.likelihoods.gumbel_max import expected_logsumexp, softmax_log_probs
 from pyro_nngp.likelihoods.quadrature import BRANCH, Focus, at_zero
@@ -128,7 +127,7 @@ class Ordinal(Likelihood):
         center = interval_middles(self.cutpoints.detach(), y)
         return center, torch.full_like(center, BRANCH)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         if self.link == "probit":
             scale = (1 + var).sqrt()

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from pyro.nn import PyroModule
+from pyro.nn import PyroModule, pyro_method
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.outputs import Outputs, missing_values, of_each_output
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood, check_likelihood
 
 
@@ -52,7 +51,7 @@ class PerOutput(Likelihood):
         """Whether all outputs have Gaussian noise."""
         return all(part.is_gaussian for part in self.outputs)
 
-    @pyro_entry
+    @pyro_method
     def bind(self) -> "PerOutput":
         bound = super().bind()
         bound.__dict__["outputs"] = [_without_outputs(part.bind()) for part in self.outputs]
@@ -66,14 +65,14 @@ class PerOutput(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return Outputs([part(f[..., t, :]) for t, part in enumerate(self.outputs)])
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         def expected(t: int, known: Tensor) -> Tensor:
             return self.outputs[t].expected_log_prob(known, loc[..., t, :], var[..., t, :])
 
         return of_each_output(y, [part.support for part in self.outputs], expected)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return Outputs([part.marginal(loc[..., t, :], var[..., t, :]) for t, part in enumerate(self.outputs)])
 

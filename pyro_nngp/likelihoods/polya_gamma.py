@@ -16,12 +16,12 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from jaxtyping import Float
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.polya_gamma import log_cosh
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial
 from pyro_nngp.likelihoods.labels import Bernoulli, Categorical
@@ -63,11 +63,11 @@ class PolyaGammaBound(Likelihood):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return self.base(f)
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return self.base.marginal(loc, var)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         base = self.base.bind()
         b, kappa = polya_gamma_terms(base, y, loc.dtype)

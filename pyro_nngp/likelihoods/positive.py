@@ -8,6 +8,7 @@ import math
 
 import torch
 from jaxtyping import Float
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
@@ -15,7 +16,7 @@ from pyro_nngp.distributions.positive import GeneralizedPareto as GeneralizedPar
 from pyro_nngp.distributions.positive import InverseGaussian as InverseGaussianDistribution
 from pyro_nngp.distributions.positive import Tweedie as TweedieDistribution
 from pyro_nngp.distributions.positive import tweedie_log_prob
-from pyro_nngp.hyperparameters import Hyperparameter, between, positive, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter, between, positive
 from pyro_nngp.likelihoods.base import Likelihood, bounded
 from pyro_nngp.likelihoods.quadrature import BRANCH, Focus
 
@@ -43,7 +44,7 @@ class InverseGaussian(Likelihood):
     def focus(self, y: Tensor) -> Focus:
         return y.log(), torch.full_like(y, 0.5)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         a = self.concentration.to(loc.dtype)
         spread = y * bounded(2 * var - 2 * loc).exp() - 2 * bounded(var / 2 - loc).exp() + 1 / y
@@ -83,7 +84,7 @@ class Tweedie(Likelihood):
         zero = (self.dispersion.detach() * (2 - p)).log() / (2 - p)
         return torch.where(y > 0, torch.where(y > 0, y, 1.0).log(), zero.to(y.dtype)), torch.ones_like(y)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         p = self.power.to(loc.dtype)
         first, second = (bounded((k - p) * loc + ((k - p) * var.sqrt()).square() / 2).exp() for k in (1, 2))

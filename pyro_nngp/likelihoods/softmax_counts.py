@@ -20,12 +20,12 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.expandable import Expandable
-from pyro_nngp.hyperparameters import pyro_entry
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.gumbel_max import expected_logsumexp, softmax_log_probs
 from pyro_nngp.likelihoods.observations import PseudoObservations
@@ -82,7 +82,7 @@ class Multinomial(Likelihood):
         _check_kinds(f)
         return _SoftmaxCounts(f, torch.zeros_like(f), self.total_count)
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(
         self, y: Float[Tensor, "*S C B"], loc: Float[Tensor, "*S C B"], var: Float[Tensor, "*S C B"]
     ) -> Float[Tensor, "*S C B"]:
@@ -92,7 +92,7 @@ class Multinomial(Likelihood):
         value = (y * (loc - normalizer[..., None, :])).sum(-2) + _log_coefficient(y).to(loc)
         return _first_kind(value, loc.shape[-2])
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "*S C B"], var: Float[Tensor, "*S C B"]) -> Distribution:
         loc, var = torch.broadcast_tensors(loc, var)
         return _SoftmaxCounts(loc, var, self.total_count)

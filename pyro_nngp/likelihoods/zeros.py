@@ -14,13 +14,14 @@ import pyro.distributions as dist
 import torch
 from jaxtyping import Float
 from pyro.distributions import constraints
+from pyro.nn import pyro_method
 from torch import Tensor
 from torch.distributions import Distribution
 from torch.nn.functional import logsigmoid
 
 from pyro_nngp._checks import fail
 from pyro_nngp.distributions.expandable import Expandable
-from pyro_nngp.hyperparameters import Hyperparameter, between, pyro_entry
+from pyro_nngp.hyperparameters import Hyperparameter, between
 from pyro_nngp.likelihoods.base import Likelihood
 from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial, Poisson
 from pyro_nngp.likelihoods.observations import PseudoObservations
@@ -72,12 +73,12 @@ class ZeroInflated(_CountWrapper):
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
         return dist.ZeroInflatedDistribution(self.counts(f), gate_logits=self._gate_logits(f))
 
-    @pyro_entry
+    @pyro_method
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         counted = self.counts.expected_log_prob(y, loc, var) + torch.log1p(-self.gate.to(loc.dtype))
         return torch.where(y > 0, counted, super().expected_log_prob(torch.zeros_like(y), loc, var))
 
-    @pyro_entry
+    @pyro_method
     def marginal(self, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Distribution:
         return dist.ZeroInflatedDistribution(self.counts.marginal(loc, var), gate_logits=self._gate_logits(loc))
 

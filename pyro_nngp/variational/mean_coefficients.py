@@ -127,8 +127,6 @@ class MeanCoefficients:
         by_latent = now.mT if mean.own_shape else now  # (*L, p)
         linear = slope + (curvature @ by_latent[..., None])[..., 0]
         change = condition_coefficients(mean, curvature, linear).to(now) - now
-        if mean._pyro_context.active:
-            mean.place_posterior()
         return gain, _combined(gain, change.to(gain))
 
 

@@ -46,7 +46,7 @@ def test_a_frame_in_raw_units_gives_calibrated_predictions():
     np.testing.assert_allclose(interval.mean(1), mean)
     assert 0.5 < model.noise_ / 4e8 < 2
     assert list(model.feature_names_in_) == ["easting", "northing"]
-    assert repr(model.kernel_).startswith("Matern52(2, variance=")
+    assert repr(model.kernel_).startswith("Matern(2, variance=")
 
 
 def test_draws_have_the_moments_of_predictions():

@@ -1,4 +1,4 @@
-"""The guide of hyperparameters with priors, and posterior draws that are put in their place."""
+"""The guide of hyperparameters with priors, and their values in posterior draws."""
 
 import math
 
@@ -8,23 +8,17 @@ import torch
 from pyro import poutine
 from pyro.nn import PyroModule, PyroSample
 
-from pyro_nngp.hyperparameters.priors import HyperparameterGuide, count_draws, map_draws, place_draws, place_together
+from pyro_nngp.hyperparameters.priors import HyperparameterGuide, count_draws, count_draws_of
+from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.kernels import Matern32
 
 F64 = torch.float64
 PRIOR = dist.LogNormal(torch.tensor([-1.0, 2.0], dtype=F64), 0.5).to_event(1)
 
 
-class Owner(PyroModule):
-    """Calls a function of itself in its Pyro context, as a method calls its entry points."""
-
-    def forward(self, function):
-        return function(self)
-
-
 def owned():
     """A module that owns a kernel with a prior, and its guide."""
-    owner = Owner()
+    owner = PyroModule()
     owner.kernel = Matern32(2).double()
     owner.kernel.lengthscale = PyroSample(PRIOR)
     owner.guide = HyperparameterGuide(owner, init_scale=0.2)
@@ -39,12 +33,12 @@ def test_guides_start_near_the_median_of_the_prior_and_have_the_stated_quantiles
     torch.testing.assert_close(middle.log(), PRIOR.base_dist.loc, rtol=0, atol=6 * 0.5 * math.sqrt(math.pi / 2 / 99))
     upper = guide.quantiles(0.975)[k, "lengthscale"]
     torch.testing.assert_close((upper / middle).log(), torch.full((2,), 0.2 * 1.959964, dtype=F64), rtol=1e-6, atol=0)
-    torch.testing.assert_close(owner(lambda o: o.guide.median())["kernel.lengthscale"].detach(), middle)
+    torch.testing.assert_close(guide.medians()[k, "lengthscale"].detach(), middle)
 
 
 def test_the_guides_density_is_that_of_a_normal_in_unconstrained_space():
     guide = owned().guide
-    (site,) = [s for s in poutine.trace(guide).get_trace().nodes.values() if s["type"] == "sample"]
+    (site,) = [s for s in poutine.trace(guide.sample).get_trace().nodes.values() if s["type"] == "sample"]
     assert site["name"] == "kernel.lengthscale"
     value = site["value"].detach()
     want = dist.LogNormal(guide.loc_0.detach(), 0.2).log_prob(value).sum()
@@ -65,18 +59,6 @@ def test_another_guide_is_taken_over_only_if_it_has_the_same_sites():
 
 
 @pytest.mark.parametrize(
-    ("total", "rows"), [(None, [(0, 1), (1, 1), (2, 1)]), (2, [(0, 1), (2, 1)]), (5, [(0, 2), (1, 1), (2, 2)])]
-)
-def test_draws_are_taken_evenly_and_repeatedly_where_there_are_few(total, rows):
-    samples = {"kernel.lengthscale": torch.arange(6, dtype=F64).reshape(3, 2) + 1}
-
-    def read(owner):
-        return [(owner.kernel.lengthscale.tolist(), count) for _, count in place_draws("here", owner, samples, total)]
-
-    assert owned()(read) == [(samples["kernel.lengthscale"][row].tolist(), count) for row, count in rows]
-
-
-@pytest.mark.parametrize(
     ("samples", "error", "message"),
     [
         ([1], TypeError, "to be a dictionary of draws by site, got list"),
@@ -94,15 +76,10 @@ def test_other_things_than_draws_are_refused(samples, error, message):
 def test_draws_by_chain_are_refused(chains):
     samples = {"kernel.lengthscale": torch.ones(chains, 4, 2), "z": torch.ones(chains, 4)}
     message = rf"before \(2,\), got shape \({chains}, 4, 2\)\. Call mcmc.get_samples\(\) without group_by_chain"
-    for place in (
-        lambda owner: place_draws("here", owner, samples),
-        lambda owner: list(map_draws("here", owner, samples, 2, lambda draw: draw["z"])),
-        lambda owner: list(place_together("here", owner, samples, 2, 1)),
-    ):
-        with pytest.raises(ValueError, match=message):
-            owned()(place)
+    with pytest.raises(ValueError, match=message):
+        count_draws_of("here", owned(), samples)
 
 
 def test_a_missing_site_is_named():
     with pytest.raises(ValueError, match=r"to hold the site 'kernel.lengthscale', got \['other'\]"):
-        owned()(lambda owner: list(place_draws("here", owner, {"other": torch.ones(2)})))
+        draw_values("here", owned(), {"other": torch.ones(2)})

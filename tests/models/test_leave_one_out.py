@@ -16,7 +16,7 @@ from pyro_nngp.kernels import RBF, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia, swsgp
-from pyro_nngp.models.tower import PredictiveMethod
+from pyro_nngp.models.base import Method, Posterior, Program
 from pyro_nngp.variational import MeanField, leave_one_out
 from pyro_nngp.variational.natural_gradient import gaussian_sites
 
@@ -342,18 +342,25 @@ def test_refusals(problem):
 
 
 def test_methods_without_leave_one_out(problem):
-    class Bare(PredictiveMethod):
+    class Bare(Method):
+        def __init__(self, *data):
+            super().__init__(*data)
+            self._start()
+
         def model(self, idx=None):
-            self.start_model(idx)
+            program = Program.model(self, idx)
             slope = pyro.sample(self.site("slope"), dist.Normal(scalar(0.0), 1.0))
-            with self.plates(idx)[0]:
+            with program.plates[0]:
                 return pyro.sample(self.site("y"), dist.Normal(slope * self.x[:, 0], 1.0), obs=self.y)
 
         def guide(self, idx=None):
             pyro.sample(self.site("slope"), dist.Normal(scalar(0.0), 1.0))
 
+        def posterior(self, bound, draw=None, part=None):
+            return Posterior(self.rows, None, bound)
+
     gp = Bare(problem[0], problem[1][Gaussian], kernel(), Gaussian())
-    with pytest.raises(NotImplementedError, match=r"Bare: expected leave_one_out to be defined by the method"):
+    with pytest.raises(NotImplementedError, match=r"Posterior: expected leave_one_out to be defined by the posterior"):
         gp.loo()
     idata = to_arviz(gp, num_samples=2)
     assert idata.log_likelihood_conditional["y"].shape == (1, 2, N)

@@ -13,7 +13,6 @@ from torch import Tensor
 from pyro_nngp._checks import check_int, fail
 from pyro_nngp._masks import with_nan
 from pyro_nngp._matplotlib import axis
-from pyro_nngp.adapters._bound import bound_of
 from pyro_nngp.kernels import Kernel
 from pyro_nngp.likelihoods import Gaussian
 
@@ -83,7 +82,7 @@ def plot_variogram(
     if not isinstance(gp.likelihood, Gaussian) or gp.y.dim() != 1 or gp.kernel is None:
         actual = f"{type(gp).__name__} with {type(gp.likelihood).__name__} and y of shape {tuple(gp.y.shape)}"
         fail(where, "gp", "to have one kernel, one output and a Gaussian likelihood", actual, "Plot its residuals.")
-    bound = bound_of(gp)
+    bound = gp.bound()
     first, second = _pairs(gp, seed, max_distance)
     x, residual, noise = gp.x, gp.y - bound.mean(gp.x).reshape(gp.y.shape), bound.likelihood.variance.expand(gp.y.shape)
     if gp.offset is not None:
@@ -144,7 +143,7 @@ def plot_relevance(gp: Any, ax: Any = None) -> Any:
         ValueError: if no part of the kernel has lengthscales of columns.
         ImportError: without matplotlib.
     """
-    parts = _parts_with_lengthscales(bound_of(gp).kernel)
+    parts = _parts_with_lengthscales(gp.bound().kernel)
     if not parts:
         expectation = "to have a kernel with lengthscales of columns of x"
         fail("plot_relevance", "gp", expectation, gp.kernel, "See plot_dependence.")

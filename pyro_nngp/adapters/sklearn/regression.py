@@ -11,7 +11,6 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from pyro_nngp._checks import fail
 from pyro_nngp._masks import with_nan
 from pyro_nngp._random import seeded
-from pyro_nngp.adapters._bound import bound_of
 from pyro_nngp.adapters.sklearn.base import NearestNeighborEstimator
 from pyro_nngp.distributions.quantiles import quantiles
 from pyro_nngp.likelihoods import Gaussian, Likelihood, NegativeBinomial
@@ -39,7 +38,7 @@ class _Regressor(RegressorMixin, NearestNeighborEstimator):
         check_is_fitted(self)
         if not isinstance(self.gp_.likelihood, Gaussian):
             raise AttributeError(f"a {type(self.gp_.likelihood).__name__} likelihood has no noise variance")
-        variance = bound_of(self.gp_).likelihood.variance.detach().cpu().numpy()
+        variance = self.gp_.bound().likelihood.variance.detach().cpu().numpy()
         return variance.flatten() if variance.size > 1 else variance.item()
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> "_Regressor":

@@ -9,7 +9,7 @@ from pyro_nngp.inference.svi.family_check import check_family, family_gap
 from pyro_nngp.kernels import Matern52, bind
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import NPVI, SVGP, SWSGP, VNNGP
-from pyro_nngp.models.tower.evidence import nearest_predecessors
+from pyro_nngp.models.base.evidence import nearest_predecessors
 from pyro_nngp.variational import Amortized, MeanField
 from pyro_nngp.variational.encoders import ConditionalEncoder
 

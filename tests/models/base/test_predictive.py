@@ -17,9 +17,8 @@ from pyro_nngp.kernels import Kernel, Matern32
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from pyro_nngp.means import ConstantMean
 from pyro_nngp.models import BSGP, LMC, LOO, SVGP, SWSGP, VNNGP, CoregionalizedLOO, Vecchia
-from pyro_nngp.models.base import Method
-from pyro_nngp.models.tower.predictive import PredictiveMethod
-from pyro_nngp.models.tower.response import ResponseMethod
+from pyro_nngp.models.base import Method, Posterior
+from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import MeanField
 
 F64 = torch.float64
@@ -112,8 +111,10 @@ def test_draws_at_the_center_of_the_guide_predict_as_a_guide_that_is_a_point(met
         gp.q.loc.data.normal_()
         gp.q.log_scale.data.fill_(-40)
         q = gp.q.distribution()
-    samples = {site: q.mean.detach().expand(2, *q.mean.shape), "kernel.lengthscale": gp.hyper_guide.median()}
-    samples["kernel.lengthscale"] = samples["kernel.lengthscale"]["kernel.lengthscale"].detach().expand(2)
+    samples = {
+        site: q.mean.detach().expand(2, *q.mean.shape),
+        "kernel.lengthscale": gp.bound().kernel.lengthscale.detach().expand(2),
+    }
     for got, want in zip(gp(X_NEW, samples=samples), gp(X_NEW), strict=True):
         torch.testing.assert_close(got, want.detach(), rtol=1e-9, atol=1e-12)
     got, want = (gp.predict(X_NEW, samples=given).log_prob(y[:P].to(F64)) for given in (samples, None))
@@ -191,33 +192,30 @@ def test_samples_that_are_no_draws_are_refused():
             gp(X_NEW, samples=samples | {"u": wrong})
 
 
-@pytest.mark.parametrize(
-    ("base", "hook", "call"),
-    [
-        (PredictiveMethod, "plan", lambda gp: gp.predict(X_NEW)),
-        (PredictiveMethod, "joint_plan", lambda gp: gp.sample(X_NEW, 2)),
-        (PredictiveMethod, "moments", lambda gp: gp.moments(X_NEW, None, None)),
-        (PredictiveMethod, "joint_draws", lambda gp: gp.joint_draws(X_NEW, None, 1, None)),
-        (ResponseMethod, "observations", lambda gp: gp.observations(gp.likelihood, torch.arange(2), None)),
-    ],
-)
-def test_what_a_method_does_not_define_is_named(base, hook, call):
-    class Bare(base):
+def test_parts_that_are_not_defined_are_named():
+    class Bare(Method):
         def __init__(self):
-            kernel = Matern32(2, variance=1.0, lengthscale=1.0)
-            super().__init__(X, Y, kernel, Gaussian(0.1), lambda x: 0 * x[:, 0], None)
-            self.finish()
+            super().__init__(X, Y, Matern32(2, variance=1.0, lengthscale=1.0), Gaussian(0.1), lambda x: 0 * x[:, 0])
+            self._start()  # as constructors of methods do
 
-        def guide(self, idx=None):
-            self.start_guide(idx)
+    class Part(Bare):
+        def posterior(self, bound, draw=None, part=None):
+            return Posterior(self.rows, NeighborGraph(X, 3), bound)
 
-    with pytest.raises(NotImplementedError, match=rf"Bare: expected {hook} to be defined by the method, got nothing"):
-        call(Bare())
+    with pytest.raises(NotImplementedError, match="Bare: expected posterior to be defined by the method, got nothing"):
+        Bare().predict(X_NEW)
+    for hook, call in {
+        "moments": lambda gp: gp.predict(X_NEW),
+        "joint": lambda gp: gp.sample(X_NEW, 2),
+        "leave_one_out": lambda gp: gp.loo(),
+    }.items():
+        with pytest.raises(NotImplementedError, match=f"Posterior: expected {hook} to be defined by the posterior"):
+            call(Part())
 
 
 def one_by_one(method):
     """The same method, which takes one posterior draw after the other."""
-    return type(method.__name__, (method,), {"draws_together": False, "maps_draws": False})
+    return type(method.__name__, (method,), {"maps_draws": False})
 
 
 def vector_prior(*shape):

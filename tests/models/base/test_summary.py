@@ -38,7 +38,7 @@ def test_summary_lists_every_hyperparameter():
     assert list(table.index) == [*names, "mean.slope[0]", "mean.slope[1]"]
     assert table.loc["kernel.variance", "estimate"] == pytest.approx(0.5)
     assert table.loc["kernel.variance", ["lower", "upper"]].isna().all()
-    draws = torch.stack([gp.hyper_guide()["kernel.lengthscale"].detach() for _ in range(4000)])
+    draws = torch.stack([gp.hyper_guide.draw()[gp.kernel, "lengthscale"].detach() for _ in range(4000)])
     for i in range(2):
         row = table.loc[f"kernel.lengthscale[{i}]"]
         ends = draws[:, i].quantile(torch.tensor([0.5, 0.05, 0.95]).double())
