@@ -12,7 +12,6 @@ import argparse
 import time
 from pathlib import Path
 
-import gpboost as gpb
 import numpy as np
 import torch
 from rows import commit  # beside this file
@@ -49,6 +48,8 @@ def ours(name, x, y, x_new):
 
 def theirs(name, x, y, x_new):
     """The same, with standard errors of the hyperparameters."""
+    import gpboost as gpb
+
     start = time.process_time()
     model = gpb.GPModel(
         gp_coords=x.numpy(),

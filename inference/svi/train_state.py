@@ -167,7 +167,7 @@ class TrainState:
             try:
                 with self._profile():
                     loss = self._evaluate(self.batches.next(self.device))
-            except DivergenceError:
+            except (DivergenceError, NotPositiveDefiniteError):
                 return math.inf
             with self.random.paused():
                 return float(self._differentiate(loss).detach())

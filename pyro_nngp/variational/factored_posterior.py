@@ -8,7 +8,7 @@ On one core the largest plan takes about 15 s for a factor with moments, and 1 G
 latent functions.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -82,16 +82,18 @@ class FactoredPosterior:
                     return factor
         return prior.multifrontal(self._plan, precision)
 
-    def near(self, precision: Float[Tensor, "*L N"]) -> Callable[[Float[Tensor, "*L N"]], Float[Tensor, "*L N"]]:
-        """Solutions for the precisions of the last factor, or where there is none yet, for these."""
-        factors = self._factors or self.factors(precision)
+    def is_at(self, precision: Float[Tensor, "*L N"]) -> bool:
+        """Whether the last factors are for these precisions; the first factors are made for the first ones."""
+        if not self._factors:
+            self.factors(precision)
+        each = precision.double().reshape(-1, precision.shape[-1])
+        return len(self._precision) in (1, len(each)) and torch.equal(self._precision.expand_as(each), each)
 
-        def solve(right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
-            if len(factors) == 1:
-                return factors[0].solve(right)
-            return torch.stack([factor.solve(part) for factor, part in zip(factors, right, strict=True)])
-
-        return solve
+    def solve(self, right: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:
+        """Solutions for the precisions of the last factors."""
+        if len(self._factors) == 1:
+            return self._factors[0].solve(right)
+        return torch.stack([factor.solve(part) for factor, part in zip(self._factors, right, strict=True)])
 
 
 __all__ = ["FactoredPosterior", "elimination_of"]

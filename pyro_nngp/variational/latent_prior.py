@@ -82,9 +82,12 @@ class LatentPrior:
         self, target: Tensor, precision: Tensor, start: Tensor, easy: bool, tolerance: float, reduction: float
     ) -> tuple[Float[Tensor, "*L N"], bool]:
         """Means of u given sites of f less the mean function, see :func:`posterior_mean`."""
-        precondition = None if self.exact is None else self.exact.near(precision)
+        if self.exact is None:
+            return posterior_mean(self._factor, target, precision, start, easy, tolerance, reduction)
+        if self.exact.is_at(precision):
+            return self.exact.solve((precision * target).double()).to(target), easy
         return posterior_mean(
-            self._factor, target, precision, start, easy, tolerance, reduction, precondition=precondition
+            self._factor, target, precision, start, easy, tolerance, reduction, precondition=self.exact.solve
         )
 
     def posterior_variance(self, precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L N"]:

@@ -117,14 +117,14 @@ class MeanCoefficients:
         Returns:
             How much the marginal means of u fall per unit of each coefficient, and how much they fall by this step.
         """
-        mean, basis = self._mean, self.basis(x).mT
+        mean, basis = self._mean, self.basis(x).mT.to(residual)
         each = precision[..., None, :].expand(*residual.shape[:-1], *basis.shape)
         gain, _ = latent.posterior_mean(basis.expand(each.shape), each, torch.zeros_like(each), easy, tolerance, 0.0)
         slope = total((basis @ (precision * residual)[..., None])[..., 0])
         curvature = total((basis * each) @ (basis - gain).mT)
         curvature = (curvature + curvature.mT) / 2
         now = mean.posterior_loc.reshape(len(basis), *mean.own_shape).clone()
-        by_latent = now.mT if mean.own_shape else now  # (*L, p)
+        by_latent = (now.mT if mean.own_shape else now).to(curvature)  # (*L, p)
         linear = slope + (curvature @ by_latent[..., None])[..., 0]
         change = condition_coefficients(mean, curvature, linear).to(now) - now
         return gain, _combined(gain, change.to(gain))

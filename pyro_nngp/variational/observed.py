@@ -38,6 +38,7 @@ from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
+from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.rows import EVERY, At, Part
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
@@ -185,16 +186,20 @@ class ObservedGaussian(Family):
         """Put q at its optimum; `level`, `same` and the posterior returned as of :func:`optimal_sites`."""
         given = read()
         rows, bound, latent = given.rows, given.bound, self._latent_prior(given)
+        exact = latent.exact is not None and bound.likelihood.is_gaussian
+        dtype = torch.float64 if exact else self.loc.dtype  # single precision does not serve data with little noise
+        y = rows.targets(rows.every)
         problem = SiteProblem(
             rows.likelihood(bound, rows.own),
-            rows.targets(rows.every),
+            y.to(dtype) if y.is_floating_point() else y,
             rows.x[rows.own],
-            lambda: rows.mean(read().bound, rows.own),
+            lambda: rows.mean(read().bound, rows.own).to(dtype),
             latent,
             MeanCoefficients(given.mean),
             given.graph.total,
         )
-        start = SiteSolution(*(part[..., rows.own] for part in (self.target, self.precision, self.loc, self.variance)))
+        tables = self.target, self.precision, self.loc, self.variance
+        start = SiteSolution(*(part[..., rows.own].to(dtype) for part in tables))
         solution, progress = optimal_sites(problem, start, bool(self.solved), max_steps, tolerance, level, same)
         self._put(given, solution, latent)
         if not bound.likelihood.is_gaussian:
@@ -215,7 +220,7 @@ class ObservedGaussian(Family):
         """Keep a solution, which the prior has led to."""
         for name, value in solution._asdict().items():
             if value is not None:
-                getattr(self, name).copy_(given.graph.complete(value))
+                getattr(self, name).copy_(given.graph.complete(value.to(self.loc)))
 
     def can_profile(self, given: Given) -> bool:
         """Whether the posterior precision has a sparse factor, see :meth:`profiled`."""
@@ -230,8 +235,22 @@ class ObservedGaussian(Family):
         Args:
             read: as of :meth:`solve`.
             tolerance: as of :meth:`solve`.
+
+        Raises:
+            NotPositiveDefiniteError: if there is no solution in double precision; q is then as before.
         """
-        self._profile = self._solve(read, tolerance=tolerance, same=_SAME_SITES * tolerance)
+        kept = [*(getattr(self, name) for name in _TABLES), *(MeanCoefficients(read().mean).solved_parameters())]
+        before = [part.detach().clone() for part in kept]
+        try:
+            profile = self._solve(read, tolerance=tolerance, same=_SAME_SITES * tolerance)
+            if not all(bool(part.isfinite().all()) for part in kept):
+                raise NotPositiveDefiniteError("VNNGP: q has no optimum at these hyperparameters in double precision.")
+        except NotPositiveDefiniteError:
+            with torch.no_grad():
+                for part, value in zip(kept, before, strict=True):
+                    part.copy_(value)
+            raise
+        self._profile = profile
         try:
             yield
         finally:

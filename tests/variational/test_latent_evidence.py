@@ -10,6 +10,7 @@ from pyro_nngp.distributions import NNGP
 from pyro_nngp.inference import IntegratedELBO
 from pyro_nngp.kernels import Matern32, bind
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
+from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.variational import latent_evidence
@@ -169,6 +170,31 @@ def test_the_profiled_gradient_is_that_of_differences_between_solutions(likeliho
             with torch.no_grad():
                 param.reshape(-1)[0].sub_(step)
         assert gradient.reshape(-1)[0].item() == pytest.approx((sides[0] - sides[1]).item() / 2e-3, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_level_is_that_of_least_squares_where_noise_is_tiny(dtype):
+    x, _ = labels(60)
+    y, noise = torch.sin(5 * x.sum(-1)), 2e-8
+    gp = VNNGP(x.to(dtype), y.to(dtype), kernel().to(dtype), Gaussian(variance=noise), num_neighbors=K)
+    with torch.no_grad():
+        cov = torch.linalg.inv(NNGP(gp.kernel, gp.graph).factor.dense()) + noise * torch.eye(60, dtype=F64)
+        level = torch.linalg.solve(cov, torch.stack([gp.y.double(), torch.ones_like(y)], -1)).sum(0)
+    for start in (0.0, 5.0):
+        gp.mean.assign(torch.full((1, 1), start, dtype=dtype))
+        with gp.profiled():
+            assert gp.mean.value.item() == pytest.approx((level[0] / level[1]).item(), rel=1e-3)
+
+
+def test_hyperparameters_without_a_solution_leave_q_as_it_was():
+    x, y = labels(60)
+    gp = VNNGP(x, y, kernel(), Poisson(), num_neighbors=K)
+    gp.solve()
+    before = [part.clone() for part in (gp.q.loc, gp.q.precision)]
+    gp.mean.assign(torch.full((1, 1), torch.nan, dtype=F64))
+    with pytest.raises(NotPositiveDefiniteError, match="no optimum at these hyperparameters"), gp.profiled():
+        pass
+    assert all(map(torch.equal, before, (gp.q.loc, gp.q.precision)))
 
 
 def test_with_all_neighbors_the_profile_is_the_evidence_of_the_exact_process():
