@@ -133,8 +133,7 @@ class BSGP(Method):
     """
 
     noise: Any  # of the hidden layers, where draws are fixed
-    own_hyperparameters = ("layers",)
-    _has_own_kernels = True  # one in each layer
+    _hyperparameters = ("layers",)
     _latents = ("nu", "z")
 
     @from_tables
@@ -181,8 +180,6 @@ class BSGP(Method):
         self.objective, self.num_draws = objective, num_draws if num_layers > 1 else 1
         axes, z = leading_axes(x, hidden_dim), inducing_points("BSGP", x, inducing, seed, _USUAL)
         layers = stacked_layers(kernels, z, axes, hidden_mean, self.latent_shape, inducing_prior, self.jitter)
-        if num_layers > 1:
-            self.loo_kind = "given the inducing values of each draw"
         self.layers = PyroModule[nn.ModuleList](layers).to(x)
         noise = None
         if fixed_draws and num_layers > 1:
@@ -232,6 +229,9 @@ class BSGP(Method):
         y_given_u = OBJECTIVES[self.objective](program.likelihood(), loc, var)  # l_n: FITC (eq. 4), VFE (eq. 3)
         return program.sample_y(program.likelihood(), y_given_u)
 
+    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> None:
+        """No kernel: each layer has one."""
+
     def posterior(self, bound: Bound, draw: Draw | None = None, part: Part | None = None) -> "SampledLayers":
         """f given the inducing values of a posterior draw, which are among the hyperparameters."""
         return SampledLayers(self.rows, None, bound, self.num_draws, self.objective)
@@ -257,9 +257,9 @@ class BSGP(Method):
         return loc, var
 
     @property
-    def maps_draws(self) -> bool:
+    def _maps_draws(self) -> bool:
         """Whether several posterior draws go through ``torch.vmap``; kernels, too, must be of this package."""
-        return super().maps_draws and can_be_mapped(layer.kernel for layer in self.layers)
+        return super()._maps_draws and can_be_mapped(layer.kernel for layer in self.layers)
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         super()._append_rows(x, y, by_row)
@@ -286,6 +286,10 @@ class SampledLayers(Posterior):
     def layers(self) -> list[SparseLayer]:
         """The layers at the draw."""
         return list(self.bound.others["layers"])
+
+    @property
+    def loo_kind(self) -> str:
+        return "given the inducing values of each draw" if len(self.layers) > 1 else super().loo_kind
 
     def given_inducing(
         self, x: Float[Tensor, "B D"], rows: At | None = None, noise: Float[Tensor, "_ S B H"] | None = None

@@ -87,9 +87,8 @@ class CoregionalizedLOO(Method):
     """
 
     generative = False
-    own_hyperparameters = ("mixing",)
-    _takes_missing = True
-    _shares_scale = False
+    _hyperparameters = ("mixing",)
+    _outputs_differ = True
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
 

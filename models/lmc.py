@@ -104,9 +104,8 @@ class LMC(Method):
 
     q: CoregionalizedObservations
     bounds_evidence = can_solve = True
-    own_hyperparameters = ("mixing",)
-    _has_own_kernels = _takes_missing = True
-    _shares_scale = False
+    _hyperparameters = ("mixing",)
+    _outputs_differ = True
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
 

@@ -237,7 +237,7 @@ class LOO(ResponseMethod):
             augmented = Augmented(self.rows, self.graph, bound, self.coupling)
         elif draw is None:
             q = plain(self.q, self.q._pyro_name, as_values({}))
-            augmented = Augmented(self.rows, self.graph, bound, self.coupling, q, knows_labels=self.can_leak)
+            augmented = Augmented(self.rows, self.graph, bound, self.coupling, q, knows_labels=self._can_leak)
         else:
             shape = *self.latent_shape, (self.rows if part is None else part.rows).num_data
             omega = drawn_values(type(self).__name__, draw, self.site("omega"), shape)
@@ -308,14 +308,14 @@ class LOO(ResponseMethod):
         return -float(posterior.log_density(*posterior.others(rows, None)).sum()) / len(rows)
 
     @property
-    def can_leak(self) -> bool:
+    def _can_leak(self) -> bool:
         """Whether the objective sees auxiliary variables of neighbors that know the datum, at no cost to itself."""
         return self.q is not None and self.divergence == "prior" and self.rows.is_whole
 
     @torch.no_grad()
     def leak(self, rows: Int[Tensor, " B"]) -> float:
         """Mean log density of some rows in the objective, less that of :meth:`loo`; 0 where none can leak."""
-        if not self.can_leak:
+        if not self._can_leak:
             return 0.0
         posterior = self.posterior(self.bound())
         return -self.score(rows) - float(posterior.leave_one_out(posterior.others(rows, None)).sum()) / len(rows)

@@ -22,6 +22,7 @@ from pyro.nn import pyro_method
 from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
@@ -65,7 +66,6 @@ class MLLk(ResponseMethod):
     """
 
     _chooses_neighbors = False
-    _learns_smoothness = False  # blocks are factorized without compiled code
 
     @from_tables
     def __init__(
@@ -89,6 +89,9 @@ class MLLk(ResponseMethod):
         self._start(solves_coefficients=True)
         k = first_neighbors("MLLk", num_neighbors, x)
         self.graph = NearestOthers(x, k, seed=seed, metric=self.neighbor_metric())
+
+    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
+        return Matern52(x.shape[1])  # blocks are factorized without compiled code
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

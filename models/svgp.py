@@ -42,7 +42,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
-from pyro_nngp.kernels import neighbor_metric
+from pyro_nngp.kernels import Matern52, neighbor_metric
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
@@ -118,7 +118,6 @@ class SVGP(Method):
     q: DenseGaussian
     _points = ("z",)
     _can_distribute = True
-    _learns_smoothness = False
 
     @from_tables
     def __init__(
@@ -155,6 +154,9 @@ class SVGP(Method):
         diagonal = isinstance(guide, MeanField)
         self.q = DenseGaussian(self.num_inducing, self.num_latents, diagonal, guide.loc, scale, like=x)
         self._start()
+
+    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
+        return Matern52(x.shape[1])
 
     @property
     def num_inducing(self) -> int:

@@ -41,6 +41,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.distributions.zero_mean_normal import ZeroMeanNormal
 from pyro_nngp.hyperparameters.reading import parameter_site
 from pyro_nngp.inducing.points import inducing_points, nearest_inducing, place_inducing
+from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.linalg import cholesky, factor_inverse, in_blocks
@@ -123,7 +124,6 @@ class SWSGP(Method):
     bounds_evidence = False
     _points = ("z",)
     _can_distribute = True
-    _learns_smoothness = False
     _sites_determine_f = False
 
     @from_tables
@@ -170,7 +170,7 @@ class SWSGP(Method):
         self.search_metric: Any = None  # used where lengthscales do not determine the correlation
         self._set_metric()
         self.register_buffer("data_neighbors", None if learn_inducing else self._nearest(x))
-        settings = guide.loc, guide.scale, self.unit
+        settings = guide.loc, guide.scale, self._unit
         if isinstance(guide, MeanField):
             self.q = LocalGaussian(len(z), None, self.num_latents, *settings, like=x)
         else:
@@ -191,6 +191,9 @@ class SWSGP(Method):
         w, var = graph_conditional(bound.covariance, self.z, self.x, near, noise, self.jitter)
         loc = (w * values_at(target - rows.mean(bound), near)).sum(-1)
         self.q.assign(dist.Normal(loc, var.sqrt().expand(loc.shape)))
+
+    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Matern52:
+        return Matern52(x.shape[1])
 
     @property
     def num_inducing(self) -> int:
@@ -291,7 +294,7 @@ class SWSGP(Method):
 
     # What a trained model is compared with.
 
-    def warn_of_intervals(self) -> None:
+    def _warn_of_intervals(self) -> None:
         """Warn of data for which no log evidence tells whether f follows single ones; for labels it always does."""
         if self.likelihood is not None and not self.likelihood.is_gaussian:
             warn(

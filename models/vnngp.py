@@ -176,7 +176,7 @@ class VNNGP(Method):
             check_num_neighbors(type(self).__name__, count, self.graph.num_neighbors, "guide.num_columns")
             pattern = self.graph.neighbors[:, :count].clone()
         size, count = self.graph.num_points, self.num_latents
-        return LocalGaussian(size, pattern, count, guide.loc, guide.scale, self.unit, like=self.x)
+        return LocalGaussian(size, pattern, count, guide.loc, guide.scale, self._unit, like=self.x)
 
     @property
     def num_inducing(self) -> int:

@@ -117,7 +117,7 @@ def _bound(owner: Any, get: Get, is_median: bool = False) -> Bound:
     likelihood, kernel, mean = part("likelihood"), part("kernel"), part("mean")
     kernels = [] if kernel is None else list(kernel) if isinstance(kernel, nn.ModuleList) else [kernel]
     others = {}
-    for name in (*owner.own_hyperparameters, *owner._points):
+    for name in (*owner._hyperparameters, *owner._points):
         if name in owner._buffers:
             others[name] = owner._buffers[name]
         elif name in owner._pyro_params or name in owner._pyro_samples or name in owner._parameters:

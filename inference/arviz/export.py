@@ -150,10 +150,9 @@ def to_arviz(
     blocks = [None] if batch_size is None else _blocks(batch_size, num_data, args, kwargs)
     method = method_of(draws.model)
     if method is not None:
-        method.warn_of_intervals()
-        method.check_whole("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
+        method.check_export("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
     densities = predict = None
-    if method is not None and method.has_loo and log_likelihood:
+    if method is not None and method.loo_kind and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
         densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
     if predictions is not None:

@@ -63,7 +63,7 @@ class PointwiseLogLikelihood:
         if isinstance(draws, MCMCDraws) and not args and not kwargs:
             args, kwargs = draws.arguments()
         method = method_of(draws.model)
-        self._method: Any = method if method is not None and method.has_loo else None
+        self._method: Any = method if method is not None and method.loo_kind else None
         self._from_guide = draws.are_of(method)
         self._model, self._args, self._kwargs, self._coords = draws.model, args, kwargs, dict(coords or {})
         with torch.no_grad():

@@ -15,7 +15,6 @@ from pyro_nngp._checks import check_callable, check_metric, check_number, fail, 
 from pyro_nngp._random import seeded
 from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters import HyperparameterGuide, unset_hyperparameters
-from pyro_nngp.kernels import Matern52
 from pyro_nngp.kernels.base import check_covariance
 from pyro_nngp.likelihoods import Gaussian, Likelihood
 from pyro_nngp.linalg import DEFAULT_JITTER
@@ -27,7 +26,6 @@ from pyro_nngp.models.base.arguments import (
     check_kernel_place,
     check_unshared,
     copied_parts,
-    default_kernel,
 )
 from pyro_nngp.plausibility.data import (
     constant_outputs,
@@ -80,13 +78,12 @@ def checked_parts(
         kernel, likelihood, mean = copied_parts(where, start, kernel, likelihood, mean, y is not None)
     if likelihood is None and y is not None:
         likelihood = Gaussian()
-    latent_shape = check_data(where, x, y, likelihood, method._takes_missing)
+    latent_shape = check_data(where, x, y, likelihood, method._outputs_differ)
     values: dict[str, Tensor | None] = check_by_row(where, x, y, likelihood, latent_shape, by_row)
     warn_if_coarse(where, x)
     for arg, part in given.items():
         check_unshared(where, arg, part, x)
-    if kernel is None and not method._has_own_kernels:
-        kernel = default_kernel(x, likelihood) if method._learns_smoothness else Matern52(x.shape[1])
+    kernel = method._default_kernel(x, likelihood) if kernel is None else kernel
     if kernel is not None:
         check_kernel_place(where, kernel)
         check_covariance(where, kernel, x)
@@ -117,7 +114,7 @@ def start(method: Any, solves_coefficients: bool) -> None:
     _try_likelihood(where, bound, method.x)
     is_started = isinstance(mean, BasisMean) and not mean.is_set
     from_data = method._start_from(bound, at, None if is_started else lambda rows: bound.mean(method.x[rows]))
-    method.unit = from_data.unit
+    method._unit = from_data.unit
     modules = {module: path for path, module in method.named_modules()}
     method._first_values = {
         f"{modules[part]}.{name}": part._parameters[f"{name}_unconstrained"].detach().clone()
@@ -164,7 +161,7 @@ def _warn_of_data(method: Any, spread: Tensor) -> None:
         warn_of_offset(where, method.offset, y, likelihood, method.latent_shape)
     if all(value is None for value in (method.offset, method.trials, method.limits)):
         warn_of_constants(where, y, constant)
-    if method._shares_scale and y.dim() == 2 and likelihood.num_latents is None:
+    if not method._outputs_differ and y.dim() == 2 and likelihood.num_latents is None:
         warn_of_spreads(where, spread.masked_fill(torch.tensor(constant, device=spread.device), 0.0))
     if likelihood.is_gaussian:
         warn_of_copies(where, method.x, y)

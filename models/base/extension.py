@@ -29,7 +29,7 @@ def extend(method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> None:
         cure = "Its tensors could not be trained: extend outside, and predict inside."
         fail(where, "gradients", "to be possible", "torch.inference_mode()", cure, RuntimeError)
     inputs, targets, others = read_rows(where, method, x, y, by_row)
-    inputs, targets, values = without_missing(where, inputs, targets, others, method._takes_missing)
+    inputs, targets, values = without_missing(where, inputs, targets, others, method._outputs_differ)
     with _restored_on_failure(method):
         _append(method, where, inputs, targets, others | values)
 
@@ -81,9 +81,9 @@ def _append(method: Any, where: str, x: Any, y: Any, by_row: dict[str, Any]) -> 
             expectation = f"of shape {(len(x), *method.y.shape[1:])}"
             fail(where, "y", expectation, tuple(y.shape), "One row of y per row of x.")
         if y.is_floating_point():
-            check_finite(where, "y", y.nan_to_num() if method._takes_missing else y)
+            check_finite(where, "y", y.nan_to_num() if method._outputs_differ else y)
         if method.likelihood is not None and not method.likelihood.differs_by_row:
-            method.likelihood.check(as_checked(method.likelihood, y, method._takes_missing))
+            method.likelihood.check(as_checked(method.likelihood, y, method._outputs_differ))
     check_names_by_row(where, method, by_row)
     checked = check_by_row(where, x, y, method.likelihood, method.latent_shape, by_row)
     values = {name: value for name, value in checked.items() if value is not None}

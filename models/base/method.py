@@ -39,7 +39,7 @@ from pyro_nngp.hyperparameters.priors import modules_with_priors, sampled_attrib
 from pyro_nngp.kernels import neighbor_metric
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import construction, extension, predictions, several_processes
-from pyro_nngp.models.base.arguments import new_by_row, new_offset
+from pyro_nngp.models.base.arguments import default_kernel, new_by_row, new_offset
 from pyro_nngp.models.base.draws import Draw, Samples, can_be_mapped
 from pyro_nngp.models.base.joint import Fantasies, joint_moments
 from pyro_nngp.models.base.posterior import Posterior
@@ -85,7 +85,6 @@ class Method(GPModule):
         columns, outputs: names of the columns of x and y where they came in frames; columns of new frames are compared.
         classes: names of the classes, for maps, if they have been set.
         latent_shape: () for one latent function, (L,) for several.
-        unit: spread of the latent functions in the data, 1 on the scale of a link; the scale of gradient steps.
         shard: the rows of all processes, if these are not all; else None.
 
     Raises:
@@ -105,20 +104,16 @@ class Method(GPModule):
     graph: Any
     q: Any
     latent_shape: tuple[int, ...]
-    unit: float
+    _unit: float  # spread of the latent functions in the data, 1 on the scale of a link: scale of gradient steps
     hyper_guide: HyperparameterGuide
     columns: tuple[str, ...] | None = None
     outputs: tuple[str, ...] | None = None
     classes: tuple[str, ...] | None = None
     shard: Any = None
     generative = True  # whether draws of y from the model are from the prior predictive distribution
-    own_hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
+    _hyperparameters: tuple[str, ...] = ()  # attributes that are hyperparameters, beside those of the parts
     has_row_tables: bool = False  # whether q has parameters with a row per datum
-    loo_kind = "leave-one-out, latent values integrated out"  # description of the densities of loo(), for exports
-    _has_own_kernels = False  # whether parts of the method hold the kernels
-    _learns_smoothness = True  # whether the kernel that is made where none is given has a smoothness to learn
-    _takes_missing = False  # whether some outputs of a row may be NaN
-    _shares_scale = True  # whether all outputs have the variance of one kernel, and one noise
+    _outputs_differ = False  # whether outputs have scales of their own, and some of a row may be NaN
     _latents: tuple[str, ...] = ()  # attributes with priors that are latent variables, not hyperparameters
     _points: tuple[str, ...] = ()  # parameters or buffers that are inducing points
     _first_values: Mapping[str, Tensor] = {}  # of hyperparameters that were left unset
@@ -232,12 +227,13 @@ class Method(GPModule):
             several_processes.fetch_halo(self)
 
     @property
-    def has_loo(self) -> bool:
-        """Whether there are leave-one-out densities: with a likelihood, and a posterior that defines them."""
-        return self.likelihood is not None and self.posterior(self._bound_of_plans()).has_leave_one_out
+    def loo_kind(self) -> str | None:
+        """Description of the densities of :meth:`loo`, for exports; None without a likelihood, or such densities."""
+        posterior = None if self.likelihood is None else self.posterior(self._bound_of_plans())
+        return posterior.loo_kind if posterior is not None and posterior.has_leave_one_out else None
 
     @property
-    def maps_draws(self) -> bool:
+    def _maps_draws(self) -> bool:
         """Whether several posterior draws go through ``torch.vmap``, with the priors that the model has."""
         return self.shard is None and can_be_mapped(modules_with_priors(self))
 
@@ -288,7 +284,7 @@ class Method(GPModule):
         Raises:
             ModelFileError: if a part cannot be named in a file, such as a lambda as the mean function.
         """
-        self.check_whole("save")
+        several_processes.check_whole(self, "save")
         save(self, path)
 
     # Predictions: each reads the hyperparameters once, and passes them down.
@@ -593,13 +589,22 @@ class Method(GPModule):
 
     _sites_determine_f = True  # whether a posterior draw of the sites determines f at new points
 
-    def warn_of_intervals(self) -> None:
+    def _default_kernel(self, x: Tensor, likelihood: Likelihood | None) -> Any:
+        """The kernel where none is given."""
+        return default_kernel(x, likelihood)
+
+    def _warn_of_intervals(self) -> None:
         """Warn if intervals of f are known to be wrong; most methods have nothing to warn of."""
+
+    def check_export(self, where: str, cure: str) -> None:
+        """Raise ``TypeError`` on several processes; warn if intervals of f are known to be wrong."""
+        self._warn_of_intervals()
+        several_processes.check_whole(self, where, cure)
 
     def _check_new(self, method: str, x_new: Any) -> None:
         """Raise unless `x_new` has the columns, dtype and device of the data."""
         check_new_inputs(f"{type(self).__name__}.{method}", x_new, self.x)
-        self.warn_of_intervals()
+        self._warn_of_intervals()
 
     def _new_offset(self, method: str, x_new: Tensor, offset: Tensor | None) -> Tensor:
         """The offset at new points, (P,) or (L, P); 0 without one."""
@@ -638,7 +643,7 @@ class Method(GPModule):
 
         Cost: that of the search for the neighbors, and of ``solve`` where the method has latent values.
         """
-        self.check_whole("extend")
+        several_processes.check_whole(self, "extend")
         extension.extend(self, x, y, by_row)
 
     def condition_on(
@@ -666,7 +671,7 @@ class Method(GPModule):
 
         Cost: as in :meth:`extend`.
         """
-        self.check_whole("condition_on")
+        several_processes.check_whole(self, "condition_on")
         return extension.condition_on(self, x, y, by_row)
 
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
@@ -690,7 +695,7 @@ class Method(GPModule):
 
     _can_distribute = False  # whether the method takes ShardedData
 
-    def distribute(self, data: ShardedData, choose: bool) -> None:
+    def _distribute(self, data: ShardedData, choose: bool) -> None:
         """Replace the sample that the method was built on by the own rows, and find their neighbors among all rows.
 
         The constructor calls it; all processes must do so at the same time.
@@ -727,14 +732,6 @@ class Method(GPModule):
     def load_training_state(self, state: dict[str, dict[str, Tensor]]) -> None:
         """Restore what :meth:`training_state` returned; all processes must do so at the same time."""
         several_processes.load_training_state(self, state)
-
-    def check_whole(
-        self,
-        what: str,
-        cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
-    ) -> None:
-        """Raise ``TypeError`` for an operation that is not there on several processes."""
-        several_processes.check_whole(self, what, cure)
 
 
 __all__ = ["Method"]

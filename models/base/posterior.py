@@ -149,6 +149,11 @@ class Posterior:
         undefined(self, "leave_one_out", "posterior")
 
     @property
+    def loo_kind(self) -> str:
+        """Description of the densities of :meth:`leave_one_out`, for exports."""
+        return "leave-one-out, latent values integrated out"
+
+    @property
     def has_leave_one_out(self) -> bool:
         """Whether :meth:`leave_one_out` is defined."""
         return type(self).leave_one_out is not Posterior.leave_one_out

@@ -75,7 +75,7 @@ def moments(
         return getattr(at_draw(method, where, draw, part), kind)(x_new, near)
 
     with torch.no_grad():
-        entries = posterior.entries(x_new, near) if method.maps_draws else None
+        entries = posterior.entries(x_new, near) if method._maps_draws else None
         pairs = list(at_each_draw(where, method, samples, at, entries))
         return [(at_draw(method, where, one_draw(samples, row), part), *pair) for row, pair in enumerate(pairs)]
 
@@ -99,7 +99,7 @@ def joint_draws(
     def joint(draw: Draw) -> Tensor:
         return at_draw(method, where, draw, part).joint(x_new, near, max(counts))
 
-    entries = posterior.entries(x_new, near) if method.maps_draws else None
+    entries = posterior.entries(x_new, near) if method._maps_draws else None
     draws = zip(at_each_draw(where, method, chosen, joint, entries), counts, strict=True)
     return torch.cat([values[:taken] for values, taken in draws])
 
@@ -163,7 +163,7 @@ def leave_one_out(
     def density(draw: Draw) -> Tensor:
         return at_draw(method, where, draw, part).leave_one_out(others)
 
-    entries = posterior.loo_entries(others) if method.maps_draws else None
+    entries = posterior.loo_entries(others) if method._maps_draws else None
     return torch.stack(list(at_each_draw(where, method, samples, density, entries)))
 
 

@@ -47,7 +47,7 @@ class ResponseMethod(Method):
         return observed if part is None else observed.on(part)
 
     @property
-    def maps_draws(self) -> bool:
+    def _maps_draws(self) -> bool:
         return can_be_mapped(modules_with_priors(self))  # the rows that draws need are at hand
 
     @property
@@ -68,11 +68,11 @@ class ResponseMethod(Method):
         self.y = self.y[:, None].expand(-1, len(y))
         return y.mT
 
-    def distribute(self, data: ShardedData, choose: bool) -> None:
+    def _distribute(self, data: ShardedData, choose: bool) -> None:
         if self._has_posterior:
             expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
             fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
-        super().distribute(data, choose)
+        super()._distribute(data, choose)
 
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers

@@ -52,7 +52,11 @@ def load_training_state(method: Any, state: dict[str, dict[str, Tensor]]) -> Non
     method._neighbors_changed()
 
 
-def check_whole(method: Any, what: str, cure: str) -> None:
+def check_whole(
+    method: Any,
+    what: str,
+    cure: str = "Copy the hyperparameters by start=gp into a method built on tensors, on one process.",
+) -> None:
     """Raise ``TypeError`` for an operation that is not there on several processes."""
     if method.shard is not None:
         fail(f"{type(method).__name__}.{what}", "method", "with all rows", "one of ShardedData", cure, TypeError)

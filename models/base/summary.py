@@ -33,7 +33,7 @@ def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "D
     for path, part in method.named_modules():
         if not isinstance(part, PyroModule):
             continue
-        own, prefix = (method.own_hyperparameters, "") if part is method else (None, f"{path}.")
+        own, prefix = (method._hyperparameters, "") if part is method else (None, f"{path}.")
         for name, value in parameters(part):
             if own is None or name in own:
                 none = torch.full_like(value, math.nan)

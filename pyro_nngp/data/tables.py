@@ -61,7 +61,7 @@ def from_tables(construct: Call) -> Call:
             _check_sharded(self, x, args, kwargs)
             sample = {name: x.sample[name] for name in BY_ROW if name in x.sample}
             construct_from_tables(self, x.sample["x"], x.sample["y"], **kwargs, **sample)
-            self.distribute(x, kwargs.get("num_neighbors") is None)
+            self._distribute(x, kwargs.get("num_neighbors") is None)
         elif args or "y" in kwargs:
             construct_from_two(self, x, *args, **kwargs)
         else:
@@ -76,7 +76,7 @@ def from_tables(construct: Call) -> Call:
         inputs = _as_floats(where, inputs, targets)
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
-        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self._takes_missing)
+        inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self._outputs_differ)
         names = {"columns": input_names, "outputs": target_names}
         self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)

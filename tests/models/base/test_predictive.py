@@ -213,9 +213,22 @@ def test_parts_that_are_not_defined_are_named():
             call(Part())
 
 
-def one_by_one(method):
-    """The same method, which takes one posterior draw after the other."""
-    return type(method.__name__, (method,), {"maps_draws": False})
+class OneByOne:
+    """A method that has no room for two posterior draws at a time."""
+
+    def __init__(self, gp):
+        self.gp = gp
+
+    def __call__(self, *args, **options):
+        with block_limit(1):
+            return self.gp(*args, **options)
+
+    def __getattr__(self, name):
+        def call(*args, **options):
+            with block_limit(1):
+                return getattr(self.gp, name)(*args, **options)
+
+        return call
 
 
 def vector_prior(*shape):
@@ -231,14 +244,14 @@ def vector_prior(*shape):
 def test_draws_together_are_draws_one_by_one(outputs, size, method, mean, monkeypatch):
     y = torch.stack([Y, -Y], 1) if outputs else Y
     built = []
-    for kind in (method, one_by_one(method)):
-        level = ConstantMean(0.3)
-        if mean == "prior":
-            del level.value
-            level.value = PyroSample(dist.Normal(torch.zeros((), dtype=F64), 1.0))
-        noise = vector_prior(2, 1) if outputs else vector_prior()
-        kernel = Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2))
-        built.append(kind(X, y, kernel, Gaussian(noise), num_neighbors=5, mean=level))
+    level = ConstantMean(0.3)
+    if mean == "prior":
+        del level.value
+        level.value = PyroSample(dist.Normal(torch.zeros((), dtype=F64), 1.0))
+    noise = vector_prior(2, 1) if outputs else vector_prior()
+    kernel = Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2))
+    built.append(method(X, y, kernel, Gaussian(noise), num_neighbors=5, mean=level))
+    built.append(OneByOne(built[0]))
     draws = Predictive(built[0].model, num_samples=size)()
     samples = {name: value for name, value in draws.items() if name.startswith(("kernel", "likelihood", "mean"))}
     if method is VNNGP:
@@ -270,12 +283,12 @@ def test_draws_together_are_draws_one_by_one(outputs, size, method, mean, monkey
 def test_draws_together_of_coupled_outputs(shared, monkeypatch):
     mixing = PyroSample(dist.Normal(torch.zeros(2, 2, dtype=F64), 1.0).to_event(2))
     built = []
-    for kind in (LMC, one_by_one(LMC)):
-        kernels = [Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2)) for _ in range(1 if shared else 2)]
-        kernels, latents = (kernels[0], 2) if shared else (kernels, None)
-        parts = [Gaussian(vector_prior()), Poisson()]
-        y = torch.stack([Y, torch.poisson(Y.abs())], 1) if not built else built[0].y
-        built.append(kind(X, y, kernels, parts, num_latents=latents, mixing=mixing, num_neighbors=5))
+    kernels = [Matern32(2, variance=vector_prior(), lengthscale=vector_prior(2)) for _ in range(1 if shared else 2)]
+    kernels, latents = (kernels[0], 2) if shared else (kernels, None)
+    parts = [Gaussian(vector_prior()), Poisson()]
+    y = torch.stack([Y, torch.poisson(Y.abs())], 1)
+    built.append(LMC(X, y, kernels, parts, num_latents=latents, mixing=mixing, num_neighbors=5))
+    built.append(OneByOne(built[0]))
     draws = Predictive(built[0].model, num_samples=4)()
     names = ("kernel", "likelihood", "mixing")
     samples = {name: value for name, value in draws.items() if name.startswith(names)} | {"u": draws["u"]}
@@ -291,9 +304,9 @@ def test_draws_together_of_coupled_outputs(shared, monkeypatch):
 def test_draws_together_of_auxiliary_variables(likelihood, monkeypatch):
     y = torch.arange(N) % 3 if isinstance(likelihood, Categorical) else (Y > 0).double()
     built = []
-    for kind in (LOO, one_by_one(LOO)):
-        kernel = Matern32(2, lengthscale=vector_prior())
-        built.append(kind(X, y, kernel, copy.deepcopy(likelihood), num_neighbors=5))
+    kernel = Matern32(2, lengthscale=vector_prior())
+    built.append(LOO(X, y, kernel, copy.deepcopy(likelihood), num_neighbors=5))
+    built.append(OneByOne(built[0]))
     shape = (3, N) if isinstance(likelihood, Categorical) else (N,)
     samples = {"kernel.lengthscale": LENGTHSCALES, "omega": torch.rand(2, *shape, dtype=F64)}
     for result in (lambda gp: gp(X_NEW, samples=samples), lambda gp: gp.loo(samples=samples)):
@@ -304,8 +317,8 @@ def test_draws_together_of_auxiliary_variables(likelihood, monkeypatch):
 
 def test_draws_together_of_several_classes():
     y = torch.arange(N) % 3
-    methods = VNNGP, one_by_one(VNNGP)
-    built = [m(X, y, Matern32(2, lengthscale=vector_prior()), Categorical(3), num_neighbors=5) for m in methods]
+    gp = VNNGP(X, y, Matern32(2, lengthscale=vector_prior()), Categorical(3), num_neighbors=5)
+    built = gp, OneByOne(gp)
     samples = {"kernel.lengthscale": LENGTHSCALES, "u": torch.randn(2, 3, N, dtype=F64)}
     together, apart = (gp.predict(X_NEW, samples=samples).log_prob(torch.arange(P) % 3) for gp in built)
     torch.testing.assert_close(together, apart, rtol=1e-12, atol=1e-12)
@@ -348,17 +361,14 @@ class Looking(Matern32):
 def test_draws_mapped_are_draws_one_by_one(method, outputs, size, kernel_class, monkeypatch):
     y, built = torch.stack([Y, -Y], 1) if outputs else Y, []
     known = {"SVGP": SVGP, "CoregionalizedLOO": CoregionalizedLOO, "BSGP": BSGP}[method]
-    for kind in (known, one_by_one(known)):
-        noise = Gaussian(vector_prior(2, 1) if outputs else vector_prior())
-        kernel = kernel_class(2, variance=vector_prior(), lengthscale=vector_prior(2))
-        if method == "CoregionalizedLOO":
-            mixing = PyroSample(dist.Normal(torch.zeros(2, 1, dtype=F64), 1.0).to_event(2))
-            built.append(kind(X, y, [kernel], noise, num_neighbors=4, mixing=mixing))
-        else:
-            built.append(kind(X, y, kernel, noise, inducing=X[:7].clone()))
-    flag = "maps_draws" if isinstance(built[0], Method) else "takes_draws_mapped"
-    assert getattr(built[0], flag) == (kernel_class is Matern32)
-    assert not getattr(built[1], flag)
+    noise = Gaussian(vector_prior(2, 1) if outputs else vector_prior())
+    kernel = kernel_class(2, variance=vector_prior(), lengthscale=vector_prior(2))
+    if method == "CoregionalizedLOO":
+        mixing = PyroSample(dist.Normal(torch.zeros(2, 1, dtype=F64), 1.0).to_event(2))
+        built.append(known(X, y, [kernel], noise, num_neighbors=4, mixing=mixing))
+    else:
+        built.append(known(X, y, kernel, noise, inducing=X[:7].clone()))
+    built.append(OneByOne(built[0]))
     samples = Predictive(built[0].model, num_samples=size)()  # with dimensions of one in front
     samples = {name: value for name, value in samples.items() if name not in ("f", "y")}
 
@@ -403,7 +413,7 @@ def test_mapped_draws_of_layers_have_hidden_values_of_their_own():
     many = {name: value.expand(300, *value.shape[1:]) for name, value in one.items()}
     loc, _ = gp.moments_by_draw(X_NEW, samples=many)
     assert bool((loc.std(0) > 0).all())
-    slow = one_by_one(BSGP)(X, Y, Matern32(2, lengthscale=vector_prior()), inducing=5, num_layers=2, num_draws=2)
+    slow = OneByOne(gp)
     other, _ = slow.moments_by_draw(X_NEW, samples=many)
     error = (loc.std(0).square() + other.std(0).square()).div(300).sqrt()
     assert bool(((loc.mean(0) - other.mean(0)).abs() < 5 * error).all())
