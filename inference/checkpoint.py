@@ -30,8 +30,8 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _FORMAT = b"pyro_nngp checkpoint 2\n"  # 1 names the parameters of q(u) "local.*"
-_DIGEST_SIZE = 32
-_HEADER = len(_FORMAT) + 2 * _DIGEST_SIZE + 1
+DIGEST_SIZE = 32
+_HEADER = len(_FORMAT) + 2 * DIGEST_SIZE + 1
 _CHUNK = 2**20
 
 
@@ -69,7 +69,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         header = file.read(_HEADER)
         if not header.startswith(_FORMAT):
             _refuse(name, "to be a checkpoint of this version of the package", f"a file that begins {header[:24]!r}")
-        if header[len(_FORMAT) :] != _digest_of_rest(file).encode() + b"\n":
+        if header[len(_FORMAT) :] != digest_of_rest(file).hex().encode() + b"\n":
             _refuse(name, "to have the digest that it was written with", "another one: the file is damaged")
         file.seek(_HEADER)
         try:
@@ -141,6 +141,14 @@ def refuse_state(where: str, at: str, expectation: str, actual: Any) -> NoReturn
     fail(where, at, expectation, actual, "Delete the file, or name another one.", CheckpointError)
 
 
+def digest_of_rest(file: BinaryIO) -> bytes:
+    """BLAKE2b digest of a file from its present position."""
+    digest = _new_digest()
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+    return digest.digest()
+
+
 class _DigestingFile:
     """A file for ``torch.save`` that also digests everything written."""
 
@@ -156,14 +164,7 @@ class _DigestingFile:
 
 
 def _new_digest() -> Any:
-    return hashlib.blake2b(digest_size=_DIGEST_SIZE)
-
-
-def _digest_of_rest(file: BinaryIO) -> str:
-    digest = _new_digest()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    return digest.hexdigest()
+    return hashlib.blake2b(digest_size=DIGEST_SIZE)
 
 
 def _refuse(name: str, expectation: str, actual: str, cause: Exception | None = None) -> NoReturn:

@@ -23,7 +23,8 @@ _LIBRARIES = {"builtins", "functools", "jaxtyping", "math", "numpy", "pyro", "py
 _TRAINED = {"neighbors", "lengthscale", "pattern", "running_mean", "running_var", "num_batches_tracked"}
 _OF_MODULES = {*vars(nn.Module()), "_pyro_context", "_pyro_name", "_store", "sparse_grad"}
 _KEPT = {"_pyro_params", "_pyro_samples", "_metric"}  # private attributes of the package's modules that count
-_ROWS = re.compile(r"\.(x|y|offset|weights|trials|limits|neighbors|data_neighbors)$|graph\.(context|rank)$|\blocal\b")
+_ROWS = re.compile(r"\.(x|y|offset|weights|trials|limits|neighbors|data_neighbors)$|graph\.(context|rank)$")
+_Q = re.compile(r"\bq\.\w+$")
 _SHOWN = 4  # differences named in a message
 
 
@@ -38,7 +39,14 @@ def identity(**parts: Any) -> dict[str, str]:
 
 def without_rows(descriptions: dict[str, str]) -> dict[str, str]:
     """The descriptions of a method on several processes without those of its rows, which differ between them."""
-    return {name: text for name, text in descriptions.items() if not _ROWS.search(name)}
+    return {
+        name: text for name, text in descriptions.items() if not _ROWS.search(name) and not _of_rows_of_q(name, text)
+    }
+
+
+def _of_rows_of_q(name: str, text: str) -> bool:
+    """Whether a description is that of a tensor of q(u), which has a row per datum."""
+    return bool(_Q.search(name)) and text.lstrip("'").startswith("torch.")
 
 
 def differences(one: dict[str, str], other: dict[str, str]) -> str:

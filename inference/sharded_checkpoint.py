@@ -1,7 +1,8 @@
 """Checkpoints of several processes, in a folder by ``torch.distributed.checkpoint``.
 
-Each write is a numbered subfolder, complete once it has its ``.metadata``; the last complete one counts, and older ones
-are removed after it. A process that dies at any moment leaves the last complete one. All processes must see the folder.
+Each write is a numbered subfolder, complete once it has the file with the digests of all others; the last complete one
+counts, and older ones are removed after it. A process that dies at any moment leaves the last complete one. All
+processes must see the folder. Digests are compared before anything is read, each file by one process.
 
 All content is tensors: the state that all processes share and the state of each process as bytes of ``torch.save``,
 read with ``weights_only``; and parameters with a row per datum as sharded tensors in the order of the data, which any
@@ -9,22 +10,34 @@ number of processes can read. The index of ``torch.distributed.checkpoint`` is a
 """
 
 import io
+import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from pyro_nngp._checks import fail
 from pyro_nngp.distributed import ShardedData
 from pyro_nngp.distributed.world import Route
+from pyro_nngp.inference.checkpoint import (
+    DIGEST_SIZE,
+    CheckpointError,
+    digest_of_rest,
+    load_checkpoint,
+    save_checkpoint,
+)
 
-_COMPLETE = ".metadata"
+_INDEX, _DIGESTS = ".metadata", "digests.pt"
+_NAME_SIZE = 64  # bytes of the name of a file
+_FOLDER, _FILE = re.compile(r"\d{6,}"), re.compile(r"__\d+_\d+\.distcp|\.metadata.*|digests\.pt.*")
 
 
 class ShardedCheckpoint:
@@ -37,6 +50,9 @@ class ShardedCheckpoint:
 
     def __init__(self, path: Any, data: ShardedData) -> None:
         self._path, self._data, self._world = Path(path), data, data.world
+        if self._path.exists() and (not self._path.is_dir() or set(self._path.iterdir()) - set(self._folders())):
+            cure = "Name a folder of its own, which is made if it does not exist."
+            fail("fit", "checkpoint", "to be a folder of checkpoints alone", str(path), cure, CheckpointError)
         self._alone = self._world.size == 1
 
     def exists(self) -> bool:
@@ -60,7 +76,17 @@ class ShardedCheckpoint:
         state |= {f"rows.{name}": self._sharded(self._to_blocks(values)) for name, values in rows.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(state, checkpoint_id=folder, no_dist=self._alone)
+            try:
+                dcp.save(state, checkpoint_id=folder, no_dist=self._alone)
+            except CheckpointException as error:
+                self._fail_to_write("; ".join(str(cause) for cause, _ in error.failures.values()), error)
+        files = sorted(folder.glob(f"__{self._world.rank}_*"))
+        digests = self._world.gather(_digest_rows([*files, *([folder / _INDEX] if self._world.rank == 0 else [])]))
+        if self._world.rank == 0:
+            try:
+                save_checkpoint(folder / _DIGESTS, _by_name(digests))
+            except OSError as error:
+                self._fail_to_write(str(error), error)
         self._world.barrier()
         if self._world.rank == 0:
             for older in self._folders():
@@ -72,9 +98,13 @@ class ShardedCheckpoint:
 
         Args:
             like: local state to use for a checkpoint of another number of processes.
+
+        Raises:
+            CheckpointError: if a file is damaged, on all processes.
         """
-        folder = self._last()
-        index = dcp.FileSystemReader(cast(Path, folder)).read_metadata()
+        folder = cast(Path, self._last())
+        self._check(folder)
+        index = dcp.FileSystemReader(folder).read_metadata()
         sizes = cast(dict[str, TensorStorageMetadata], index.state_dict_metadata)
         state: dict[str, Any] = {}
         for name, entry in sizes.items():
@@ -95,11 +125,27 @@ class ShardedCheckpoint:
         return f"process {self._world.rank} of {self._world.size}"
 
     def _folders(self) -> list[Path]:
-        return sorted(each for each in self._path.glob("[0-9]*") if each.is_dir())
+        folders = [each for each in self._path.glob("*") if _FOLDER.fullmatch(each.name) and each.is_dir()]
+        return sorted(each for each in folders if all(_FILE.fullmatch(file.name) for file in each.iterdir()))
+
+    def _fail_to_write(self, causes: str, error: BaseException) -> NoReturn:
+        cure = f"Make {self._path} a folder that can be written, with space left."
+        fail("fit", "a checkpoint", "to be written by all processes", causes, cure, CheckpointError, error)
+
+    def _check(self, folder: Path) -> None:
+        """Raise ``CheckpointError`` on all processes unless all files have the digests that they were written with."""
+        saved = load_checkpoint(folder / _DIGESTS)
+        names = sorted(saved)[self._world.rank :: self._world.size]
+        bad = [name for name in names if not (folder / name).is_file() or _digest(folder / name).hex() != saved[name]]
+        number = self._world.max(1 + sorted(saved).index(bad[0]) if bad else 0)
+        if number:
+            name, cure = str(folder / sorted(saved)[number - 1]), "Delete the folder, or name another one."
+            actual = "another one: the file is damaged"
+            fail("load_checkpoint", name, "to have the digest that it was written with", actual, cure, CheckpointError)
 
     def _last(self) -> Path | None:
         """The last complete checkpoint, as the first process sees it."""
-        numbers = [int(each.name) + 1 for each in self._folders() if (each / _COMPLETE).exists()]
+        numbers = [int(each.name) + 1 for each in self._folders() if (each / _DIGESTS).exists()]
         count = self._world.max(max(numbers, default=0) if self._world.rank == 0 else 0)
         return self._path / f"{count - 1:06d}" if count else None
 
@@ -134,6 +180,23 @@ class ShardedCheckpoint:
         """The route of local rows to the blocks, and the positions in this process's block of the rows that arrive."""
         route = Route(self._world, self._data.rows // self._data.block_size)
         return route, route.forward(self._data.rows) - self._data.block[0]
+
+
+def _digest(file: Path) -> bytes:
+    with file.open("rb") as content:
+        return digest_of_rest(content)
+
+
+def _digest_rows(files: list[Path]) -> Tensor:
+    """Names and digests of files as a row of bytes each."""
+    rows = [list(file.name.encode().ljust(_NAME_SIZE, b"\0") + _digest(file)) for file in files]
+    return torch.tensor(rows, dtype=torch.uint8).view(-1, _NAME_SIZE + DIGEST_SIZE)
+
+
+def _by_name(rows: Tensor) -> dict[str, str]:
+    """The digests of files by name, from their rows."""
+    texts = [bytes(row.tolist()) for row in rows]
+    return {text[:_NAME_SIZE].rstrip(b"\0").decode(): text[_NAME_SIZE:].hex() for text in texts}
 
 
 def _bytes(state: dict[str, Any]) -> Tensor:

@@ -35,7 +35,7 @@ def fail(
     actual: Any,
     cure: str,
     error: type[Exception] = ValueError,
-    cause: Exception | None = None,
+    cause: BaseException | None = None,
 ) -> NoReturn:
     """Raise `error` with the message `"{where}: expected {arg} {expectation}, got {actual}. {cure}"`.
 

@@ -89,7 +89,7 @@ class World:
         """
         if self.size == 1:
             return values
-        here = values.to(self._device).contiguous()
+        here = values.detach().to(self._device).contiguous()
         gathered = here.new_empty((sum(received), *here.shape[1:]))
         if self._device.type == "cpu":
             self._run(lambda: self._send_and_receive(here.split(sent), gathered.split(received)))

@@ -10,6 +10,7 @@ from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian, Poisson
 from pyro_nngp.models import NPVI, VNNGP
 from pyro_nngp.neighbors import SymmetricGraph
+from pyro_nngp.variational import Amortized
 from pyro_nngp.variational.encoders import ConditionalEncoder, GraphConvolutionEncoder, SiteEncoder
 from tests.oracles.processes import on_processes
 
@@ -69,7 +70,7 @@ def build(case, sharded):
     x, y, _ = problem(likelihood)
     torch.manual_seed(0)
     settings = {"num_neighbors": 6, "jitter": 0.01, "kernel": Matern52(2, 1.0, 0.3)}
-    settings["encoder"] = encoder(2) if encoder is SiteEncoder else encoder()
+    settings["guide"] = Amortized(encoder(2) if encoder is SiteEncoder else encoder())
     settings["likelihood"] = likelihood() if likelihood is Poisson else likelihood(0.1)
     return method(ShardedData(x, y), **settings) if sharded else method(x, y, **settings)
 
