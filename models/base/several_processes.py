@@ -12,6 +12,7 @@ from pyro_nngp.distributed import ShardedData
 from pyro_nngp.models.base import extension
 
 _OF_GRAPH = ("graph.x", "graph.neighbors", "graph.context", "graph.rank")
+_OF_Q = ("q.pattern", "q.response", "q.context", "q.rank")  # what families keep of the graph and of y
 
 
 def distribute(method: Any, data: ShardedData, choose: bool) -> None:
@@ -35,7 +36,7 @@ def fetch_halo(method: Any) -> None:
 def training_state(method: Any) -> dict[str, dict[str, Tensor]]:
     """Copies of what training changes: "shared" tensors, and "rows" of parameters with a row per own datum."""
     tables = _row_tables(method)
-    fixed = {*method.shard.values, *tables, "data_neighbors", *(_OF_GRAPH if _has_halo(method) else ())}
+    fixed = {*method.shard.values, *tables, "data_neighbors", *((*_OF_GRAPH, *_OF_Q) if _has_halo(method) else ())}
     state = {name: value.detach().clone() for name, value in method.state_dict().items() if name not in fixed}
     rows = {name: table.detach()[: method.num_data].clone() for name, table in tables.items()}
     return {"shared": state, "rows": rows}
