@@ -49,7 +49,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: dict[str, Any]) -> None
     with atomic_file(path) as file:
         file.write(bytes(_HEADER))
         digesting = _DigestingFile(file)
-        torch.save(state, cast(BinaryIO, digesting))  # torch.save only writes and flushes
+        try:
+            torch.save(state, cast(BinaryIO, digesting))  # torch.save only writes and flushes
+        except RuntimeError:
+            if digesting.error is not None:  # which torch hides behind an error of its own
+                raise digesting.error from None
+            raise
         file.seek(0)
         file.write(_FORMAT + digesting.digest.hexdigest().encode() + b"\n")
 
@@ -83,8 +88,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def exclusive_checkpoint(where: str, path: str | os.PathLike[str] | None) -> Iterator[None]:
-    """Lock ``<path>.lock``, so that only this run writes the checkpoint; the lock ends with the process.
+def exclusive_checkpoint(where: str, path: str | os.PathLike[str] | None, arg: str = "checkpoint") -> Iterator[None]:
+    """Lock ``<path>.lock``, so that only this run writes the file; the lock ends with the process.
 
     Unfinished files of killed writers are removed. Does nothing if `path` is None.
 
@@ -97,9 +102,9 @@ def exclusive_checkpoint(where: str, path: str | os.PathLike[str] | None) -> Ite
         return
     path = Path(path)
     if not path.parent.is_dir():
-        fail(where, "checkpoint", "in a folder that exists", str(path), "Make the folder first.")
+        fail(where, arg, "in a folder that exists", str(path), "Make the folder first.")
     lock = path.with_name(path.name + ".lock")
-    descriptor = _lock(where, path, lock)
+    descriptor = _lock(where, arg, path, lock)
     try:
         for part in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 16}.part"):
             part.unlink(missing_ok=True)
@@ -154,10 +159,15 @@ class _DigestingFile:
 
     def __init__(self, file: BinaryIO) -> None:
         self.file, self.digest = file, _new_digest()
+        self.error: OSError | None = None
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
@@ -182,22 +192,20 @@ def _form(value: Any) -> str:
     return f"of type {type(value).__name__}"
 
 
-def _lock(where: str, path: Path, lock: Path) -> int:
+def _lock(where: str, arg: str, path: Path, lock: Path) -> int:
     """An open descriptor of the lock file; the lock is held until it is closed."""
     while True:
         try:
             descriptor = os.open(lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except OSError as error:
-            fail(
-                where, "checkpoint", f"to have a lock {lock} that can be written", error, "Remove it.", CheckpointError
-            )
+            fail(where, arg, f"to have a lock {lock} that can be written", error, "Remove it.", CheckpointError)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             owner = os.read(descriptor, 300).decode(errors="replace") or "another process"
             os.close(descriptor)
             cure = "Wait for it to end, or name another file."
-            fail(where, "checkpoint", f"{path} to be written by this run alone", owner, cure, CheckpointError)
+            fail(where, arg, f"{path} to be written by this run alone", owner, cure, CheckpointError)
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), os.stat(lock)):  # unless its owner has just removed it
                 os.ftruncate(descriptor, 0)

@@ -123,13 +123,15 @@ def check_gradients(where: str, tensors: Iterable[Tensor]) -> None:
         fail(where, "parameters", "that can have gradients", "some made in torch.inference_mode()", cure, RuntimeError)
 
 
-def check_memory(where: str, what: str, entries: int, dtype: torch.dtype) -> None:
+def check_memory(
+    where: str, what: str, entries: int, dtype: torch.dtype, cure: str = "Ask for less at a time."
+) -> None:
     """Raise `MemoryError` if a result of that many entries exceeds the memory of the machine."""
     if not hasattr(os, "sysconf"):  # not on Windows
         return
     size, total = entries * dtype.itemsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > total:
-        cure = f"The machine has {total / 2**30:.0f} GiB: ask for less at a time."
+        cure = f"The machine has {total / 2**30:.0f} GiB. {cure}"
         fail(where, what, "to fit into memory", f"{size / 2**30:.0f} GiB", cure, MemoryError)
 
 

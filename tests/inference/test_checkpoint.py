@@ -17,6 +17,7 @@ from pyro_nngp.inference.checkpoint import check_schema, exclusive_checkpoint, l
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import SVGP
+from tests.oracles.processes import files_of_at_most
 
 STATE = {"a": torch.arange(6.0).view(2, 3), "b": [1, (2.5, "x"), None, True], "c": {"d": torch.tensor(7)}}
 X = torch.rand(20, 1, generator=torch.Generator().manual_seed(0))
@@ -34,6 +35,14 @@ def test_a_state_comes_back(tmp_path):
     assert state["b"] == STATE["b"]
     assert state["c"]["d"] == 7
     assert os.listdir(tmp_path) == ["a.pt"]
+
+
+def test_a_full_disk_is_named(tmp_path):
+    message = "writing: expected .*a.pt to be on a disk that can be written, with space left, got File too large. Free"
+    for number in (3, 100_000):  # written at the end, and before
+        with files_of_at_most(1000), pytest.raises(OSError, match=message):
+            save_checkpoint(tmp_path / "a.pt", {"a": torch.zeros(number)})
+    assert os.listdir(tmp_path) == []
 
 
 def damaged(good):

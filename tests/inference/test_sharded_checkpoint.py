@@ -1,10 +1,8 @@
 """Checkpoints in folders: damage is found on all processes before anything is unpickled."""
 
-import contextlib
 import errno
 import os
 import random
-import resource
 
 import pytest
 import torch
@@ -17,7 +15,7 @@ from pyro_nngp.inference.sharded_checkpoint import ShardedCheckpoint
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models import Vecchia
-from tests.oracles.processes import on_processes
+from tests.oracles.processes import files_of_at_most, on_processes
 
 N = 60
 X = torch.rand(N, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -82,16 +80,6 @@ def test_a_folder_of_other_things_is_refused(tmp_path):
         assert file.read_text() == "mine"
     with pytest.raises(CheckpointError, match="to be a folder of checkpoints alone"):
         folder(file)
-
-
-@contextlib.contextmanager
-def files_of_at_most(size):
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
-"""Several Gloo processes on this machine, started by forking the test's process."""
+"""Several Gloo processes on this machine, started by forking the test's process, and limits of this one."""
 
+import contextlib
 import multiprocessing
 import os
+import resource
 import traceback
 from datetime import timedelta
 
@@ -36,6 +38,17 @@ def check_same(found, expected, tolerance):
         torch.testing.assert_close(
             found[name], value, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
         )
+
+
+@contextlib.contextmanager
+def files_of_at_most(size):
+    """Writes beyond this number of bytes in a file fail within this block, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def _run(rank, count, folder, work, args):

@@ -1,5 +1,6 @@
 """Files of maps: NetCDF, Zarr and GeoTIFF, chosen by the file extension."""
 
+import errno
 import os
 import shutil
 import warnings
@@ -25,13 +26,23 @@ def check_format(where: str, path: Any, dims: tuple[str, ...]) -> Path:
     import_extra(where, package, "maps")
     if package == "rioxarray" and len(dims) != 2:
         fail(where, "path", "to end in .nc or .zarr for a grid that is no raster", path.name, "Rasters are 2-D.")
+    store = path.suffix == ".zarr"
+    if (path.exists() and not (path.is_file() or (store and _is_store(path)))) or (store and path.is_file()):
+        cure = "Name another path; nothing was deleted."
+        fail(where, "path", "to be a new one, or that of a map to replace", str(path), cure)
     return path
+
+
+def _is_store(path: Path) -> bool:
+    return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup"))
 
 
 def write(dataset: "Dataset", path: Path) -> None:
     """Write a map; an existing file is replaced once writing is complete."""
     scratch = path.with_name(f".{path.name}.new{path.suffix}")
     if path.suffix == ".nc":
+        if shutil.disk_usage(path.parent).free < dataset.nbytes:  # HDF5 does not recover from a full disk
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         dataset.to_netcdf(scratch, engine="h5netcdf")
     elif path.suffix == ".zarr":
         with warnings.catch_warnings():

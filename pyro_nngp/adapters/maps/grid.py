@@ -21,6 +21,7 @@ from torch.distributions import Normal
 from tqdm.auto import tqdm
 
 from pyro_nngp._checks import check_choice, check_int, check_number, check_seed, fail, import_extra
+from pyro_nngp._files import disk_errors
 from pyro_nngp._random import seeded
 from pyro_nngp.adapters.maps.cells import Cells, Tile
 from pyro_nngp.adapters.maps.formats import check_format, read, write
@@ -28,6 +29,7 @@ from pyro_nngp.adapters.maps.parts import Parts
 from pyro_nngp.adapters.maps.shared_store import SharedStore
 from pyro_nngp.distributed import World
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
+from pyro_nngp.inference.checkpoint import exclusive_checkpoint
 from pyro_nngp.inference.identity import identity, without_rows
 from pyro_nngp.likelihoods import Categorical, IntervalCensored, Ordinal
 
@@ -84,7 +86,10 @@ def predict_grid(
         grid's. NaN outside the mask. With `path` it reads lazily from the file.
 
     Raises:
-        ValueError, TypeError: for inputs that `template` does not have, malformed arguments, or parts of another map.
+        ValueError, TypeError: for inputs that `template` does not have, malformed arguments, parts of another map, or a
+            folder with other things.
+        CheckpointError: if a tile in the folder is damaged, or another process writes the map.
+        OSError: if the disk is full or cannot be written; the same call goes on.
         ImportError: if xarray, or what the format needs, is not installed.
     """
     where = "predict_grid"
@@ -102,61 +107,66 @@ def predict_grid(
     folder = None if target is None else Path(f"{target}.part")
     parts_of = f"{results.digest()} {cells.digest()} {seed}"
     world = gp.shard.world if getattr(gp, "shard", None) is not None else None
-    parts: Parts | SharedStore
-    if world is None or world.size == 1:
-        world, parts = None, Parts(folder, parts_of, len(cells.tiles) + 1)
-    else:
-        if num_draws:
-            cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
-            fail(where, "num_draws", "0 on several processes", num_draws, cure)
-        outline = results.outline(cells)
-        parts = SharedStore(world, target, parts_of, outline, len(cells.dims), len(cells.tiles))
-
-    def fill(tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> None:
-        inside, x_new = cells.at(tile)
-        if not len(x_new):
-            take_part()
-            return
-        with torch.no_grad(), seeded(seed, x_new):
-            computed = compute(x_new)
-        for name, values in computed.items():
-            place = values.new_full((*values.shape[:-1], *inside.shape), torch.nan)
-            place[..., torch.from_numpy(inside)] = values
-            parts.write(name, (*values.shape[:-1], *cells.shape), (..., *tile), place.numpy())
-
-    def take_part() -> None:
-        """Search for neighbors while other processes have cells to predict, since all do so together."""
+    if world is not None and world.size == 1:
+        world = None
+    if world is not None and num_draws:
+        cure = "Take gp.sample at fewer places, or the rows of one region on one process, by start=gp."
+        fail(where, "num_draws", "0 on several processes", num_draws, cure)
+    locked = target if world is None or world.rank == 0 else None
+    with exclusive_checkpoint(where, locked, "path"), disk_errors(where, target):
         if world is not None:
-            results.moments(gp.x[:1].detach())
+            outline = results.outline(cells)
+            store = SharedStore(world, target, parts_of, outline, cells.tiles)
+            _compute(store, cells, results, world, seed, progress)
+            store.publish()
+            return read(cast(Path, target))
+        parts = Parts(folder, parts_of, [*cells.tiles, cells.everything], cells.shape)
+        _compute(parts, cells, results, None, seed, progress)
+        if not parts.done[-1]:
+            parts.finish(len(cells.tiles), _values(cells, cells.everything, results.draws, seed) if num_draws else {})
+        parts.assemble()
+        if not parts.arrays:  # no cell is inside; a row of the data has the shapes
+            with torch.no_grad(), seeded(seed, gp.x):
+                row = gp.x[:1].detach()
+                like = results.moments(row) | (results.draws(row) if num_draws else {})
+            for name, values in like.items():
+                parts.array(name, values.shape[:-1])
+        further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
+        variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
+        dataset = results.label(xarray.Dataset(variables, cells.coords))
+        if target is None:
+            return dataset
+        write(dataset, target)
+        parts.remove()
+        return read(target)
 
+
+def _compute(
+    parts: Parts | SharedStore, cells: Cells, results: "_Results", world: World | None, seed: int, progress: bool
+) -> None:
+    """Finish all tiles, together with the other processes."""
+    row = results.gp.x[:1].detach()
     with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
         for number in _turns(np.flatnonzero(~parts.done[: len(cells.tiles)]), world):
-            if number is None:
-                take_part()
-                continue
-            fill(cells.tiles[number], results.moments, seed + number)
-            parts.finish(number)
-            bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
-    if isinstance(parts, SharedStore):
-        parts.publish()
-        return read(cast(Path, target))
-    if num_draws and not parts.done[-1]:
-        fill(cells.everything, results.draws, seed)
-    parts.finish(len(cells.tiles))
-    if not parts.arrays:  # no cell is inside; a row of the data has the shapes
-        with torch.no_grad(), seeded(seed, gp.x):
-            row = gp.x[:1].detach()
-            like = results.moments(row) | (results.draws(row) if num_draws else {})
-        for name, values in like.items():
-            parts.write(name, (*values.shape[:-1], *cells.shape), (...,), np.array(np.nan))
-    further = {name: results.dims(name, array.ndim - len(cells.dims)) for name, array in parts.arrays.items()}
-    variables = {name: ((*further[name], *cells.dims), array) for name, array in parts.arrays.items()}
-    dataset = results.label(xarray.Dataset(variables, cells.coords))
-    if target is None:
-        return dataset
-    write(dataset, target)
-    parts.remove()
-    return read(target)
+            values = {} if number is None else _values(cells, cells.tiles[number], results.moments, seed + number)
+            if not values and world is not None:
+                results.moments(row)  # other processes have cells to predict, and all search for neighbors together
+            if number is not None:
+                parts.finish(number, values)
+                bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
+
+
+def _values(cells: Cells, tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> Values:
+    """Variables at all cells of a tile, (..., *tile) each, NaN outside the mask; none if no cell is inside."""
+    inside, x_new = cells.at(tile)
+    if not len(x_new):
+        return {}
+    with torch.no_grad(), seeded(seed, x_new):
+        computed = compute(x_new)
+    placed = {name: torch.full((*values.shape[:-1], *inside.shape), torch.nan) for name, values in computed.items()}
+    for name, values in computed.items():
+        placed[name][..., torch.from_numpy(inside)] = values.float()
+    return placed
 
 
 def _listed(values: float | Sequence[float]) -> Sequence[float]:

@@ -1,78 +1,112 @@
-"""Arrays of a map while it is computed: in memory, or in a folder from which an interrupted map resumes.
+"""Tiles of a map while it is computed: in memory, or in a folder from which an interrupted map resumes.
 
-The folder holds one memory-mapped array for each variable, a flag for each finished tile, and a digest of
-everything that determines the values. Flags are written after the data, so that a kill at any moment loses only the
-present tile.
+The folder holds one file for each finished tile, with a digest of its content, the number of the tile, and the identity
+of the map: a kill at any moment loses only the present tile, and no file of another map or place is taken for it. The
+arrays of the map are put together at the end, in memory maps whose place on the disk is allocated first.
 """
 
-import json
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_memory, fail
+from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 
-_IDENTITY, _DONE = "identity.json", "done.npy"
+_FILE = re.compile(r"(\d{6,})\.tile|\d{6,}\.tile\.[0-9a-f]{16}\.part|\w+\.npy")
 
 
 class Parts:
-    """Arrays by name that are filled tile by tile.
+    """Tiles that become arrays by name.
 
     Args:
-        folder: folder of the memory maps; None keeps the arrays in memory.
-        identity: digest of everything that determines the values; compared with that of the folder.
-        num_tiles: number of tiles.
+        folder: folder of the tiles; None keeps the arrays in memory.
+        identity: digest of everything that determines the values; compared with those of the files.
+        tiles: slices of the grid, by number.
+        shape: sizes of the grid.
+
+    Attributes:
+        arrays: the arrays of the map, after :meth:`assemble`.
+        done: whether each tile is finished.
 
     Raises:
-        ValueError: if the folder holds parts of another map.
+        CheckpointError: if a file is damaged.
+        ValueError: if the folder holds parts of another map, or other things.
     """
 
-    def __init__(self, folder: Path | None, identity: str, num_tiles: int) -> None:
-        self.folder, self.arrays = folder, dict[str, np.ndarray]()
+    def __init__(self, folder: Path | None, identity: str, tiles: list[Any], shape: tuple[int, ...]) -> None:
+        self.arrays: dict[str, np.ndarray] = {}
+        self.done = np.zeros(len(tiles), bool)
+        self._folder, self._identity, self._tiles, self._shape = folder, identity, tiles, shape
         if folder is None:
-            self.done = np.zeros(num_tiles, bool)
             return
-        if folder.exists():
-            file = folder / _IDENTITY
-            if not file.is_file() or json.loads(file.read_text()) != identity:
-                cure = "Delete it, or name another path."
-                fail("predict_grid", str(folder), "to hold parts of the same map", "those of another one", cure)
-            for file in folder.glob("*.npy"):
-                self.arrays[file.stem] = np.lib.format.open_memmap(file, "r+")
-            self.done = self.arrays.pop("done")
-            return
-        folder.mkdir()
-        self.done = np.lib.format.open_memmap(folder / _DONE, "w+", bool, (num_tiles,))
-        (folder / _IDENTITY).write_text(json.dumps(identity))
+        folder.mkdir(exist_ok=True)
+        for file in folder.iterdir():
+            found = _FILE.fullmatch(file.name)
+            if found is None:
+                cure = "Move that away, or name another path."
+                fail("predict_grid", str(folder), "to hold parts of maps alone", file.name, cure)
+            if found[1]:
+                self._read(int(found[1]))
+                self.done[int(found[1])] = True
 
-    def write(self, name: str, shape: tuple[int, ...], place: tuple[Any, ...], values: np.ndarray) -> None:
-        """Write values of a tile into the array `name`, which is created full of NaN at first use."""
+    def finish(self, number: int, values: dict[str, Tensor]) -> None:
+        """Keep the values of a tile, (..., *tile) each; none if no cell is inside."""
+        if self._folder is None:
+            self._place(number, values)
+        else:
+            state = {"map": self._identity, "tile": number, "values": values}
+            save_checkpoint(self._folder / f"{number:06d}.tile", state)
+        self.done[number] = True
+
+    def assemble(self) -> None:
+        """Put the arrays together from the files of all tiles."""
+        if self._folder is not None:
+            for number in range(len(self._tiles)):
+                self._place(number, self._read(number))
+
+    def array(self, name: str, lead: tuple[int, ...]) -> np.ndarray:
+        """The array `name`, of shape (*lead, *grid), which is created full of NaN at first use."""
         if name not in self.arrays:
-            if self.folder is None:
-                self.arrays[name] = np.full(shape, np.nan, np.float32)
+            shape = (*lead, *self._shape)
+            if self._folder is None:
+                check_memory(
+                    "predict_grid", f"the map's {name}", int(np.prod(shape)), torch.float32, "Give path='map.nc'."
+                )
+                array = np.full(shape, np.nan, np.float32)
             else:
-                scratch = self.folder / f"{name}.new"
-                array = np.lib.format.open_memmap(scratch, "w+", np.float32, shape)
+                file = self._folder / f"{name}.npy"
+                array = np.lib.format.open_memmap(file, "w+", np.float32, shape)
+                if hasattr(os, "posix_fallocate"):  # a write to a hole on a full disk would end the process
+                    with file.open("r+b") as whole:
+                        os.posix_fallocate(whole.fileno(), 0, os.fstat(whole.fileno()).st_size)
                 array[...] = np.nan
-                array.flush()
-                os.replace(scratch, self.folder / f"{name}.npy")
-                self.arrays[name] = array
-        self.arrays[name][place] = values
-
-    def finish(self, tile: int) -> None:
-        """Mark a tile as complete."""
-        if self.folder is not None:
-            for array in self.arrays.values():
-                array.flush()  # type: ignore[attr-defined]
-        self.done[tile] = True
-        if self.folder is not None:
-            self.done.flush()  # type: ignore[attr-defined]
+            self.arrays[name] = array
+        return self.arrays[name]
 
     def remove(self) -> None:
         """Delete the folder, once the map has been written."""
         self.arrays.clear()
-        if self.folder is not None:
-            shutil.rmtree(self.folder)
+        if self._folder is not None:
+            for file in self._folder.iterdir():
+                if _FILE.fullmatch(file.name):
+                    file.unlink()
+            self._folder.rmdir()
+
+    def _place(self, number: int, values: dict[str, Tensor]) -> None:
+        tile = self._tiles[number]
+        for name, part in values.items():
+            self.array(name, part.shape[: part.ndim - len(self._shape)])[(..., *tile)] = part.numpy()
+
+    def _read(self, number: int) -> dict[str, Tensor]:
+        """Values of a tile from its file, after checks."""
+        file = Path(f"{self._folder}/{number:06d}.tile")
+        state = load_checkpoint(file)
+        if state.get("map") != self._identity or state.get("tile") != number:
+            cure = "Delete it, or name another path."
+            fail("predict_grid", str(file), "to hold parts of the same map", "those of another one or place", cure)
+        return state["values"]

@@ -4,7 +4,6 @@ The store lies in a folder until it is complete, with flags of finished tiles fr
 resumes with any number of processes, all of which must see the folder.
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -12,15 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from pyro_nngp._checks import fail, import_extra
 from pyro_nngp.adapters.maps.cells import tile_sides
 from pyro_nngp.distributed import World
+from pyro_nngp.inference.checkpoint import load_checkpoint, save_checkpoint
 
 if TYPE_CHECKING:
     from xarray import Dataset
 
-_IDENTITY, _STORE = "identity.json", "map.zarr"
+_IDENTITY, _STORE = "identity.pt", "map.zarr"
 
 
 class SharedStore:
@@ -31,8 +33,7 @@ class SharedStore:
         target: path of the finished store.
         identity: digest of everything that determines the values.
         like: the map with its coordinates and the shapes of its variables.
-        grid_dims: number of dimensions of the grid, the last ones.
-        num_tiles: number of tiles.
+        tiles: slices of the grid, the last dimensions, by number.
 
     Attributes:
         done: whether each tile is finished, by any process.
@@ -41,36 +42,32 @@ class SharedStore:
         ValueError: if the folder holds parts of another map, or `target` is no Zarr store.
     """
 
-    def __init__(
-        self, world: World, target: Path | None, identity: str, like: "Dataset", grid_dims: int, num_tiles: int
-    ) -> None:
+    def __init__(self, world: World, target: Path | None, identity: str, like: "Dataset", tiles: list[Any]) -> None:
         if target is None or target.suffix != ".zarr":
             cure = "Give path='map.zarr', which each process writes its tiles to."
             fail("predict_grid", "path", f"to end in .zarr on {world.size} processes", target, cure)
         self._zarr = import_extra("predict_grid", "zarr", "maps")
         self._world, self._target, self._folder = world, target, Path(f"{target}.part")
         if world.rank == 0 and not (self._folder / _IDENTITY).exists():
-            self._create(like, grid_dims, identity)
+            self._create(like, len(tiles[0]), identity)
         world.barrier()
-        if json.loads((self._folder / _IDENTITY).read_text()) != identity:
+        if load_checkpoint(self._folder / _IDENTITY).get("map") != identity:
             cure = "Delete it, or name another path."
             fail("predict_grid", str(self._folder), "to hold parts of the same map", "those of another one", cure)
-        flags = [np.load(each) for each in self._folder.glob("done*.npy")]
-        self.done = np.any(flags, 0) if flags else np.zeros(num_tiles, bool)
+        self.done = np.zeros(len(tiles), bool)
+        for each in self._folder.glob("done*.pt"):
+            self.done |= load_checkpoint(each)["done"].numpy()
         world.barrier()  # all have read the flags before any process writes new ones
-        file = self._folder / f"done{world.rank}of{world.size}.npy"
-        self._flags = np.lib.format.open_memmap(file, "w+", bool, (num_tiles,))
-        self._flags[:] = self.done
+        self._file, self._tiles = self._folder / f"done{world.rank}of{world.size}.pt", tiles
+        self._flags = torch.from_numpy(self.done.copy())
         self._group = self._zarr.open_group(self._folder / _STORE, mode="r+")
 
-    def write(self, name: str, shape: tuple[int, ...], place: tuple[Any, ...], values: np.ndarray) -> None:
-        """Write values of a tile into the array `name`."""
-        self._group[name][place] = values
-
-    def finish(self, tile: int) -> None:
-        """Mark a tile as complete."""
-        self._flags[tile] = True
-        self._flags.flush()
+    def finish(self, number: int, values: dict[str, Tensor]) -> None:
+        """Write the values of a tile, (..., *tile) each; none if no cell is inside."""
+        for name, part in values.items():
+            self._group[name][(..., *self._tiles[number])] = part.numpy()
+        self._flags[number] = True
+        save_checkpoint(self._file, {"done": self._flags})
 
     def publish(self) -> None:
         """Move the complete store to its path."""
@@ -100,7 +97,8 @@ class SharedStore:
                 shape=variable.shape,
                 chunks=[max(1, min(each)) for each in zip(chunks, variable.shape, strict=True)],
                 dtype="float32",
+                compressors=self._zarr.codecs.ZstdCodec(checksum=True),  # a damaged chunk is an error when read
                 fill_value=np.float32(np.nan),
                 dimension_names=[str(dim) for dim in variable.dims],
             )
-        (self._folder / _IDENTITY).write_text(json.dumps(identity))
+        save_checkpoint(self._folder / _IDENTITY, {"map": identity})
