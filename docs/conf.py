@@ -105,7 +105,16 @@ html_context = {"default_mode": "light"}
 
 
 def escape_signs(app, what, name, obj, options, lines):
-    """Shapes such as (*L, N) in docstrings are no emphasis, attributes such as gp_ no links."""
+    """Shapes such as (*L, N) in docstrings are no emphasis, attributes such as gp_ no links.
+
+    Attributes that share a line are one name: Sphinx takes the words before its first space for a type, and links them.
+    """
+    inside = False
+    for i, line in enumerate(lines):
+        inside = line == "Attributes:" or (inside and line.startswith(" "))
+        if inside and re.match(r" {4}\w+(, \w+)+: ", line):
+            names, text = line.split(": ", 1)
+            lines[i] = f"{names.replace(', ', ',' + chr(0x200B))}: {text}"
     lines[:] = [re.sub(r"(?<![\\*`])\*(?=[A-Za-z]+[,) ])", r"\\*", line) for line in lines]
     if name.startswith("pyro_nngp.adapters.sklearn."):
         lines[:] = [re.sub(r"(?<=[a-z])_(?=[,:])", r"\\_", line) for line in lines]
