@@ -51,6 +51,7 @@ from pyro_nngp.linalg import cholesky, half_solve, reverse_cholesky
 from pyro_nngp.models.base import Draw, Method, Posterior, Program
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import drawn_values
+from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import (
@@ -117,7 +118,7 @@ class SVGP(Method):
 
     q: DenseGaussian
     _points = ("z",)
-    _can_distribute = True
+    _distribute = distribute
 
     @from_tables
     def __init__(

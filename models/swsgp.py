@@ -49,6 +49,7 @@ from pyro_nngp.models.base import Draw, Method, Posterior, Program
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given, nearest_predecessors
 from pyro_nngp.models.base.extension import warn_untrained
+from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import (
     DenseGaussian,
@@ -123,7 +124,7 @@ class SWSGP(Method):
     q: LocalGaussian | DenseGaussian
     bounds_evidence = False
     _points = ("z",)
-    _can_distribute = True
+    _distribute = distribute
     _sites_determine_f = False
 
     @from_tables

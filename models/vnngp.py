@@ -47,6 +47,7 @@ from pyro_nngp.models.base.latent import LatentPosterior
 from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors, first_neighbors
 from pyro_nngp.models.base.program import Program
+from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
@@ -116,7 +117,7 @@ class VNNGP(Method):
     bounds_evidence = True
     _graph_type: type[NeighborGraph] = NeighborGraph
     _points = ("z",)
-    _can_distribute = True
+    _distribute = distribute
 
     @from_tables
     def __init__(

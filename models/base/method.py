@@ -693,22 +693,6 @@ class Method(GPModule):
 
     # Several processes.
 
-    _can_distribute = False  # whether the method takes ShardedData
-
-    def _distribute(self, data: ShardedData, choose: bool) -> None:
-        """Replace the sample that the method was built on by the own rows, and find their neighbors among all rows.
-
-        The constructor calls it; all processes must do so at the same time.
-
-        Args:
-            data: the rows.
-            choose: whether the number of neighbors was not given.
-
-        Raises:
-            ValueError: for targets outside the support of the likelihood.
-        """
-        several_processes.distribute(self, data, choose)
-
     def _sharded_table(self, data: ShardedData, choose: bool) -> Any:
         """The table of neighbors among the rows of all processes; None where the graph is not one of rows.
 

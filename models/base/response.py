@@ -23,6 +23,7 @@ from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
+from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.models.base.trend import solve_mean
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.rows import Part
@@ -37,7 +38,6 @@ class ResponseMethod(Method):
     generative = False
     _chooses_neighbors = True  # whether a number of neighbors that is not given is chosen
     _has_fantasies = False  # whether outputs are fantasies of one output, which have its coefficients of the mean
-    _can_distribute = True
     refresh_neighbors = neighbor_choice.refresh_neighbors
     prediction_neighbors = neighbor_choice.prediction_neighbors
 
@@ -72,7 +72,7 @@ class ResponseMethod(Method):
         if self._has_posterior:
             expectation, cure = "without a prior on several processes", "Pass LinearMean(D) without one."
             fail(type(self).__name__, "mean", expectation, type(self.mean).__name__, cure, NotImplementedError)
-        super()._distribute(data, choose)
+        distribute(self, data, choose)
 
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | ShardedOthers:
         kind = ShardedGraph if isinstance(self.graph, NeighborGraph) else ShardedOthers

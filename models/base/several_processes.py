@@ -16,7 +16,19 @@ _OF_Q = ("q.pattern", "q.response", "q.context", "q.rank")  # what families keep
 
 
 def distribute(method: Any, data: ShardedData, choose: bool) -> None:
-    """Replace the sample that the method was built on by the own rows, and find their neighbors among all rows."""
+    """Replace the sample that a method was built on by the local rows, and find their neighbors among all rows.
+
+    A method that takes ShardedData has it as ``_distribute``, which its constructor calls; all processes must do so at
+    the same time.
+
+    Args:
+        method: the method, built on the sample.
+        data: the rows.
+        choose: whether the number of neighbors was not given.
+
+    Raises:
+        ValueError: for targets outside the support of the likelihood.
+    """
     extension.check_rows(method, data.values)
     method.shard = data
     table = method._sharded_table(data, choose)

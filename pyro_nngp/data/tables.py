@@ -87,7 +87,7 @@ def from_tables(construct: Call) -> Call:
 def _check_sharded(method: Any, data: ShardedData, args: tuple, kwargs: dict[str, Any]) -> None:
     """Raise for a method, or arguments of its constructor, that do not go with sharded data."""
     where = type(method).__name__
-    if not method._can_distribute:
+    if not hasattr(method, "_distribute"):
         cure = "Take a method of docs/howto/cluster.md, or pass tensors on one process."
         fail(where, "x", "to be a tensor or a table for this method", "ShardedData", cure, TypeError)
     if args or {"y", *BY_ROW} & kwargs.keys():
