@@ -1,6 +1,6 @@
-"""The compiled nearest-neighbor search for CPUs: `search.cpp`.
+"""The compiled nearest-neighbor search for CPUs, `search.cpp`, and orders of points, `ordering.cpp`.
 
-Cost: O(P log P) to build; memory for P D numbers in float64 and as many in float32.
+Cost: O(P log P) to build a tree; memory for P D numbers in float64 and as many in float32.
 """
 
 import ctypes
@@ -89,6 +89,20 @@ def spatial_order(points: Floats) -> Ints:
     order = np.empty(len(points), np.int64)
     _check(loaded().nn_search_order(points.ctypes.data, *points.shape, order.ctypes.data))
     return order
+
+
+def farthest_points(points: Floats, first: int) -> Ints:
+    """Rows from `first` on, each the farthest from all before it, without those that coincide with others; ties by row.
+
+    Distances are those of float64 differences, squared and added in the order of the columns.
+    """
+    points = _places("points", points)
+    if not 0 <= first < len(points):
+        fail("nn_farthest_points", "first", f"in 0..{len(points) - 1}", first, "It is a row of the points.")
+    order = np.empty(len(points), np.int64)
+    count = loaded().nn_farthest_points(points.ctypes.data, *points.shape, first, order.ctypes.data)
+    _check(count < 0)
+    return order[:count]
 
 
 def _places(arg: str, places: Floats) -> Floats:

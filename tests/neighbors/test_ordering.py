@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pyro_nngp.neighbors import NeighborGraph, ordering, time_ordering
+from pyro_nngp.neighbors import NeighborGraph, time_ordering
 from pyro_nngp.neighbors.ordering import (
     coordinate_ordering,
     given_ordering,
@@ -51,9 +51,8 @@ def point_sets():
 def test_maximin_is_the_greedy_ordering(name, monkeypatch):
     x = point_sets()[name]
     expected = greedy_maximin(x)
-    assert torch.equal(maximin_ordering(x), expected)
-    for max_pairs in (0, 3000):  # points one by one, then in batches
-        monkeypatch.setattr(ordering, "MAX_PAIRS", max_pairs)
+    for native in ("1", "0"):
+        monkeypatch.setenv("PYRO_NNGP_NATIVE", native)
         assert torch.equal(maximin_ordering(x), expected)
 
 
