@@ -209,6 +209,10 @@ class CoregionalizedLOO(Method):
         super()._append_rows(x, y, by_row)
         self.graph.append(x)
 
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        self.graph = self.graph.subset(rows)
+
     def _show_functions(self) -> str:
         return f", T={self.num_latents}, Q={len(self.kernel)}"
 

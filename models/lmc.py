@@ -301,6 +301,12 @@ class LMC(Method):
         self.q.append(self.posterior(self.bound()), len(x), loc, variance)
         self.q.solve_again(lambda: self.posterior(self.bound()))
 
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        self.graph = self.graph.subset(rows)
+        self.q.restart(self.posterior(self.bound()))
+        self.q.solve_again(lambda: self.posterior(self.bound()))
+
     def latent_functions(
         self, x_new: Float[Tensor, "P D"], *, num_neighbors: int | None = None
     ) -> tuple[Float[Tensor, "L P"], Float[Tensor, "P L L"]]:

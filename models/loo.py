@@ -337,6 +337,12 @@ class LOO(ResponseMethod):
             self.q.append_tables(self._build_q(self.rows.every[-len(x) :]))
             self.solve()
 
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        if self.q is not None:
+            self.q = self._build_q()
+            self.solve()
+
     def _distributed(self, choose: bool) -> None:
         if self.q is not None:
             self.q = self._build_q(sample=self._coded(self.shard.sample["y"]).to(self.x.device).movedim(0, -1))

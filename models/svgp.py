@@ -269,6 +269,12 @@ class SVGP(Method):
         if self.can_solve:
             self.solve()
 
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        self.q.restart(self.posterior(self.bound()))
+        if self.can_solve:
+            self.solve()
+
 
 @dataclass(frozen=True)
 class GivenInducing(Posterior):

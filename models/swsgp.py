@@ -279,6 +279,16 @@ class SWSGP(Method):
             self.data_neighbors = torch.cat([self.data_neighbors, self._nearest(x)])
         warn_untrained(type(self).__name__)
 
+    follows_rows = False  # type: ignore[assignment]
+
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        if self.data_neighbors is not None:
+            self.data_neighbors = self.data_neighbors[rows]
+        self.q.restart(self.posterior(self.bound()))
+        if isinstance(self.likelihood, Gaussian):
+            self._start_q()
+
     def _set_metric(self) -> None:
         metric = self.neighbor_metric()
         if isinstance(metric, Tensor):

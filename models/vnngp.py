@@ -417,6 +417,21 @@ class VNNGP(Method):
         if self.can_solve:
             self.q.solve_again(lambda: self.posterior(self.bound()))
 
+    @property
+    def follows_rows(self) -> bool:
+        """Whether a change of the rows needs no training: not with inducing points elsewhere."""
+        return self.data_neighbors is None
+
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        if self.data_neighbors is None:
+            self.graph = self.graph.subset(rows)
+        else:
+            self.data_neighbors = self.data_neighbors[rows]
+        self.q.restart(self.posterior(self.bound()))
+        if self.can_solve:
+            self.q.solve_again(lambda: self.posterior(self.bound()))
+
     def _sharded_table(self, data: ShardedData, choose: bool) -> ShardedGraph | None:
         if self.data_neighbors is not None:
             return None

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyro_nngp._checks import check_finite, check_new_inputs, check_same_kind, check_tensor, fail, warn
+from pyro_nngp._checks import check_batch, check_finite, check_new_inputs, check_same_kind, check_tensor, fail, warn
 from pyro_nngp.data.tables import BY_ROW, read_rows, without_missing
 from pyro_nngp.models.base.arguments import as_checked, check_by_row, check_data
 
@@ -42,6 +42,20 @@ def condition_on(method: Any, x: Any, y: Any, by_row: dict[str, Any]) -> Any:
     if isinstance(targets, Tensor) and targets.dim() == 2 and method.y is not None and method.y.dim() == 1:
         targets = new._repeat_targets(where, targets)
     _append(new, where, inputs, targets, others)
+    return new
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def subset(method: Any, rows: Tensor) -> Any:
+    """A copy on some of the rows; see :meth:`~pyro_nngp.models.base.Method.subset`."""
+    where = f"{type(method).__name__}.subset"
+    check_batch(where, "rows", rows, method.num_data)
+    if len(rows) < 2:
+        fail(where, "rows", "to hold two or more rows", len(rows), "Methods condition each point on others.")
+    tables = [value for name, value in method.named_buffers() if name in _OF_DATA]
+    new = copy.deepcopy(method, {id(value): value for value in tables})
+    new._keep_rows(rows)
     return new
 
 

@@ -674,6 +674,35 @@ class Method(GPModule):
         several_processes.check_whole(self, "condition_on")
         return extension.condition_on(self, x, y, by_row)
 
+    def subset(self, rows: Int[Tensor, " S"]) -> Any:
+        """A copy on some of the rows, at copies of the present hyperparameters, that knows nothing of the other rows.
+
+        It predicts the others from these, for cross-validation. The copy is independent of this method, and can be
+        trained further. q, and coefficients of the mean that have a joint posterior, start anew from the rows, and are
+        solved for where :attr:`follows_rows`; else ``fit`` must train q before predictions.
+
+        Args:
+            rows: distinct row numbers, two or more; the copy has them in this order.
+
+        Raises:
+            ValueError, TypeError: for malformed row numbers.
+
+        Cost: that of a search for neighbors among the rows, and of ``solve``.
+        """
+        several_processes.check_whole(self, "subset")
+        return extension.subset(self, rows)
+
+    @property
+    def follows_rows(self) -> bool:
+        """Whether a change of the rows needs no training: there is no q, or it has an optimum that is known."""
+        return True
+
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        """Keep some rows of the data, and start anew what is kept per datum; :meth:`subset` calls it."""
+        for name in VALUES:
+            value = self._buffers[name]
+            setattr(self, name, None if value is None else value[rows])
+
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         """Append checked rows to the data and to everything that is kept per datum; :meth:`extend` calls it."""
         self.x = torch.cat([self.x, x])

@@ -58,6 +58,15 @@ class ResponseMethod(Method):
     def _append_rows(self, x: Tensor, y: Tensor | None, by_row: dict[str, Tensor]) -> None:
         super()._append_rows(x, y, by_row)
         self.graph.append(x)
+        self._solve_coefficients()
+
+    def _keep_rows(self, rows: Int[Tensor, " S"]) -> None:
+        super()._keep_rows(rows)
+        self.graph = self.graph.subset(rows)
+        self._solve_coefficients()
+
+    def _solve_coefficients(self) -> None:
+        """Solve for the joint posterior of coefficients of the mean, if they have one, after a change of the rows."""
         if self._has_posterior and isinstance(self.likelihood, Gaussian) and not self._has_fantasies:
             solve_mean(self)
 

@@ -192,6 +192,20 @@ class NeighborTable(torch.nn.Module):
             k = max(k, min(_USUAL, self.num_points - 1))
         self.neighbors = self._with_appended(old, k)
 
+    def subset(self, rows: Int[Tensor, " S"]) -> "NeighborTable":
+        """A table of the same kind of some of the points, two or more, in their order and in the same metric.
+
+        Args:
+            rows: distinct row numbers.
+
+        Cost: that of the search among these points.
+        """
+        ordering, k = positions_in(self.order)[rows].argsort(), min(self.num_neighbors, len(rows) - 1)
+        search: Any = {"backend": self._backend, "nprobe": self._nprobe, "progress": self._progress}
+        new = type(self)(self.x[rows], k, ordering=ordering, metric=self.metric, **search)
+        new._shuffled = self._shuffled
+        return new
+
     def _with_appended(self, old: int, k: int) -> Int[Tensor, "N k"]:
         """Neighbors after points were appended to the `old` ones; a subclass may keep rows of the present table."""
         return self.find_neighbors(k)

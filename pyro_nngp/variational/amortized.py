@@ -139,7 +139,8 @@ class AmortizedGaussian(Family):
         else:
             self.rows_changed(given)
 
-    def distributed(self, given: Given) -> None:
+    def restart(self, given: Given) -> None:
+        """Read the data again: the encoder applies to any."""
         self.rows_changed(given)
 
     def rows_changed(self, given: Given) -> None:

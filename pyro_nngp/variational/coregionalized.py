@@ -246,7 +246,11 @@ class CoregionalizedObservations(ObservedGaussian):
         """Loadings and targets in units of the standard deviations of the pseudo-observations."""
         return whitened_sites(given.loading(given.rows.x), *self.observations(given))
 
-    # New rows.
+    # Other rows.
+
+    def restart(self, given: Any) -> None:
+        sizes = len(self.target), len(self.loc), given.graph.num_points
+        self.__init__(*sizes, given.mean, given.parameters, given.rows.x)  # type: ignore[misc]
 
     @torch.no_grad()
     def append(self, given: Any, count: int, loc: Float[Tensor, "T P"], variance: Float[Tensor, "T P"]) -> None:

@@ -160,9 +160,13 @@ class Family(GPModule):
     def neighbors_changed(self, given: Given) -> None:
         """Update what depends on the neighbors of the graph; on several processes fetch the rows of the halo."""
 
+    def restart(self, given: Given) -> None:
+        """Start anew on the points of a graph, none of whose data are known yet."""
+        undefined(self, "restart", "family")
+
     def distributed(self, given: Given) -> None:
         """Start anew on the own rows of one of several processes."""
-        undefined(self, "distributed", "family")
+        self.restart(given)
 
     def append(self, given: Given, count: int, loc: Float[Tensor, "*L P"], variance: Float[Tensor, "*L P"]) -> None:
         """Append the last points of a graph.

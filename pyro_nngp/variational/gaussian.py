@@ -233,6 +233,16 @@ class LocalGaussian(LocalTables, Family):
         for table in self.parameters():
             table.data = given.rows.complete(graph, table.detach()[:count].clone())
 
+    def restart(self, given: Any) -> None:
+        graph, pattern = given.graph, self.pattern
+        size = len(self.loc) if graph is None else graph.num_points
+        if pattern is not None:
+            pattern = graph.neighbors[:, : pattern.shape[1]].clone()
+        start = LocalGaussian(size, pattern, self.num_latents, unit=self.unit, like=self.loc)
+        self.pattern = pattern
+        for name, table in start.named_parameters():
+            setattr(self, name, table)
+
     def distributed(self, given: Any) -> None:
         for table in self.parameters():
             table.data = table.detach()[:1].expand(given.rows.num_data, -1)
@@ -314,6 +324,12 @@ class DenseGaussian(GPModule):
         root = factor(q)[..., rows, :]
         cov = (root @ root.mT)[..., positions[:, :, None], positions[:, None, :]]
         return dist.MultivariateNormal(q.mean[..., sets], scale_tril=cholesky(cov, 0.0, escalate=True))
+
+    @torch.no_grad()
+    def restart(self, given: Any) -> None:
+        """Put q at N(0, unit^2), the prior of whitened values."""
+        scale = torch.full_like(self.loc, self.unit).mT
+        self.assign(dist.Normal(torch.zeros_like(scale), scale).to_event(1))
 
     @torch.no_grad()
     def assign(self, q: Distribution) -> None:

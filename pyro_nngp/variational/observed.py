@@ -384,9 +384,9 @@ class ObservedGaussian(Family):
         self.excess.due.fill_(True)
         self._cache.forget()
 
-    def distributed(self, given: Given) -> None:
+    def restart(self, given: Any) -> None:
         shape = *self.loc.shape[:-1], len(given.rows.x)
-        self.__init__(shape, given.mean, given.parameters, given.rows.x)  # type: ignore[attr-defined, misc]
+        self.__init__(shape, given.mean, given.parameters, given.rows.x)  # type: ignore[misc]
 
     def _copy(self) -> "ObservedGaussian":
         """A copy whose buffers can be replaced."""
