@@ -6,6 +6,7 @@ from pyro_nngp.inference.arviz.pointwise import PointwiseLogLikelihood
 from pyro_nngp.inference.arviz.sbc import sbc_to_arviz
 from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
 from pyro_nngp.inference.checkpoint import CheckpointError
+from pyro_nngp.inference.cross_validation import CrossValidation, Score, cross_validate
 from pyro_nngp.inference.diagnostics.calibration import (
     Reliability,
     coverage_curve,
@@ -43,6 +44,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "ConvergenceWarning",
+    "CrossValidation",
     "Cyclical",
     "DivergenceError",
     "FitResult",
@@ -58,9 +60,11 @@ __all__ = [
     "Reliability",
     "RowAdam",
     "Schedule",
+    "Score",
     "Validation",
     "compare_to_exact",
     "coverage_curve",
+    "cross_validate",
     "elpd",
     "fit",
     "pit",

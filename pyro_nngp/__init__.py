@@ -23,7 +23,7 @@ if _typing.TYPE_CHECKING:
     )
     from pyro_nngp.adapters.maps import predict_grid
     from pyro_nngp.distributions import NNGP, NNGPReparam
-    from pyro_nngp.inference import AutoNNGP, fit, to_arviz
+    from pyro_nngp.inference import AutoNNGP, cross_validate, fit, to_arviz
     from pyro_nngp.models import BSGP, LMC, LOO, NPVI, SVGP, SWSGP, VNNGP, CoregionalizedLOO, MLLk, Vecchia
     from pyro_nngp.neighbors import NeighborGraph
     from pyro_nngp.storage import load
@@ -46,6 +46,7 @@ __all__ = [
     "NeighborGraph",
     "Vecchia",
     "__version__",
+    "cross_validate",
     "data",
     "distributed",
     "distributions",
@@ -65,6 +66,7 @@ _HOME = {
     "NNGP": "distributions",
     "NNGPReparam": "distributions",
     "NeighborGraph": "neighbors",
+    "cross_validate": "inference",
     "fit": "inference",
     "load": "storage",
     "predict_grid": "adapters.maps",

@@ -36,11 +36,11 @@ NAMES = {
     """,
     "inducing": "Determinantal InducingPrior kmeans SparseLayer Strauss",
     "inference": """
-        AutoNNGP Checkpoint CheckpointError compare_to_exact ConvergenceWarning coverage_curve Cyclical
-        DivergenceError elpd fit FitResult IntegratedELBO Minibatch NNReport pit plot_coverage plot_pit
-        plot_reliability PointwiseLogLikelihood PolyaGammaGibbs PolynomialDecay PredictiveLogLikelihood psis_khat
-        QuickNUTS Recorder Reliability reliability RowAdam sbc_ranks sbc_to_arviz Schedule SGHMC SGLD SGMCMC SGNHT
-        step_size_refinement symmetry to_arviz uniformity Validation
+        AutoNNGP Checkpoint CheckpointError compare_to_exact ConvergenceWarning coverage_curve cross_validate
+        CrossValidation Cyclical DivergenceError elpd fit FitResult IntegratedELBO Minibatch NNReport pit
+        plot_coverage plot_pit plot_reliability PointwiseLogLikelihood PolyaGammaGibbs PolynomialDecay
+        PredictiveLogLikelihood psis_khat QuickNUTS Recorder Reliability reliability RowAdam sbc_ranks sbc_to_arviz
+        Schedule Score SGHMC SGLD SGMCMC SGNHT step_size_refinement symmetry to_arviz uniformity Validation
     """,
     "kernels": """
         ArcCosine bind Constant Cosine Covariance Gibbs Gneiting Kernel KernelMetric Linear Matern Matern12 Matern32
@@ -93,7 +93,8 @@ def test_a_room_shows_only_its_public_names(room):
 
 def test_the_front_door_shows_methods_and_rooms():
     rooms = "data distributed distributions inference kernels likelihoods models neighbors variational"
-    names = f"{METHODS} {rooms} AutoNNGP fit load NeighborGraph NNGP NNGPReparam predict_grid to_arviz __version__"
+    names = "AutoNNGP cross_validate fit load NeighborGraph NNGP NNGPReparam predict_grid to_arviz __version__"
+    names = f"{METHODS} {rooms} {names}"
     assert sorted(pyro_nngp.__all__) == sorted(names.split()) == sorted(dir(pyro_nngp))
     values = {name: value for name, value in vars(pyro_nngp).items() if not name.startswith("_")}
     assert {name for name, value in values.items() if not inspect.ismodule(value)} <= set(pyro_nngp.__all__)

@@ -75,9 +75,14 @@ def crps_gaussian(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"], scale: Float
     _check_real("crps_gaussian", y=y, loc=loc, scale=scale)
     if not bool((scale > 0).all()):
         fail("crps_gaussian", "scale", "to be positive", float(scale.min()), "Pass standard deviations.")
+    return crps_gaussian_by_row(y, loc, scale).mean()
+
+
+def crps_gaussian_by_row(y: Float[Tensor, "*N"], loc: Float[Tensor, "*N"], scale: Float[Tensor, "*N"]) -> Tensor:
+    """The terms of :func:`crps_gaussian`, of the shape of y."""
     z = (y - loc) / scale
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
-    return (scale * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))).mean()
+    return scale * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
 
 
 def crps_sample(y: Float[Tensor, "*N"], draws: Float[Tensor, "S *N"]) -> Float[Tensor, ""]:
@@ -98,12 +103,17 @@ def crps_sample(y: Float[Tensor, "*N"], draws: Float[Tensor, "S *N"]) -> Float[T
     if draws.dim() == 0 or draws.shape[0] < 2:
         fail("crps_sample", "draws", "of shape (S, *y.shape) with S >= 2", tuple(draws.shape), "Draw more samples.")
     _check_real("crps_sample", y=y, **{"draws[0]": draws[0]})
+    return crps_sample_by_row(y, draws).mean()
+
+
+def crps_sample_by_row(y: Float[Tensor, "*N"], draws: Float[Tensor, "S *N"]) -> Float[Tensor, "*N"]:
+    """The terms of :func:`crps_sample`, of the shape of y."""
     num_draws = draws.shape[0]
     # Centered on the observation, so that large offsets do not cancel in the weighted sum.
     ordered = (draws - y).sort(dim=0).values
     weight = 2 * torch.arange(1, num_draws + 1, dtype=y.dtype, device=y.device) - num_draws - 1
     spread = torch.tensordot(weight, ordered, dims=1) / (num_draws * (num_draws - 1))
-    return (ordered.abs().mean(0) - spread).mean()
+    return ordered.abs().mean(0) - spread
 
 
 def gaussian_interval(
