@@ -100,7 +100,7 @@ def test_counts_at_the_places_of_another_table(stations, krige):
 
 
 def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, monkeypatch):
-    monkeypatch.setattr("pyro_nngp.adapters.command_line.fit", lambda gp, **settings: "untrained")
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", lambda gp, **settings: "untrained")
     stations[:20].to_csv("few.csv", index=False)
     found = []
     for _ in range(2):
@@ -113,7 +113,7 @@ def test_the_seed_governs_the_draws_at_the_places_of_a_table(stations, krige, mo
 
 @pytest.mark.parametrize(("separator", "decimal"), [(";", ","), (";", "."), ("\t", ",")])
 def test_other_separators_are_read(stations, krige, monkeypatch, separator, decimal):
-    monkeypatch.setattr("pyro_nngp.adapters.command_line.fit", lambda gp, **settings: "untrained")
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", lambda gp, **settings: "untrained")
     found = []
     for sep, point in ((",", "."), (separator, decimal)):
         stations[:20].to_csv("few.csv", index=False, sep=sep, decimal=point)
@@ -193,7 +193,7 @@ def test_the_cells_of_a_raster_and_the_points_of_a_file(stations, krige):
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_before_training(stations, krige, capsys, monkeypatch, command, message):
-    monkeypatch.setattr("pyro_nngp.adapters.command_line.fit", None)
+    monkeypatch.setattr("pyro_nngp.adapters.krige.fit", None)
     stations[["day"]].assign(same=1).to_csv("days.csv", index=False)
     assert krige(command) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
