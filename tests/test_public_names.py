@@ -15,7 +15,8 @@ NAMES = {
     "adapters.botorch": "DrawnPosterior NearestNeighborModel",
     "adapters.maps": "predict_grid",
     "adapters.plots": """
-        plot_band plot_dependence plot_fit plot_map plot_neighbors plot_relevance plot_variogram
+        plot_band plot_dependence plot_fit plot_map plot_neighbors plot_relevance plot_residuals
+        plot_scores plot_variogram
     """,
     "adapters.sklearn": "NNGPClassifier NNGPCountRegressor NNGPRegressor",
     "conditionals": "graph_conditional local_conditional nn_conditional whitened_conditional",

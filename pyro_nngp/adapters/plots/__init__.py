@@ -2,6 +2,7 @@
 
 from pyro_nngp.adapters.plots.maps import plot_map
 from pyro_nngp.adapters.plots.models import plot_band, plot_dependence, plot_relevance, plot_variogram
+from pyro_nngp.adapters.plots.scores import plot_residuals, plot_scores
 from pyro_nngp.adapters.plots.training import plot_fit, plot_neighbors
 
 __all__ = [
@@ -11,5 +12,7 @@ __all__ = [
     "plot_map",
     "plot_neighbors",
     "plot_relevance",
+    "plot_residuals",
+    "plot_scores",
     "plot_variogram",
 ]

@@ -2,23 +2,32 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pyro_nngp._checks import fail
 from pyro_nngp._matplotlib import pyplot as pyplot_of
+from pyro_nngp.adapters.plots.axes import aspect, edges, set_ticks
 
 if TYPE_CHECKING:
     from xarray import Dataset
+
+_WIDTH, _HEIGHTS = 5.5, (3.0, 7.5)  # of a panel [inches], with its color bar
 
 
 def plot_map(grid: "Dataset", places: Any = None) -> Any:
     """Mean and standard deviation of a map side by side; of a map of classes, the probability of each.
 
+    Two axes that are lengths have one scale: those of a grid with a coordinate reference system, or named x and y, east
+    and north, easting and northing. Degrees have that of the middle latitude.
+
     Args:
         grid: a map of one output from :func:`~pyro_nngp.adapters.maps.predict_grid`, on a grid with two dimensions, or
             with one, which gives a curve with a band of two standard deviations.
-        places: places of the data (N, 2), horizontal and vertical coordinates, to mark in the last picture.
+        places: places of the data (N, 2), horizontal and vertical coordinates, to mark in the last picture; others than
+            those within the grid are left out.
 
     Returns:
-        The axes, an array of two or of one per class; or one axis for a curve.
+        The axes, an array of two or of one per class, all with the limits of the grid; or one axis for a curve.
 
     Raises:
         ValueError: for a grid of more dimensions, or several outputs.
@@ -45,13 +54,34 @@ def plot_map(grid: "Dataset", places: Any = None) -> Any:
         axis.set(xlabel=dims[0])
         axis.legend()
         return axis
-    axes = pyplot.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.5), layout="constrained")[1]
+    across, up = (np.asarray(grid[dim].values, dtype=float) for dim in (dims[1], dims[0]))
+    (west, east), (south, north) = edges(across), edges(up)
+    scale = aspect((str(dims[1]), str(dims[0])), (across, up), _crs_of(grid))
+    tall = 0.8 * _WIDTH if scale == "auto" else _WIDTH * 0.8 * _ratio(scale) * (north - south) / (east - west)
+    size = _WIDTH * len(panels), min(max(tall + 0.4, _HEIGHTS[0]), _HEIGHTS[1])
+    axes = pyplot.subplots(1, len(panels), figsize=size, layout="constrained", sharex=True, sharey=True)[1]
     for axis, panel, name in zip(axes, panels, names, strict=True):
-        picture = axis.pcolormesh(
-            panel[dims[1]], panel[dims[0]], panel, cmap="magma" if name == "sd" else "viridis", rasterized=True
-        )
+        picture = axis.pcolormesh(across, up, panel, cmap="magma" if name == "sd" else "viridis", rasterized=True)
         axis.figure.colorbar(picture, ax=axis, label=name)
-        axis.set(xlabel=dims[1], ylabel=dims[0])
+        axis.set(xlabel=dims[1], ylabel=dims[0], xlim=(west, east), ylim=(south, north))
+        axis.set_aspect(scale, adjustable="box")
+        axis.label_outer()
+        set_ticks(axis)
     if places is not None:
-        axes[-1].plot(*places.T, ".", color="white", markersize=2, alpha=0.6)
+        x, y = np.asarray(places, dtype=float).T
+        within = (x >= west) & (x <= east) & (y >= south) & (y <= north)
+        axes[-1].plot(x[within], y[within], ".", color="white", markersize=2, alpha=0.6)
     return axes
+
+
+def _ratio(scale: float | str) -> float:
+    return 1.0 if isinstance(scale, str) else scale
+
+
+def _crs_of(grid: "Dataset") -> str:
+    """The reference system of a grid as text, by the conventions of rioxarray and CF; empty if it has none."""
+    for name in ("spatial_ref", "crs"):
+        if name in grid.coords or name in grid.variables:
+            attributes = grid[name].attrs
+            return str(attributes.get("crs_wkt", attributes.get("spatial_ref", name)))
+    return ""
