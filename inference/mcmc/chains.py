@@ -21,7 +21,7 @@ from pyro.ops.stats import effective_sample_size
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from pyro_nngp._checks import check_int, check_memory, check_path, fail
+from pyro_nngp._checks import check_int, check_memory, check_path, fail, warn
 from pyro_nngp.distributed import World
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference.checkpoint import (
@@ -186,6 +186,10 @@ class SGMCMC(MCMC):
                 bar.update()
                 if self.checkpoint and (done % self._every == 0 or done == total or pressed):
                     self._save(self.checkpoint, done, draws)
+        if pressed and done < total:
+            cure = "Call run again, which goes on." if self.checkpoint else "With checkpoint= a run can go on."
+            got = f"Ctrl-C after {done} of {total} updates, and {len(draws)} draws"
+            warn(f"SGMCMC: expected {self.num_samples} draws of each chain, got {got}. {cure}")
 
     def _save(self, path: str | os.PathLike[str], done: int, draws: list[Tensor]) -> None:
         stacked = torch.stack(draws) if draws else torch.empty(0)

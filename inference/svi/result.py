@@ -18,7 +18,7 @@ class FitResult:
         scores: (step, score) of each validation.
         seconds: wall time of this call.
         converged: whether the loss had stopped falling; None if the steps were too few to decide, or were interrupted.
-        interrupted: whether Ctrl-C, early stopping or the time limit ended it.
+        ended_by: "Ctrl-C", "the time limit" or "early stopping" if one of them ended it; else None.
         optimizer: "adam" or "lbfgs".
         batch_size: rows per step at the end; the number of data points if a step used all of them.
         refreshes: number of times that neighbors were found again in this call.
@@ -32,13 +32,18 @@ class FitResult:
     scores: list[tuple[int, float]]
     seconds: float
     converged: bool | None
-    interrupted: bool
+    ended_by: str | None
     optimizer: str
     batch_size: int
     refreshes: int
     solves: int
     num_neighbors: int | None = None
     replayed_from: int | None = None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C, early stopping or the time limit ended it."""
+        return self.ended_by is not None
 
     @property
     def steps(self) -> int:
@@ -56,7 +61,7 @@ class FitResult:
         name = {"adam": "Adam", "lbfgs": "L-BFGS"}[self.optimizer]
         counts = f"{self.steps} steps of {name} on {self.batch_size} rows, {self.refreshes} refreshes"
         solves = f", {self.solves} solves" if self.solves else ""
-        ended = ", interrupted" if self.interrupted else ""
+        ended = f", ended by {self.ended_by}" if self.interrupted else ""
         counts += f", K = {self.num_neighbors}" if self.num_neighbors is not None else ""
         replay = f", replayed from step {self.replayed_from}" if self.replayed_from is not None else ""
         return f"FitResult({state}{ended}: loss {self.loss:.4f}, {counts}{solves}{replay}, {self.seconds:.1f} s)"

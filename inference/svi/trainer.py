@@ -211,20 +211,27 @@ class Trainer:
     def result(self, interrupted: bool) -> FitResult:
         """The result; warns if the run did not converge."""
         state = self.state
-        interrupted = interrupted or (self.ended and not self.converged)
+        ended_by = "Ctrl-C" if interrupted else None
+        if self.ended and not (self.converged or interrupted):
+            ended_by = "early stopping" if self._out_of_patience() else "the time limit"
+        interrupted = ended_by is not None
         fall = self.gain if self.automatic else still_falling(state.losses, self.milestone)
         converged = self.converged if self.automatic else None if fall is None else fall == 0
         is_early = interrupted and state.step < self.num_steps and not self._out_of_patience()
         if is_early and converged and not self.automatic:
             converged = None  # a loss may be flat before the rates are lowered
-        if converged is False and not (interrupted and self._out_of_patience()) and self.ranks.is_first:
+        if self.ranks.is_first and ended_by in ("Ctrl-C", "the time limit"):
+            cure = "Raise max_seconds." if ended_by == "the time limit" else "Call fit again, which goes on from here."
+            text = f"got {ended_by} after {state.step} steps: predictions are those of a model that is not trained"
+            warn(f"fit: expected training to go on until it has converged, {text}. {cure}", ConvergenceWarning)
+        elif self.ranks.is_first and converged is False and ended_by is None:
             self._warn(fall)
         rows = state.batch_size or state.num_data
         seconds = time.perf_counter() - self.started
         losses = torch.tensor(state.losses)
         graph = graph_of(self.method)
         counts = self.refreshes, self.solves, None if graph is None else graph.num_neighbors, state.replayed_from
-        result = FitResult(losses, self.scores, seconds, converged, interrupted, self.optimizer, rows, *counts)
+        result = FitResult(losses, self.scores, seconds, converged, ended_by, self.optimizer, rows, *counts)
         if not interrupted:
             check_leak(self.method)
             check_neighbors(self.method)
@@ -367,8 +374,8 @@ class Trainer:
         steps = len(self.state.losses)
         what = "the last round" if self.automatic else "an eighth of the steps"
         amount = describe_fall(fall, what)
-        cure = "Raise max_seconds." if self.automatic else f"Leave num_steps={self.num_steps} out, or raise it or lr."
-        if self.automatic and steps >= self.num_steps:
+        cure = f"Leave num_steps={self.num_steps} out, or raise it or lr."
+        if self.automatic:
             cure = "Look for parameters that run away, or raise tolerance."
         text = f"fit: expected the loss to stop falling, got a loss that {amount} after {steps} steps. {cure}"
         warn(text, ConvergenceWarning)

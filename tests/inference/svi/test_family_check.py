@@ -62,7 +62,7 @@ def test_a_q_that_cannot_follow_is_reported():
 def test_a_q_that_follows_is_not_reported(recwarn):
     gp = vnngp(0.03, guide=MeanField(), num_neighbors=10)
     gp.solve()
-    check_family(gp, FitResult(torch.zeros(1), [], 0.0, True, False, "adam", 60, 0, 0))
+    check_family(gp, FitResult(torch.zeros(1), [], 0.0, True, None, "adam", 60, 0, 0))
     assert not recwarn
 
 
@@ -116,5 +116,5 @@ def test_a_loss_above_the_evidence_is_reported():
 
 def test_a_loss_of_few_inducing_points_is_not_reported(recwarn):
     gp = SWSGP(X, Y, inducing=3, num_neighbors=3)
-    check_family(gp, FitResult(torch.zeros(1), [], 0.0, True, False, "adam", 60, 0, 0))
+    check_family(gp, FitResult(torch.zeros(1), [], 0.0, True, None, "adam", 60, 0, 0))
     assert not recwarn

@@ -69,7 +69,7 @@ def test_other_models_have_no_mean_to_judge(make):
 
 
 def result(loss, converged=True):
-    return FitResult(torch.tensor([loss]), [], 0.0, converged, False, "lbfgs", 60, 0, 0)
+    return FitResult(torch.tensor([loss]), [], 0.0, converged, None, "lbfgs", 60, 0, 0)
 
 
 def test_a_loss_that_no_data_have_is_reported():

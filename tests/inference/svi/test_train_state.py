@@ -16,6 +16,7 @@ from training import BY_GRADIENTS, SETTINGS, Line, N, assert_same, stop_at, valu
 
 from pyro_nngp.inference import (
     Checkpoint,
+    ConvergenceWarning,
     DivergenceError,
     Schedule,
     fit,
@@ -99,7 +100,8 @@ def test_ctrl_c_finishes_the_step_and_loses_nothing(tmp_path):
     path, whole, stopped, resumed = tmp_path / "run.pt", vnngp(), vnngp(), vnngp()
     want = fit(whole, 12, **SETTINGS)
     press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 5 else None  # noqa: E731
-    result = fit(stopped, 12, checkpoint=path, callback=press, **SETTINGS)
+    with pytest.warns(ConvergenceWarning, match="Ctrl-C after 5 steps"):
+        result = fit(stopped, 12, checkpoint=path, callback=press, **SETTINGS)
     assert result.interrupted
     assert len(result.losses) == 5
     got = fit(resumed, 12, checkpoint=path, **SETTINGS)

@@ -256,22 +256,24 @@ def test_a_ceiling_in_seconds_ends_a_run_with_a_warning():
     with pytest.warns(ConvergenceWarning, match=r"Raise max_seconds"):
         result = fit(vecchia(), max_seconds=1e-9, progress=False)
     assert result.converged is False
-    assert result.interrupted
+    assert result.ended_by == "the time limit"
     assert result.steps == 0
 
 
 def test_ctrl_c_ends_a_run_without_a_number_of_steps():
     press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 3 else None  # noqa: E731
-    result = fit(vecchia(), callback=press, progress=False)
-    assert result.interrupted
+    with pytest.warns(ConvergenceWarning, match="Ctrl-C after 3 steps: predictions are those of a model that is not"):
+        result = fit(vecchia(), callback=press, progress=False)
+    assert result.ended_by == "Ctrl-C"
     assert result.steps == 3
 
 
 def test_convergence_of_a_run_that_ctrl_c_cut_short_is_unknown():
     press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 40 else None  # noqa: E731
-    result = fit(vecchia(60), 50, lr=1e-9, callback=press, progress=False)
+    with pytest.warns(ConvergenceWarning, match="got Ctrl-C after 40 steps"):
+        result = fit(vecchia(60), 50, lr=1e-9, callback=press, progress=False)
     assert (result.steps, result.converged, result.interrupted) == (40, None, True)
-    assert repr(result).startswith("FitResult(convergence unknown, interrupted: loss")
+    assert repr(result).startswith("FitResult(convergence unknown, ended by Ctrl-C: loss")
 
 
 def test_a_score_that_is_not_finite_is_never_the_best():
@@ -374,7 +376,7 @@ def test_early_stopping_keeps_the_best_state():
 
     result = fit(line, 100, validation=Validation(validate, 3, 2), elbo=Trace_ELBO(), **SETTINGS)
     assert [step for step, _ in result.scores] == [3, 6, 9, 12]
-    assert result.interrupted
+    assert result.ended_by == "early stopping"
     assert_same(values(line), states[1])
 
 
@@ -391,7 +393,8 @@ def test_a_run_that_patience_ended_stays_ended(tmp_path):
 def test_ctrl_c_leaves_a_solution_for_the_last_parameters():
     model = vnngp(torch.float64)
     press = lambda step, loss: os.kill(os.getpid(), signal.SIGINT) if step == 5 else None  # noqa: E731
-    fit(model, 12, callback=press, **SETTINGS)
+    with pytest.warns(ConvergenceWarning, match="Ctrl-C"):
+        fit(model, 12, callback=press, **SETTINGS)
     left = values(model)["q.loc"]
     model.solve()
     torch.testing.assert_close(values(model)["q.loc"], left, rtol=1e-6, atol=1e-6)
