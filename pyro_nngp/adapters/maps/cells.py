@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyro_nngp._checks import fail
 from pyro_nngp._masks import with_nan
+from pyro_nngp.adapters.maps.systems import known_system, with_system
 from pyro_nngp.data.globe import lon_lat
 
 if TYPE_CHECKING:
@@ -51,11 +52,13 @@ class Cells:
         known: Sequence[str] | None,
         mask: Any,
         like: Tensor,
+        crs: Any = None,
     ) -> None:
         import xarray
 
         grid = _dataset(template)
         self.dims = _dims(grid)
+        grid = with_system(grid, known_system(_WHERE, crs, grid, columns or known), self.dims)
         self.coords = dict(grid.coords)
         self.shape = tuple(grid.sizes[dim] for dim in self.dims)
         self._like = like
@@ -172,7 +175,6 @@ def _sources(
         base, _, system = name.partition(" (")
         if system and name not in grid.variables:  # coordinates of points of geopandas
             on_globe = f"z ({system}" in names
-            _check_system(grid, system.removesuffix(")"))
             if base == "z" or (on_globe and base == "y"):  # x stands for all three
                 continue
             sources.append(_Source(("x", "y") if on_globe else (base,), on_globe))
@@ -184,18 +186,6 @@ def _sources(
             cure = "Add it to the template, or name others by columns=[...]."
             fail(_WHERE, "template", f"to have the variable {each!r}", have, cure)
     return sources
-
-
-def _check_system(grid: "Dataset", system: str) -> None:
-    """Raise if the template has another coordinate reference system than the data."""
-    present = grid.rio.crs if hasattr(grid, "rio") else None
-    if present is None:
-        return
-    from pyproj import CRS
-
-    if CRS.from_user_input(present) != CRS.from_user_input(system):
-        cure = "Reproject one of them, as by template.rio.reproject."
-        fail(_WHERE, "template", f"in the reference system {system}", str(present), cure)
 
 
 def _numeric(array: "DataArray", dims: tuple[str, ...]) -> "DataArray":

@@ -1,6 +1,7 @@
 """Files of maps: NetCDF, Zarr and GeoTIFF, chosen by the file extension."""
 
 import errno
+import math
 import os
 import shutil
 import warnings
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyro_nngp._checks import check_path, fail, import_extra
+from pyro_nngp.adapters.maps.systems import mapped
 
 if TYPE_CHECKING:
     from xarray import DataArray, Dataset
@@ -55,16 +57,34 @@ def write(dataset: "Dataset", path: Path) -> None:
     os.replace(scratch, path)
 
 
-def read(path: Path) -> "Dataset":
-    """Open a map file; values are read lazily."""
+def read(path: Path, like: "Dataset") -> "Dataset":
+    """Open a map file; values are read lazily.
+
+    Args:
+        path: the file.
+        like: the map that was written, for the variables, dimensions and coordinates that bands do not have.
+    """
     import xarray
 
     if path.suffix == ".nc":
-        return xarray.open_dataset(path, engine="h5netcdf")
+        return xarray.open_dataset(path, engine="h5netcdf", decode_coords="all")
     if path.suffix == ".zarr":
-        return xarray.open_zarr(path, chunks=None)
-    bands = xarray.open_dataset(path, engine="rasterio", band_as_variable=True)
-    return bands.rename({name: band.attrs["long_name"] for name, band in bands.data_vars.items()})
+        return xarray.open_zarr(path, chunks=None, decode_coords="all")
+    bands = import_extra("predict_grid", "rioxarray", "maps").open_rasterio(path)
+    first, variables = 0, {}
+    for name, array in like.data_vars.items():
+        *further, vertical, horizontal = array.dims
+        shape = tuple(like.sizes[dim] for dim in further)
+        count = math.prod(shape)
+        own = bands.isel(band=slice(first, first + count)).drop_vars(bands.coords)
+        own = own.rename(dict(zip(own.dims, ("band", vertical, horizontal), strict=True)))
+        if len(further) > 1:  # values are read: bands have one dimension
+            own = xarray.DataArray(own.values.reshape(*shape, *own.shape[1:]), dims=array.dims)
+        variables[name] = own.rename({"band": further[0]}) if len(further) == 1 else own
+        variables[name] = own.isel(band=0) if not further else variables[name]
+        variables[name].attrs.clear()
+        first += count
+    return mapped(xarray.Dataset(variables).assign_coords(like.coords))
 
 
 def _write_raster(dataset: "Dataset", path: Path) -> None:

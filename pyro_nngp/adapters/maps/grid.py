@@ -27,6 +27,7 @@ from pyro_nngp.adapters.maps.cells import Cells, Tile
 from pyro_nngp.adapters.maps.formats import check_format, read, write
 from pyro_nngp.adapters.maps.parts import Parts
 from pyro_nngp.adapters.maps.shared_store import SharedStore
+from pyro_nngp.adapters.maps.systems import mapped
 from pyro_nngp.distributed import World
 from pyro_nngp.distributions.quantiles import exceedance, quantiles
 from pyro_nngp.inference.checkpoint import exclusive_checkpoint
@@ -54,6 +55,7 @@ def predict_grid(
     num_neighbors: int | None = None,
     offset: float = 0.0,
     trials: int | None = None,
+    crs: Any = None,
     seed: int = 0,
     progress: bool = True,
 ) -> "Dataset":
@@ -77,6 +79,8 @@ def predict_grid(
         num_neighbors: as in ``gp.predict``.
         offset: offset at all cells, such as the logarithm of an exposure.
         trials: number of trials at all cells, of ``Binomial()``.
+        crs: coordinate reference system of the grid, such as "EPSG:32632"; None takes that of the template, or of the
+            points that the method was built from. The Dataset and files of any format have it.
         seed: seed of draws, and of quantiles without a closed form.
         progress: whether a run of more than three seconds shows a progress bar.
 
@@ -101,7 +105,7 @@ def predict_grid(
     for level in levels:
         if not 0 < level < 1:
             fail(where, "quantile_levels", "in (0, 1)", level, "Give probabilities such as 0.05 and 0.95.")
-    cells = Cells(template, columns, gp.columns, mask, gp.x)
+    cells = Cells(template, columns, gp.columns, mask, gp.x, crs)
     target = None if path is None else check_format(where, path, cells.dims)
     results = _Results(gp, of, levels, limits, num_draws, samples, num_neighbors, offset, trials)
     folder = None if target is None else Path(f"{target}.part")
@@ -119,7 +123,7 @@ def predict_grid(
             store = SharedStore(world, target, parts_of, outline, cells.tiles)
             _compute(store, cells, results, world, seed, progress)
             store.publish()
-            return read(cast(Path, target))
+            return read(cast(Path, target), outline)
         parts = Parts(folder, parts_of, [*cells.tiles, cells.everything], cells.shape)
         _compute(parts, cells, results, None, seed, progress)
         if not parts.done[-1]:
@@ -138,7 +142,7 @@ def predict_grid(
             return dataset
         write(dataset, target)
         parts.remove()
-        return read(target)
+        return read(target, dataset)
 
 
 def _compute(
@@ -146,14 +150,17 @@ def _compute(
 ) -> None:
     """Finish all tiles, together with the other processes."""
     row = results.gp.x[:1].detach()
-    with tqdm(total=math.prod(cells.shape), desc="map", unit="cell", delay=3, disable=not progress) as bar:
+    sizes = [math.prod(part.stop - part.start for part in tile) for tile in cells.tiles]
+    done = sum(size for size, is_done in zip(sizes, parts.done, strict=False) if is_done)
+    options: Any = {"desc": "map", "unit": "cell", "unit_scale": True, "delay": 3, "disable": not progress}
+    with tqdm(total=sum(sizes), initial=done, **options) as bar:
         for number in _turns(np.flatnonzero(~parts.done[: len(cells.tiles)]), world):
             values = {} if number is None else _values(cells, cells.tiles[number], results.moments, seed + number)
             if not values and world is not None:
                 results.moments(row)  # other processes have cells to predict, and all search for neighbors together
             if number is not None:
                 parts.finish(number, values)
-                bar.update(math.prod(part.stop - part.start for part in cells.tiles[number]))
+                bar.update(sizes[number])
 
 
 def _values(cells: Cells, tile: Tile, compute: Callable[[Tensor], Values], seed: int) -> Values:
@@ -264,7 +271,7 @@ class _Results:
         labels = {"quantile": self.levels.tolist(), "threshold": self.thresholds.tolist(), "output": list(outputs)}
         if self.gp.classes is not None:
             labels["category"] = list(self.gp.classes)
-        return dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims})
+        return mapped(dataset.assign_coords({dim: values for dim, values in labels.items() if dim in dataset.dims}))
 
     def digest(self) -> str:
         """Digest of everything that determines the values, except the cells and the seed."""

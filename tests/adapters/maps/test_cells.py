@@ -81,7 +81,9 @@ def test_places_on_the_globe_and_their_reference_system():
     found = predict_grid(gp, raster.rio.write_crs("EPSG:4326"))["mean"]
     expected = gp(lon_lat(torch.tensor([[10.2, 45.3]], dtype=torch.float64)))[0]
     assert float(found[2, 1]) == pytest.approx(expected.item(), rel=1e-6)
-    with pytest.raises(ValueError, match="expected template in the reference system EPSG:4326, got EPSG:32632"):
+    with pytest.raises(
+        ValueError, match="expected the template in the reference system EPSG:4326, as the data, got EPSG:32632"
+    ):
         predict_grid(gp, raster.rio.write_crs("EPSG:32632"))
     flat = nngp.Vecchia(places.to_crs("EPSG:32632"), torch.rand(40).double().numpy(), num_neighbors=6)
     assert predict_grid(flat, raster * 0)["sd"].shape == (3, 2)

@@ -3,10 +3,12 @@
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
-import rioxarray  # noqa: F401 - registers the engine of rasters
+import rioxarray
 import xarray as xr
 
+import pyro_nngp as nngp
 from pyro_nngp.adapters.maps import predict_grid
 
 
@@ -27,10 +29,20 @@ def test_rasters_have_a_band_for_each_variable_and_their_reference_system(gp, ax
     found = predict_grid(gp, raster, columns=["x", "y"], quantile_levels=[0.1, 0.9], path=tmp_path / "map.tif")
     assert found.rio.crs.to_epsg() == 32632
     expected = predict_grid(gp, raster, columns=["x", "y"], quantile_levels=[0.1, 0.9])
-    assert list(found.data_vars) == ["mean", "sd", "quantiles quantile=0.1", "quantiles quantile=0.9"]
-    np.testing.assert_array_equal(found["mean"], expected["mean"])
-    np.testing.assert_array_equal(found["quantiles quantile=0.9"], expected["quantiles"].sel(quantile=0.9))
-    np.testing.assert_allclose(found["y"], expected["y"])
+    xr.testing.assert_identical(found.load(), expected)
+    with rioxarray.open_rasterio(tmp_path / "map.tif") as file:
+        assert file.attrs["long_name"] == ("mean", "sd", "quantiles quantile=0.1", "quantiles quantile=0.9")
+        assert file.rio.crs.to_epsg() == 32632
+        np.testing.assert_array_equal(file[3], expected["quantiles"].sel(quantile=0.9))
+
+
+def test_a_raster_of_several_outputs_comes_back_with_its_dimensions(axes, tmp_path):
+    frame = pd.DataFrame(np.random.default_rng(0).random((40, 2)), columns=["east", "north"])
+    gp = nngp.Vecchia(frame, frame.rename(columns={"east": "a", "north": "b"}), num_neighbors=5)
+    settings = {"quantile_levels": [0.1, 0.9], "crs": "EPSG:32632"}
+    xr.testing.assert_identical(
+        predict_grid(gp, axes, path=tmp_path / "map.tif", **settings).load(), predict_grid(gp, axes, **settings)
+    )
 
 
 @pytest.mark.parametrize(

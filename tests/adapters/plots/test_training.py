@@ -10,7 +10,7 @@ from pyro_nngp.inference import FitResult
 
 
 def result(losses, scores=()):
-    return FitResult(torch.tensor(losses), list(scores), 1.0, True, False, "adam", 10, 0, 0)
+    return FitResult(torch.tensor(losses), list(scores), 1.0, True, None, "adam", 10, 0, 0)
 
 
 def test_losses_their_mean_and_scores():
