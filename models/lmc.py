@@ -389,9 +389,9 @@ class LatentFunctions(Posterior):
         k = self.enough_neighbors() if num_neighbors is None else num_neighbors
         return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
 
-    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "T B"]:
+    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         x, noise = self.rows.x[rows], typical_noise(self.q.observations(self)[1])
-        return (outputs_of(self.loading(x), *self.q.given_observations(self, x, near))[1] + noise).log()
+        return outputs_of(self.loading(x), *self.q.given_observations(self, x, near))[1], noise
 
     # Values.
 

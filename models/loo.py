@@ -63,7 +63,7 @@ from pyro_nngp.likelihoods.augmentation import (
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.augmented import Augmented
 from pyro_nngp.models.base.draws import Draw, drawn_values
-from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
+from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
 from pyro_nngp.models.base.program import Program, latents_first
 from pyro_nngp.models.base.response import ResponseMethod
 from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
@@ -109,7 +109,8 @@ class LOO(ResponseMethod):
             learned smoothness, for labels and below 100 rows Matern52, with one lengthscale per column. Unset
             hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: one of the table; None is :class:`~pyro_nngp.likelihoods.Gaussian`.
-        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
+        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %,
+            of y or, for Gaussian data in a few thousand rows at most, of f
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         guide: family of q(omega): :class:`~pyro_nngp.variational.LogNormal` as in the paper, or
             :class:`~pyro_nngp.variational.Conjugate` for PG(b, c), or a Gamma, with a free parameter each. None is
@@ -186,7 +187,7 @@ class LOO(ResponseMethod):
         self.has_row_tables = not isinstance(likelihood, Gaussian)
         self.q = self._build_q() if self.has_row_tables else None
         if num_neighbors is None:
-            choose_neighbors(self)
+            choose_neighbors(self, most_for_f=0 if self.has_row_tables else MOST_NEIGHBORS)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None, batch: Batch | None = None) -> Tensor:

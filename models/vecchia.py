@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.models.base.neighbor_choice import choose_neighbors, first_neighbors
+from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
 from pyro_nngp.models.base.trend import can_solve_mean, solve_mean, solved_mean
@@ -49,7 +49,8 @@ class Vecchia(ResponseMethod):
             learned smoothness, for labels and below 100 rows Matern52, with one lengthscale per column. Unset
             hyperparameters start from the data (:mod:`pyro_nngp.starts.from_data`).
         likelihood: Gaussian; None makes one.
-        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %
+        num_neighbors: K; None is 32, doubled up to 128 where that lowers predictive variances by more than 10 %,
+            of y or, in a few thousand rows at most, of f
             (:func:`~pyro_nngp.models.base.neighbor_choice.choose_neighbors`).
         mean: mean function ``(B, D) -> (B,)`` or ``(B, 1)``; None is a learnable constant.
         ordering: "random", "maximin", "coordinate", "principal", "given" or a permutation.
@@ -91,7 +92,7 @@ class Vecchia(ResponseMethod):
         k = first_neighbors("Vecchia", num_neighbors, x)
         self.graph = NeighborGraph(x, k, ordering, seed=seed, metric=self.neighbor_metric())
         if num_neighbors is None:
-            choose_neighbors(self)
+            choose_neighbors(self, most_for_f=MOST_NEIGHBORS)
 
     @pyro_method
     def model(self, idx: Int[Tensor, " I"] | None = None) -> Tensor:

@@ -20,6 +20,7 @@ from pyro_nngp._memory import at_once
 from pyro_nngp.likelihoods.augmentation import Coupling, gaussian_observations, predictive, squared_latent
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.neighbors import Batch
+from pyro_nngp.neighbors.choice_of_k import FOR_Y
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.rows import At, Part
 from pyro_nngp.variational import conjugate_posterior
@@ -49,6 +50,10 @@ class Augmented(Observed):
         if q is not None:
             vars(q).update(self.rows.fetch(part.numbers, q.row_tables()))
         return replace(posterior, q=q)
+
+    def enough_neighbors(self) -> int:
+        """Auxiliary variables are those of K neighbors, and of no use to f with many more: y alone decides."""
+        return super().enough_neighbors() if self.q is self.omega is None else self.worthwhile_neighbors((FOR_Y,))
 
     def variables(self, rows: Int[Tensor, " U"]) -> Any:
         """The auxiliary variables of some rows, (U,) or (L, U); None for Gaussian data."""

@@ -70,11 +70,10 @@ class LatentPosterior(Posterior):
         k = self.enough_neighbors() if num_neighbors is None else num_neighbors
         return self.graph.query(x_new, min(k, self.graph.num_points)), self.graph.extend(x_new, k, seed)[1]
 
-    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
-        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
+    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         precision, x, bound = self.q.observations(self)[1], self.rows.x, self.bound
         _, var = graph_conditional(bound.at_data, x[rows], x, near, 1 / precision, bound.jitter)
-        return (var + typical_noise(precision)).log()
+        return var, typical_noise(precision)
 
     # Several processes: inducing points are the same on all.
 

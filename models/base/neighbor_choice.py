@@ -3,6 +3,7 @@
 :func:`refresh_neighbors` and :func:`prediction_neighbors` are methods of the classes that have a graph.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_int
-from pyro_nngp.neighbors.choice_of_k import WORTHWHILE_TRAINING
+from pyro_nngp.neighbors.choice_of_k import training
 
 USUAL_NEIGHBORS = 32
-_MOST = 128
+MOST_NEIGHBORS = 128
 _TABLE = 2**24  # largest table of neighbors for which K is increased
+_CHEAP = 10**7  # largest N K^2 for which K is increased for the sake of f alone
 
 
 def first_neighbors(
@@ -32,18 +34,24 @@ def first_neighbors(
 
 
 @torch.no_grad()
-def choose_neighbors(method: Any, most: int = _MOST) -> None:
-    """Double K of a method's graph while that lowers the predictive variance by more than 10 %.
+def choose_neighbors(method: Any, most: int = MOST_NEIGHBORS, most_for_f: int = 0) -> None:
+    """Double K of a method's graph while that lowers the predictive variance of y, or of f, by more than 10 %.
 
     For constructors without a given K, at the initial hyperparameters. Smooth functions of many inputs need it: there
-    32 neighbors explain little of the variance. N K is at most 2^24.
+    32 neighbors explain little of the variance.
+
+    Under much noise f needs it too, if neighbors are noisy observations: 32 of them say little. That of f counts while
+    N K^2 is at most 2^24. More rows determine the hyperparameters well enough without, and predictions have a number of
+    neighbors of their own.
 
     Args:
         method: its posterior has predictive variances at the data.
-        most: the largest K.
+        most: the largest K; N K is at most 2^24.
+        most_for_f: the largest K for the sake of f alone.
     """
-    posterior = method.posterior(method.bound())
-    enough = posterior.worthwhile_neighbors(min(most, _TABLE // method.rows.num_rows), WORTHWHILE_TRAINING)
+    rows = method.rows.num_rows
+    rules = training(min(most, _TABLE // rows), min(most_for_f, math.isqrt(_CHEAP // rows)))
+    enough = method.posterior(method.bound()).worthwhile_neighbors(rules)
     if enough != method.graph.num_neighbors:
         method.graph.resize(enough)
         method._neighbors_changed()
@@ -70,6 +78,7 @@ def typical_noise(precision: Float[Tensor, "*L N"]) -> Float[Tensor, "*L 1"]:
 
 
 __all__ = [
+    "MOST_NEIGHBORS",
     "USUAL_NEIGHBORS",
     "choose_neighbors",
     "first_neighbors",

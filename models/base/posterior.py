@@ -11,7 +11,7 @@ Cost: O(B K^3) per batch, for each latent function whose noise differs. Symbols:
 of a batch and its neighbors, P new points, L latent functions, S draws.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.means import trend_variance
 from pyro_nngp.models.base.program import latents_first
-from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE
+from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, Rule
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.plausibility.near_duplicates import DuplicateDependence, find_near_duplicates
 from pyro_nngp.rows import At, Part, Rows
@@ -65,23 +65,21 @@ class Posterior:
         """The default number of neighbors in predictions."""
         return self.graph.num_neighbors
 
-    def worthwhile_neighbors(self, most: int, worthwhile: float) -> int:
-        """K of the graph, doubled up to `most` while that lowers the mean log predictive variance of y enough.
-
-        Args:
-            most: the largest number.
-            worthwhile: smallest fall at some rows, given the others, that justifies a doubling.
-        """
-        first, most = self.graph.num_neighbors, min(most, self.rows.num_rows - 1)
+    def worthwhile_neighbors(self, rules: Sequence[Rule]) -> int:
+        """K of the graph, doubled while that lowers variances at some rows, given the others, enough for a rule."""
+        first = self.graph.num_neighbors
+        most = min(max(rule.most for rule in rules), self.rows.num_rows - 1)
         if first >= most:
             return first
         part = self.rows.trial(self.graph, most)
         posterior, trial = self.on(part), part.places
-        return trial.choose_k(lambda near: posterior.log_variances(trial.rows, near), first, worthwhile)
+        return trial.choose_k(lambda near: posterior.variances(trial.rows, near), first, rules)
 
-    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
-        """Logarithms of the predictive variances of y at some rows, given its neighbors."""
-        undefined(self, "log_variances", "posterior")
+    def variances(
+        self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]
+    ) -> tuple[Float[Tensor, "*L B"], Float[Tensor, "..."]]:
+        """Variances of f at some rows given their neighbors, and a typical variance of the noise of y."""
+        undefined(self, "variances", "posterior")
 
     def neighbors_at_draws(self) -> int | None:
         """The default number at posterior draws; None is that of other predictions."""
@@ -242,14 +240,14 @@ class Observed(Posterior):
         return mean + (w * values_at(residual, near)).sum(-1), var
 
     def enough_neighbors(self) -> int:
-        return self.worthwhile_neighbors(MOST_NEIGHBORS, WORTHWHILE)
+        return self.worthwhile_neighbors((FOR_Y, FOR_F))
 
     @torch.no_grad()
-    def log_variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+    def variances(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B K"]) -> tuple[Tensor, Tensor]:
         at, positions = distinct_rows(near)
         observed = self.observations(at)
         _, var = self.given_neighbors(self.rows.x[rows], at, positions, observed=observed)
-        return (var + observed[1].mean()).log()
+        return var, observed[1].mean()
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""

@@ -20,7 +20,7 @@ from pyro_nngp.likelihoods import Gaussian
 from pyro_nngp.models.base import neighbor_choice
 from pyro_nngp.models.base.draws import Draw, can_be_mapped
 from pyro_nngp.models.base.method import Method
-from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors
+from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, USUAL_NEIGHBORS, choose_neighbors
 from pyro_nngp.models.base.posterior import Observed
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.several_processes import distribute
@@ -90,7 +90,7 @@ class ResponseMethod(Method):
 
     def _distributed(self, choose: bool) -> None:
         if choose and self._chooses_neighbors:
-            choose_neighbors(self)
+            choose_neighbors(self, most_for_f=MOST_NEIGHBORS)
 
 
 def check_gaussian(method: Method) -> None:

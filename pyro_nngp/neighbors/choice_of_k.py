@@ -1,21 +1,64 @@
-"""Choice of the number K of neighbors: it is doubled while that helps."""
+"""Choice of the number K of neighbors: it is doubled while that helps.
 
-from collections.abc import Callable
+The variance of f decides. Under much noise that of y hardly changes with K, and that of f may fall by a factor of six:
+a smooth function needs all the observations within a lengthscale or so, the more, the noisier they are.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 MOST_NEIGHBORS = 512  # for predictions
-WORTHWHILE = 0.01  # smallest gain in log variance that justifies another doubling for predictions
-WORTHWHILE_TRAINING = 0.1  # smallest such gain in training, where each step pays for it
 _TRIED = 64  # points at which numbers of neighbors are compared
+
+
+class Rule(NamedTuple):
+    """A reason to double the number of neighbors.
+
+    Attributes:
+        score: maps what is evaluated at the points of a trial to scores, such as log predictive variances; smaller is
+            better.
+        worthwhile: smallest fall of the mean score that justifies a doubling.
+        most: largest number that it justifies.
+    """
+
+    score: Callable[..., Tensor]
+    worthwhile: float
+    most: int
+
+
+def log_of_f(variance: Tensor, noise: Tensor) -> Tensor:
+    """Logarithms of predictive variances of f."""
+    return variance.log()
+
+
+def log_of_y(variance: Tensor, noise: Tensor) -> Tensor:
+    """Logarithms of predictive variances of y."""
+    return (variance + noise).log()
+
+
+def itself(values: Tensor) -> Tensor:
+    """Scores that are evaluated as such."""
+    return values
+
+
+ONE_SCORE = (Rule(itself, 0.01, MOST_NEIGHBORS),)
+FOR_Y = Rule(log_of_y, 0.01, MOST_NEIGHBORS)  # of predictions
+FOR_F = Rule(log_of_f, 0.03, MOST_NEIGHBORS // 2)
+
+
+def training(most_for_y: int, most_for_f: int) -> tuple[Rule, Rule]:
+    """The rules of training, where each step pays for more neighbors."""
+    return Rule(log_of_y, 0.1, most_for_y), Rule(log_of_f, 0.1, most_for_f)
 
 
 class NeighborTrial:
     """Trial points and their nearest others, at which numbers of neighbors are compared.
 
-    The last choice is kept while the scores of the first number, and the `values` that the other scores depend on, are
+    The last choice is kept while the evaluation of the first number, and the `values` that the others depend on, are
     unchanged, bit for bit.
 
     Args:
@@ -25,40 +68,47 @@ class NeighborTrial:
 
     def __init__(self, rows: Int[Tensor, " B"], near: Int[Tensor, "B k"]) -> None:
         self.rows, self.near = rows, near
-        self._answer: tuple[tuple[int, float, int], tuple[Tensor, ...], int] | None = None
+        self._answer: tuple[tuple[int, tuple[Rule, ...]], tuple[Tensor, ...], int] | None = None
 
     def choose_k(
-        self, scores: Callable[[Int[Tensor, "B K"]], Tensor], first: int, worthwhile: float, *values: Tensor
+        self,
+        evaluate: Callable[[Int[Tensor, "B K"]], Sequence[Tensor]],
+        first: int,
+        rules: Sequence[Rule],
+        *values: Tensor,
     ) -> int:
-        """The chosen K: doubled from `first` up to k while the mean score falls by `worthwhile` or more.
+        """The chosen K: doubled from `first` up to k while the mean score of any rule falls enough.
 
         Args:
-            scores: maps rows of K neighbors to scores of the points, such as log predictive variances; smaller is
-                better.
+            evaluate: maps rows of K neighbors to the arguments of the rules' scores.
             first: the first number tried.
-            worthwhile: smallest fall that justifies a doubling.
-            values: tensors on which the scores of more neighbors depend, but not the scores of the first number.
+            rules: reasons for a doubling.
+            values: tensors on which evaluations of more neighbors depend, but not that of the first number.
 
-        Cost: at most log2(k / first) + 1 evaluations of the scores; one if nothing has changed.
+        Cost: at most log2(k / first) + 1 evaluations; one if nothing has changed.
         """
-        chosen, most = first, self.near.shape[1]
-        if chosen >= most:
+        chosen, limit = first, self.near.shape[1]
+        if chosen >= limit:
             return chosen
-        key = first, worthwhile, len(values)
-        now = scores(self.near[:, :chosen]), *(value.clone() for value in values)
+        key, now = (first, tuple(rules)), evaluate(self.near[:, :chosen])
+        state = tuple(value.clone() for value in (*now, *values))
         if self._answer is not None:
             same_key, then, answer = self._answer
-            if same_key == key and all(map(torch.equal, then, now)):
+            if same_key == key and all(map(torch.equal, then, state)):
                 return answer
-        before = float(now[0].mean())
-        while chosen < most:
-            more = min(2 * chosen, most)
-            after = float(scores(self.near[:, :more]).mean())
-            if before - after < worthwhile:
+        while chosen < limit:
+            more = min(2 * chosen, limit)
+            votes = [rule for rule in rules if more <= rule.most]
+            after = evaluate(self.near[:, :more]) if votes else now
+            if not any(_mean(rule, now) - _mean(rule, after) >= rule.worthwhile for rule in votes):
                 break
-            chosen, before = more, after
-        self._answer = key, now, chosen
+            chosen, now = more, after
+        self._answer = key, state, chosen
         return chosen
+
+
+def _mean(rule: Rule, evaluated: Sequence[Tensor]) -> float:
+    return float(rule.score(*evaluated).mean())
 
 
 def rows_to_try(num_points: int, device: torch.device) -> Int[Tensor, " B"]:

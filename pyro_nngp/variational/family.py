@@ -24,7 +24,7 @@ from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.kernels.base import bind_double
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE
+from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.rows import Part, Rows
 
@@ -107,7 +107,7 @@ class Family(GPModule):
             return first
         part = self.trial(given, most)
         q = part.q.at_rows(given, part.places.near.unique())
-        return part.places.choose_k(partial(_losses, given, part), first, WORTHWHILE, q.loc)
+        return part.places.choose_k(partial(_losses, given, part), first, ONE_SCORE, q.loc)
 
     def trial(self, given: Given, most: int) -> Part:
         """Points at which numbers of neighbors are compared, with q there; the trial is the part's places."""
@@ -201,7 +201,7 @@ def joint_given(
     return bound.mean(x_new) + prior.sample_new(x_new, u, neighbors=joint)
 
 
-def _losses(given: Given, part: Part, near: Int[Tensor, "B K"]) -> Float[Tensor, "*L B"]:
+def _losses(given: Given, part: Part, near: Int[Tensor, "B K"]) -> tuple[Float[Tensor, "*L B"]]:
     """Twice the negative log densities of means of q(u) at some points, as q(u) at others predicts them.
 
     With Gaussian noise its variance counts, too: below it no difference matters.
@@ -215,7 +215,7 @@ def _losses(given: Given, part: Part, near: Int[Tensor, "B K"]) -> Float[Tensor,
     loc, var = through(part.q.at_rows(given, others), w, var, positions, w.new_zeros(()))
     if bound.likelihood is not None and bound.likelihood.is_gaussian:
         var = var + bound.likelihood.variance.mean()
-    return var.log() + (part.q.at_rows(given, rows).loc - loc).square() / var
+    return (var.log() + (part.q.at_rows(given, rows).loc - loc).square() / var,)
 
 
 def parameters_but_level(method: nn.Module, levels: Iterable[Tensor]) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.kernels.base import KernelLike
 from pyro_nngp.linalg.nested_dissection import Elimination
 from pyro_nngp.neighbors import NeighborGraph
-from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, WORTHWHILE, NeighborTrial, rows_to_try
+from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE, NeighborTrial, rows_to_try
 from pyro_nngp.variational.factored_posterior import elimination_of
 from pyro_nngp.variational.natural_gradient import average
 from pyro_nngp.variational.pooled_places import places_of
@@ -77,11 +77,11 @@ def enough_for_predictions(
         jitter: relative nugget.
     """
 
-    def scores(near: Int[Tensor, "B k"]) -> Tensor:
+    def scores(near: Int[Tensor, "B k"]) -> tuple[Tensor]:
         left = graph_conditional(cov, x[trial.rows], x, near, jitter=jitter)[1]
-        return (variance + left).log()
+        return ((variance + left).log(),)
 
-    return trial.choose_k(scores, first, WORTHWHILE)
+    return trial.choose_k(scores, first, ONE_SCORE)
 
 
 class NeighborCache:

@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from pyro_nngp.neighbors.choice_of_k import NeighborTrial, rows_to_try
+from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, NeighborTrial, Rule, itself, rows_to_try
+
+
+def while_it_falls_by(worthwhile, most=512):
+    return (Rule(itself, worthwhile, most),)
 
 
 @pytest.mark.parametrize(
@@ -22,10 +26,10 @@ def test_doubling_ends_with_the_last_one_that_pays(gains, first, most, want, tri
 
     def scores(near):
         asked.append(near.shape[1])
-        return torch.full((2,), gains.get(near.shape[1], 4.99), dtype=torch.float64)
+        return (torch.full((2,), gains.get(near.shape[1], 4.99), dtype=torch.float64),)
 
     trial = NeighborTrial(torch.arange(2), torch.zeros(2, most, dtype=torch.int64))
-    assert trial.choose_k(scores, first, 5.0 - 4.99) == want
+    assert trial.choose_k(scores, first, while_it_falls_by(5.0 - 4.99)) == want
     assert asked == tried
 
 
@@ -34,13 +38,38 @@ def test_the_answer_is_kept_until_a_score_changes():
 
     def scores(near):
         asked.append(near.shape[1])
-        return torch.full((2,), -scale[0] * near.shape[1])
+        return (torch.full((2,), -scale[0] * near.shape[1]),)
 
-    assert [trial.choose_k(scores, 16, 20.0) for _ in range(2)] == [16, 16]
+    assert [trial.choose_k(scores, 16, while_it_falls_by(20.0)) for _ in range(2)] == [16, 16]
     assert asked == [16, 32, 16]  # the second call computes the first score alone
     scale[0] = 2.0
-    assert trial.choose_k(scores, 16, 20.0) == 64
-    assert trial.choose_k(scores, 16, 1e3) == 16  # as does another threshold
+    assert trial.choose_k(scores, 16, while_it_falls_by(20.0)) == 64
+    assert trial.choose_k(scores, 16, while_it_falls_by(1e3)) == 16  # as does another threshold
+
+
+@pytest.mark.parametrize(
+    ("fall_of_f", "noise", "want"),
+    [
+        (0.5, 100.0, 256),  # y hardly changes, f does; for its sake alone there are at most 256
+        (0.5, 0.01, 512),  # y does, too
+        (0.02, 0.0, 512),  # worthwhile for y, not for f
+        (0.02, 1.0, 32),
+        (0.04, 1e3, 256),
+    ],
+)
+def test_noise_does_not_hide_what_more_neighbors_say_of_f(fall_of_f, noise, want):
+    trial = NeighborTrial(torch.arange(2), torch.zeros(2, 512, dtype=torch.int64))
+
+    def variances(near):
+        doublings = torch.tensor(near.shape[1] / 32).log2()
+        return torch.exp(-fall_of_f * doublings).double().expand(2), torch.tensor(noise).double()
+
+    assert trial.choose_k(variances, 32, (FOR_Y, FOR_F)) == want
+
+
+def test_a_rule_has_no_say_beyond_its_largest_number():
+    trial = NeighborTrial(torch.arange(2), torch.zeros(2, 128, dtype=torch.int64))
+    assert trial.choose_k(lambda near: (-1.0 * torch.tensor([near.shape[1]]),), 32, while_it_falls_by(1.0, 100)) == 64
 
 
 @pytest.mark.parametrize(("num_points", "count"), [(1, 1), (10, 10), (64, 64), (1000, 64)])

@@ -11,7 +11,7 @@ import pyro_nngp as nngp
 from pyro_nngp.data import nll
 from pyro_nngp.distributions import SparseCholeskyNormal
 from pyro_nngp.inference import fit
-from pyro_nngp.kernels import Matern52
+from pyro_nngp.kernels import Matern12, Matern52
 from pyro_nngp.likelihoods import Bernoulli, Gaussian
 from pyro_nngp.models import LOO, NPVI, VNNGP, Vecchia
 from pyro_nngp.neighbors.choice_of_k import NeighborTrial
@@ -63,12 +63,33 @@ def test_many_smooth_inputs_take_more_neighbors(method):
 @choosing
 def test_two_inputs_and_labels_keep_32_and_few_rows_take_all_others(method):
     x, y = smooth(700, 2)
-    assert method(x, y).graph.num_neighbors == 32
+    rough = Matern12(2, variance=1.0, lengthscale=0.3)
+    assert method(x, y, rough, Gaussian(0.01)).graph.num_neighbors == 32
     assert method(x, y, num_neighbors=7).graph.num_neighbors == 7
     assert method(x[:11], y[:11]).graph.num_neighbors == 10
     x, y = smooth(300, 8)
     if method is not Vecchia:
         assert method(x, (y > 0).double(), likelihood=Bernoulli()).graph.num_neighbors == 32
+
+
+def noisy_and_smooth(n):
+    """A smooth function of two inputs under noise that hides it from single values; and its kernel."""
+    x, y = smooth(n, 2)
+    return x, y + torch.randn(n, generator=torch.Generator().manual_seed(2), dtype=x.dtype)
+
+
+@methods
+def test_noise_takes_more_neighbors_where_they_are_noisy_and_cheap(method):
+    x, y = noisy_and_smooth(600)
+    gp = method(x, y)
+    assert gp.graph.num_neighbors > 32
+    assert gp.prediction_neighbors() >= 128
+    assert VNNGP(x, y).graph.num_neighbors == 32  # conditions on f
+    assert method(x, y, num_neighbors=32).graph.num_neighbors == 32
+    x, y = noisy_and_smooth(3000)
+    gp = method(x, y)
+    assert gp.graph.num_neighbors == 32  # 9 million entries of neighbor covariances are enough for y
+    assert gp.prediction_neighbors() == 256
 
 
 def test_families_other_than_sites_keep_their_number():
