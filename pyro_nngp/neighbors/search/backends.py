@@ -17,6 +17,7 @@ Symbols: Q queries, P points, F candidates, D dimensions.
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from torch import Tensor
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import fail, warn
 from pyro_nngp.native import search as compiled
 
 CPU_BLOCK, GPU_BLOCK = 2**21, 2**27  # distances that brute force holds at a time
@@ -300,9 +301,23 @@ def find_faiss() -> Any:
 
 
 def has_gpu_faiss() -> bool:
-    """Whether FAISS is a GPU build that sees a GPU."""
+    """Whether FAISS is a GPU build that sees a GPU; warns if a package for CPUs has replaced one."""
     faiss = find_faiss()
-    return hasattr(faiss, "StandardGpuResources") and faiss.get_num_gpus() > 0
+    if faiss is not None and not hasattr(faiss, "StandardGpuResources"):
+        if _is_installed("faiss-gpu") and _is_installed("faiss-cpu"):
+            warn(
+                "SearchIndex: faiss-cpu has replaced the module of faiss-gpu, so the search runs without FAISS on the "
+                "GPU. Run pip uninstall -y faiss-cpu faiss-gpu, then pip install 'pyro-nngp[gpu]'."
+            )
+        return False
+    return faiss is not None and faiss.get_num_gpus() > 0
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False
 
 
 def _single(places: Floats, center: Floats) -> NDArray[np.float32]:

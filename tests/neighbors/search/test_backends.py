@@ -42,6 +42,13 @@ def test_faiss_built_for_the_cpu_is_not_taken_for_a_gpu_build(monkeypatch):
     assert not search_backends.has_gpu_faiss()
 
 
+def test_a_gpu_build_that_a_package_for_cpus_has_replaced_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", types.SimpleNamespace())
+    monkeypatch.setattr(search_backends, "version", lambda package: "1.15.1")
+    with pytest.warns(UserWarning, match="faiss-cpu has replaced the module of faiss-gpu.* pip uninstall -y faiss-cpu"):
+        assert not search_backends.has_gpu_faiss()
+
+
 @pytest.mark.slow
 def test_faiss_and_torch_run_in_one_process_whichever_comes_first():
     program = (
