@@ -29,9 +29,9 @@ docs: $(INSTALLED)
 linkcheck: $(INSTALLED)
 	$(BIN)/sphinx-build -D nb_execution_mode=off -b linkcheck docs docs/_build/linkcheck
 
-# The two pictures of the front page, from a run of the demonstration.
+# The pictures of the front page, from a run of the demonstration.
 pictures: demo
-	$(BIN)/python -c 'from PIL import Image; [Image.open(f"demo/{old}.png").convert("RGB").quantize(96, dither=0).save(f"docs/_static/{new}.png", optimize=True) for old, new in (("map", "terrain"), ("calibration", "calibration"))]'
+	$(BIN)/python docs/pictures.py demo
 
 # mypy sees models/ and inference/ where the wheel puts them.
 lint: $(INSTALLED)
@@ -45,7 +45,7 @@ lint: $(INSTALLED)
 $(INSTALLED): pyproject.toml setup.py $(wildcard pyro_nngp/native/*.cpp pyro_nngp/native/*.h) constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[cpu,test]'
 	touch $@
 
 clean:

@@ -51,6 +51,7 @@ from pyro_nngp.models.base.several_processes import distribute
 from pyro_nngp.neighbors import Batch, NeighborGraph, SymmetricGraph
 from pyro_nngp.rows import Part
 from pyro_nngp.variational import AmortizedGaussian, LocalGaussian, ObservedGaussian
+from pyro_nngp.variational.encoders.base import check_encoder
 from pyro_nngp.variational.families import Amortized, MeanField, PseudoObservations, SparseCholesky
 from pyro_nngp.variational.family import Family, parameters_but_level, through
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
@@ -465,7 +466,6 @@ def _checked_guide(where: str, guide: Any, has_likelihood: bool, at_data: bool) 
     if isinstance(guide, PseudoObservations | Amortized) and not applies:
         expectation = "with a likelihood and inducing points at the data"
         fail(where, f"guide={type(guide).__name__}(...)", expectation, "another model", "Leave `guide` out.")
-    if isinstance(guide, Amortized) and not isinstance(guide.encoder, nn.Module):
-        cure = "Pass an instance such as SiteEncoder(D)."
-        fail(where, "guide.encoder", "to be a torch module", f"{guide.encoder!r:.60}", cure, TypeError)
+    if isinstance(guide, Amortized):
+        check_encoder(where, guide.encoder)
     return guide

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from pyro_nngp._checks import fail, warn
+from pyro_nngp._keywords import check_keywords
 from pyro_nngp._masks import with_nan
 from pyro_nngp.data.globe import lon_lat
 from pyro_nngp.distributed import ShardedData
@@ -57,6 +58,7 @@ def from_tables(construct: Call) -> Call:
 
     @wraps(construct)
     def construct_from_tables(self: Any, x: Any, *args: Any, **kwargs: Any) -> None:
+        check_keywords(type(self).__name__, construct, kwargs)
         if isinstance(x, ShardedData):
             _check_sharded(self, x, args, kwargs)
             sample = {name: x.sample[name] for name in BY_ROW if name in x.sample}
@@ -77,6 +79,7 @@ def from_tables(construct: Call) -> Call:
         like = inputs if isinstance(inputs, Tensor) else None
         kwargs |= _columns_by_row(where, kwargs, like)
         inputs, targets, by_row = without_missing(where, inputs, targets, kwargs, self._outputs_differ)
+        _check_columns(where, "x", inputs, input_names)
         names = {"columns": input_names, "outputs": target_names}
         self.__dict__.update({key: value for key, value in names.items() if value})  # for the constructor to read
         construct(self, inputs, targets, *args, **kwargs | by_row)
@@ -115,6 +118,7 @@ def at_tables(predict: Call) -> Call:
         _check_index(where, {"x_new": x_new} | kwargs)
         inputs, names = _read(where, "x_new", x_new, self.x, as_column=True)
         _check_names(where, "x_new", names, self.columns)
+        _check_columns(where, "x_new", inputs, names)
         kwargs |= _columns_by_row(where, kwargs, self.x)
         result = predict(self, inputs, *args, **kwargs)
         if isinstance(result, tuple):
@@ -184,6 +188,15 @@ def _check_names(where: str, arg: str, names: Names, known: Names) -> None:
     if names and known and names != known:
         cure = "Give the same columns in the same order."
         fail(where, arg, f"with the columns {list(known)}", list(names), cure)
+
+
+def _check_columns(where: str, arg: str, values: Any, names: Names) -> None:
+    """Raise if a column of a frame holds NaN or infinity; the message names the first."""
+    bad = (~values.isfinite()).sum(0).tolist() if names and isinstance(values, Tensor) else []
+    for name, count in zip(names or (), bad, strict=False):
+        if count:
+            expectation, cure = f"with finite values in column {name!r}", "Drop these rows, or impute them first."
+            fail(where, arg, expectation, f"{count} NaN or infinite ones", cure)
 
 
 def _check_index(where: str, given: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ from pyro.nn import PyroModule, PyroParam
 from pyro.nn.module import _Context
 from torch import Tensor, nn
 
-from pyro_nngp._checks import fail
+from pyro_nngp._checks import check_device, fail
 from pyro_nngp.hyperparameters.description import describe
 from pyro_nngp.hyperparameters.positive import Unset
 from pyro_nngp.hyperparameters.reading import parameter, parameter_site, parameter_sites, sampled_value
@@ -111,6 +111,27 @@ class GPModule(PyroModule):
         super()._load_from_state_dict(state_dict, prefix, *settings)
         unexpected = settings[3]
         unexpected[:] = [key for key in unexpected if key not in units]
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move or convert all parameters and buffers, in place, as torch's method.
+
+        Raises:
+            ValueError: for a device that torch cannot use here.
+        """
+        places = (kwargs.get("device"), *args[:1])
+        device = next((place for place in places if isinstance(place, str | int | torch.device)), None)
+        if device is not None:
+            check_device(f"{type(self).__name__}.to", device)
+        return super().to(*args, **kwargs)
+
+    def cuda(self, device: int | torch.device | None = None) -> Any:
+        """Move all parameters and buffers to a GPU, in place, as torch's method.
+
+        Raises:
+            ValueError: if torch sees no GPU here.
+        """
+        check_device(f"{type(self).__name__}.cuda", "cuda" if device is None else torch.device("cuda", device))
+        return super().cuda(device)
 
     def __copy__(self) -> "GPModule":
         new = type(self).__new__(type(self))  # not by __getstate__: a running program still needs the references

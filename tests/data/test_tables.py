@@ -79,7 +79,7 @@ def test_integers_booleans_and_missing_values(stations):
     assert gp.x.dtype == gp.y.dtype == torch.float64
     assert gp.x[:3].tolist() == [[0, 1], [1, 0], [2, 1]]
     holes = pd.DataFrame({"year": pd.array([1, None, 3], dtype="Int64")}, index=stations.index[:3])
-    with pytest.raises(ValueError, match="expected x to be finite, got 1 NaN or infinite entries"):
+    with pytest.raises(ValueError, match="expected x with finite values in column 'year', got 1"):
         process(holes, stations["height"][:3])
 
 
@@ -256,3 +256,17 @@ def test_tensors_of_integers_become_floats_with_a_note():
     with pytest.warns(UserWarning, match="VNNGP: x holds integers, which become torch.float64."):
         gp = nngp.VNNGP(x, (y > 0).long(), None, Bernoulli(), num_neighbors=5)
     assert gp.x.dtype == torch.float64
+
+
+def test_a_missing_input_in_a_frame_names_its_column(stations):
+    frame, y = stations[["east", "north"]].copy(), stations["height"].copy()
+    frame.iloc[3:5, 1], y.iloc[4] = np.nan, np.nan  # a row without a target is left out whatever its inputs
+    with (
+        pytest.warns(UserWarning, match="y is missing in 1 of 60 rows"),
+        pytest.raises(ValueError, match="Vecchia: expected x with finite values in column 'north', got 1"),
+    ):
+        process(frame, y)
+    gp = process(stations[["east", "north"]], stations["height"])
+    frame.iloc[7, 0] = np.inf
+    with pytest.raises(ValueError, match=r"predict: expected x_new with finite values in column 'east', got 1"):
+        gp.predict(frame)

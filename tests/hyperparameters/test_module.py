@@ -312,3 +312,16 @@ def test_compiled_potentials_are_refused_with_a_cure():
 def test_a_name_that_no_one_knows_is_a_key_error():
     with pytest.raises(KeyError, match="unheard"):
         pyro.param("unheard")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is one that torch can use")
+@pytest.mark.parametrize("move", [lambda kernel: kernel.to("cuda"), lambda kernel: kernel.cuda()])
+def test_a_device_that_torch_cannot_use_is_an_error_with_a_cure(move):
+    with pytest.raises(ValueError, match=r"Matern32\.(to|cuda): expected device that torch can use here.* install"):
+        move(Matern32(1))
+
+
+def test_a_module_moves_as_torch_does():
+    kernel = Matern32(1)
+    assert kernel.to(torch.float64).lengthscale.dtype == torch.float64
+    assert kernel.to(device="meta", dtype=torch.float32).lengthscale.device.type == "meta"

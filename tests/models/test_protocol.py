@@ -40,7 +40,7 @@ def test_arguments_have_the_same_names_and_order(name):
     assert list(parameters)[1:5] == ["x", "y", "kernel", "likelihood"]
     assert set(list(parameters)[1:]) <= VOCABULARY
     assert all(p.kind is p.KEYWORD_ONLY for p in list(parameters.values())[5:])
-    with pytest.raises(TypeError, match="unexpected keyword"):
+    with pytest.raises(TypeError, match="expected keyword arguments among x, y, .*, got 'neighbours'"):
         METHODS[name][0](*data(), Matern52(2), Gaussian(), neighbours=3)
 
 
@@ -272,7 +272,7 @@ def test_wrong_encoders_are_refused():
         GraphConvolutionEncoder(2)
     with pytest.raises(TypeError, match=r"SiteEncoder: expected widths to be a sequence of ints >= 1, got \(4, 0\)"):
         SiteEncoder(2, (4, 0))
-    with pytest.raises(TypeError, match=r"expected guide\.encoder to be a torch module, got .*Pass an instance"):
+    with pytest.raises(TypeError, match=r"expected guide\.encoder to be a torch module .* got .*Pass an instance"):
         NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, guide=Amortized(SiteEncoder))
     with pytest.raises(ValueError, match=r"SiteEncoder: expected x with input_dim = 3 columns, got 2\. Write Site"):
         NPVI(*data(), Matern52(2), Gaussian(), num_neighbors=K, guide=Amortized(SiteEncoder(3)))

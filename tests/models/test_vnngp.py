@@ -405,7 +405,7 @@ def test_duplicate_rows_without_noise_are_no_trouble():
         ({"guide": SparseCholesky(9)}, r"expected guide\.num_columns in 1\.\.6"),
         ({"guide": MeanField(torch.zeros(3))}, r"expected loc of shape \(48, 1\)"),
         ({"guide": MeanField(scale=0.0)}, r"expected scale > 0"),
-        ({"num_neighbours": 3}, r"unexpected keyword argument 'num_neighbours'"),
+        ({"num_neighbours": 3}, r"got 'num_neighbours'\. Write num_neighbors="),
     ],
 )
 def test_wrong_input(change, message):
@@ -507,7 +507,11 @@ def test_pseudo_observations_are_the_family_where_they_apply(settings, family):
             r"VNNGP: expected guide to be PseudoObservations\(\), .* or Amortized\(\), got 'mean-field'\. They are in",
         ),
         (FullRank(), r"VNNGP: expected guide to be PseudoObservations\(\), MeanField\(\), .*, got FullRank"),
-        (Amortized("network"), r"VNNGP: expected guide.encoder to be a torch module, got 'network'"),
+        (Amortized("network"), r"VNNGP: expected guide.encoder to be a torch module with .*, got 'network'"),
+        (
+            Amortized(torch.nn.Linear(2, 2)),
+            r"guide.encoder to be .* `num_context`, got Linear.* as SiteEncoder",
+        ),
     ],
 )
 def test_wrong_families_are_refused(guide, message):

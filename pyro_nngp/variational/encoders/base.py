@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import constraints
 
 from pyro_nngp._checks import fail
@@ -81,6 +81,15 @@ def rough_latent(likelihood: Likelihood, y: Tensor) -> Tensor:
     if likelihood.support is constraints.nonnegative_integer:
         return (values + 0.5).log()
     return values.log() if likelihood.support is constraints.positive else values
+
+
+def check_encoder(where: str, encoder: Any) -> None:
+    """Raise ``TypeError`` unless `encoder` is a torch module with ``response`` and ``num_context``."""
+    if isinstance(encoder, nn.Module) and all(hasattr(encoder, name) for name in ("response", "num_context")):
+        return
+    expectation = "to be a torch module with `response` and `num_context`"
+    cure = "Pass an instance of an encoder of pyro_nngp.variational.encoders, such as SiteEncoder(D)."
+    fail(where, "guide.encoder", expectation, f"{encoder!r:.60}", cure, TypeError)
 
 
 def check_widths(where: str, widths: Any) -> None:
