@@ -25,7 +25,7 @@ from pyro_nngp._checks import check_int, check_memory, fail
 from pyro_nngp.inference._interrupt import deferred_interrupt
 from pyro_nngp.inference._traces import check_all_rows, log_prob_parts, run_at, total_log_prob
 from pyro_nngp.inference.arviz.arrays import Arrays, check_mappings
-from pyro_nngp.inference.arviz.draws import MCMCDraws, draws_of, method_of
+from pyro_nngp.inference.arviz.draws import GuideDraws, MCMCDraws, draws_of, method_of
 from pyro_nngp.inference.arviz.libraries import container, library
 
 _WHERE = "to_arviz"
@@ -39,7 +39,7 @@ def to_arviz(
     num_samples: int | None = None,
     var_names: Collection[str] | None = None,
     posterior_predictive: bool = True,
-    log_likelihood: bool = True,
+    log_likelihood: bool | None = None,
     log_likelihood_conditional: bool = False,
     log_prior: bool = False,
     unconstrained: bool = False,
@@ -63,9 +63,9 @@ def to_arviz(
     - ``posterior_predictive``: new draws of observed sites; given the data of the neighbors if the model conditions on
       them (``LOO``, ``Vecchia``);
     - ``log_likelihood``: for a method, the log density of each observation given all others and the hyperparameters
-      of the draw, latent values integrated out (``gp.loo``); for any other program, its log density given all latent
-      sites, without the scales of plates and ``poutine.scale``, and NaN where it is masked. The attribute ``kind``
-      names which of the two;
+      of the draw, latent values integrated out (``gp.loo``), if hyperparameters have priors; for any other program,
+      its log density given all latent sites, without the scales of plates and ``poutine.scale``, and NaN where it is
+      masked. The attribute ``kind`` names which of the two;
     - ``log_likelihood_conditional``: for a method, the log density given all latent sites, on request or if the method
       has no ``loo``. ``az.loo`` cannot use it if there are as many latent values as observations;
     - ``unconstrained_posterior``: latent sites with a constrained support, in unconstrained space, on request;
@@ -90,7 +90,9 @@ def to_arviz(
         num_samples: draws per chain. None is all draws of an MCMC run (fewer are evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".
         posterior_predictive: draw new data.
-        log_likelihood: keep the log likelihood for ``az.loo``.
+        log_likelihood: keep the log likelihood for ``az.loo``. None leaves it out for a method whose hyperparameters
+            have no priors: all draws have the same densities, to which no importance weights can be fitted. Take
+            :func:`~pyro_nngp.inference.elpd`, ``elpd(gp.loo())``.
         log_likelihood_conditional: keep the log densities of the data given all latent sites.
         log_prior: keep the log densities of the latent sites, for power-scaling sensitivity.
         unconstrained: keep latent sites in unconstrained space too, for moment matching.
@@ -152,6 +154,8 @@ def to_arviz(
     if method is not None:
         method.check_export("to_arviz", "Take elpd(data.in_order(gp.loo())), and draws of gp.sample.")
     densities = predict = None
+    if log_likelihood is None:
+        log_likelihood = method is None or not _is_plug_in(method, draws)
     if method is not None and method.loo_kind and log_likelihood:
         idx = args[0] if args else kwargs.get("idx")
         densities = method.loo_by_draw(idx, from_guide=draws.are_of(method))
@@ -208,6 +212,11 @@ def to_arviz(
     if losses is not None:
         arrays.groups["svi"]["loss"] = (("step",), losses)
     return container(_WHERE, arrays.datasets(num_draws=s + 1))
+
+
+def _is_plug_in(method: Any, draws: MCMCDraws | GuideDraws) -> bool:
+    """Whether the leave-one-out densities of a method are the same at all draws: hyperparameters have no priors."""
+    return draws.are_of(method) and bool(method.loo_kind) and not method.hyper_guide.has_sites
 
 
 def _fields(method: Any, idx: Tensor | None, num_samples: int) -> tuple[str, Tensor, tuple[str, ...]]:

@@ -638,7 +638,7 @@ def test_errors_of_mcmc_runs():
 
 @pytest.mark.parametrize("method", [Vecchia, pytest.param(LOO, marks=pytest.mark.slow)])
 def test_a_method_without_sites_has_joint_draws_of_f(method):
-    """With K = N - 1 they are nearly those of the exact process, and az.loo has a posterior to look at."""
+    """With K = N - 1 they are nearly draws of the exact process."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(30, 2, generator=generator, dtype=torch.float64)
     y = torch.sin(5 * x[:, 0]) + 0.3 * torch.randn(30, generator=generator, dtype=torch.float64)
@@ -657,11 +657,25 @@ def test_a_method_without_sites_has_joint_draws_of_f(method):
     error = (f.mean(0) - mean[rows]) / spread.diagonal()[rows].sqrt()
     assert error.abs().max() < 0.4  # each draw is given 29 of the 30 observations and the earlier values
     torch.testing.assert_close(f.mT.cov(), spread[rows][:, rows], rtol=0, atol=0.03)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # equal weights have no tail
-        found = az.loo(idata)
-    torch.testing.assert_close(torch.tensor(float(found.elpd_loo)), gp.loo(rows).sum().float())
     assert "posterior" not in to_arviz(gp, rows, num_samples=2, var_names=["~f"], progress=False)
+
+
+@pytest.mark.parametrize("method", [Vecchia, LOO, VNNGP])
+def test_densities_that_all_draws_share_are_left_out(method):
+    """ArviZ fits no importance weights to them: `elpd` takes them from `gp.loo`."""
+    x = torch.rand(30, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.sin(5 * x[:, 0]) + 0.1 * torch.randn(30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    kernel, options = Matern32(1, torch.tensor(1.0), torch.tensor(0.7)).double(), {"progress": False, "num_samples": 60}
+    gp = method(x, y, kernel, Gaussian(0.1), num_neighbors=8)
+    assert "log_likelihood" not in to_arviz(gp, **options)
+    kept = to_arviz(gp, log_likelihood=True, **options).log_likelihood["y"]
+    expected = gp.loo()
+    torch.testing.assert_close(tensor(kept)[0], expected.expand(60, 30))
+    kernel.variance = PyroSample(dist.LogNormal(torch.tensor(0.0).double(), 0.1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of Pareto k, with few draws
+        found = az.loo(to_arviz(method(x, y, kernel, Gaussian(0.1), num_neighbors=8), **options))
+    assert abs(float(found.elpd_loo if OLD else found.elpd) - expected.sum()) < 1
 
 
 def test_draws_of_f_of_several_outputs_have_their_dimensions():
