@@ -15,12 +15,13 @@ from pyro.nn.module import _make_name
 from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.coefficients import Trend
 from pyro_nngp.hyperparameters.batches import batch_shape_of, placed
 from pyro_nngp.hyperparameters.priors import site_name
 from pyro_nngp.hyperparameters.values import Get, Values, as_sites, as_values, plain
 from pyro_nngp.kernels import Covariance, bind
 from pyro_nngp.likelihoods import Likelihood
-from pyro_nngp.means import ConstantMean, LinearMean
+from pyro_nngp.means import ConstantMean
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Bound:
         is_median: whether priors are at the medians of their guide, rather than at a draw.
         others: values of further hyperparameters of the method, and of its inducing points, by name.
         where: name of the method, for errors.
+        trend: coefficients of the mean that predictions integrate over; None takes them as they are.
     """
 
     kernel: Any
@@ -49,6 +51,7 @@ class Bound:
     is_median: bool = False
     others: Mapping[str, Any] = field(default_factory=dict)
     where: str = "mean"
+    trend: Trend | None = None
 
     @property
     def covariance(self) -> Covariance:
@@ -60,12 +63,6 @@ class Bound:
     def at_data(self) -> Covariance:
         """The covariance function within the plate of the data."""
         return self.covariance.shifted(-1)
-
-    @property
-    def trend(self) -> LinearMean | None:
-        """The mean function if its coefficients have a joint posterior, and are at its mean."""
-        mean = self.mean_function
-        return mean if self.is_median and isinstance(mean, LinearMean) and mean.has_posterior else None
 
     def mean(self, x: Float[Tensor, "B D"]) -> Float[Tensor, "*L B"]:
         """Values of the mean function, latent functions first.

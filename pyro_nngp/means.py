@@ -1,8 +1,9 @@
 r"""Mean functions: a constant, or a linear function of the inputs.
 
 Both are linear in their coefficients, :math:`\mu(x) = b(x)^\top \beta`, so that methods for Gaussian data solve for
-them by generalized least squares. Values are in the units of the latent function; gradient steps are in multiples of
-`unit`, which a method sets to the spread of its data.
+them by generalized least squares, and predictions have the uncertainty that is left of them, under a flat prior or a
+normal one (:mod:`pyro_nngp.coefficients`). Values are in the units of the latent function; gradient steps are in
+multiples of `unit`, which a method sets to the spread of its data.
 
 Coefficients with a normal prior have a joint normal posterior given Gaussian observations of f, which methods set by
 :meth:`LinearMean.set_posterior`; it is the guide of the coefficients' sites.
@@ -23,7 +24,7 @@ from torch.distributions.transforms import ReshapeTransform
 
 from pyro_nngp._checks import check_int, fail, undefined
 from pyro_nngp.hyperparameters import GPModule, assign, scaled
-from pyro_nngp.linalg import cholesky, factor_inverse, factor_solve, half_solve
+from pyro_nngp.linalg import cholesky, half_solve
 
 _WEAK, _START = 10.0, 0.1  # scales of weak priors and of the first posterior, in spreads of f
 
@@ -74,6 +75,20 @@ class BasisMean(GPModule):
         return not self._pyro_samples
 
     @property
+    def is_learned(self) -> bool:
+        """Whether all coefficients are parameters that training changes; their prior is then flat."""
+        return self.is_free and all(parameter.requires_grad for parameter in self.solved_parameters())
+
+    def set_posterior(self, loc: Float[Tensor, "*own p"], cov: Float[Tensor, "*own p p"]) -> None:
+        """Take over the posterior of the coefficients, of each function or of all; parameters take its mean."""
+        self.assign(torch.atleast_2d(loc).mT)
+
+    @property
+    def own_shape(self) -> tuple[int, ...]:
+        """() if all latent functions have the same coefficients, else (L,)."""
+        return () if self.num_functions is None else (self.num_functions,)
+
+    @property
     def num_functions(self) -> int | None:
         """L; None where one function serves all latent functions."""
         return len(self.value) if self.value.dim() else None
@@ -85,6 +100,10 @@ class BasisMean(GPModule):
 
 class ConstantMean(BasisMean):
     """A learnable constant mean function, ``(B, D) -> (B,)``, or ``(B, L)`` with a constant for each of L functions.
+
+    Predictions have the uncertainty of a constant that is learned, as in ordinary kriging, in ``Vecchia``, ``LOO``,
+    ``MLLk``, and in ``VNNGP`` and ``NPVI`` with inducing points at the data. Other methods take it as it is, and so do
+    these after ``gp.mean.requires_grad_(False)``.
 
     Args:
         value: initial value, in the units of the latent function; if None, the method starts it at a robust level of
@@ -119,13 +138,16 @@ class ConstantMean(BasisMean):
         if "value" not in self._pyro_params:
             return
         level, unit = _in_shape(level, spread, self.value.shape)
+        is_learned = self.is_learned
         self.is_set, self.value = True, scaled((self.value.detach() if self.is_set else level).to(x), unit)
+        self.value_unconstrained.requires_grad_(is_learned)
 
 
 class LinearMean(BasisMean):
     r"""A linear mean function of some columns, :math:`\mu(x) = c + s^\top (x - \bar x)`.
 
-    Without a prior, c and s are parameters. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
+    Without a prior, c and s are parameters, and predictions have their uncertainty, as in universal kriging, where they
+    have that of a :class:`ConstantMean`. With one, they are the sites ``mean.value`` and ``mean.slope`` of a method:
     their posterior is part of :meth:`~pyro_nngp.models.base.Method.summary` and of exports to ArviZ, and predictions
     have its uncertainty.
 
@@ -237,7 +259,7 @@ class LinearMean(BasisMean):
     @property
     def own_shape(self) -> tuple[int, ...]:
         """() if all latent functions have the same coefficients, else (L,)."""
-        return () if self._single else tuple(self._pyro_samples["value"].event_shape)
+        return tuple(self._pyro_samples["value"].event_shape) if self._given_prior else super().own_shape
 
     @property
     def is_sampled_alone(self) -> bool:
@@ -251,10 +273,14 @@ class LinearMean(BasisMean):
         return locs.to(self.posterior_loc), scales.to(self.posterior_loc).pow(-2)
 
     @torch.no_grad()
-    def set_posterior(self, loc: Float[Tensor, " pL"], cov: Float[Tensor, "pL pL"]) -> None:
-        """Set the joint posterior of the coefficients, flattened."""
-        self.posterior_loc.copy_(loc)
-        self.posterior_tril.copy_(cholesky(cov, 0.0))
+    def set_posterior(self, loc: Float[Tensor, "*own p"], cov: Float[Tensor, "*own p p"]) -> None:
+        if self.is_free:
+            super().set_posterior(loc, cov)
+            return
+        p, size = loc.shape[-1], self.posterior_loc.numel()
+        self.posterior_loc.copy_(loc.mT.flatten() if self.own_shape else loc)
+        tril = cholesky(cov, 0.0).reshape(-1, p, p)
+        self.posterior_tril.copy_(torch.diag_embed(tril.movedim(0, -1)).movedim(-2, 1).reshape(size, size))
 
     def deviation(self) -> Float[Tensor, "p *L"]:
         """Current coefficients minus their posterior means."""
@@ -290,52 +316,6 @@ class LinearMean(BasisMean):
         return (x if self.active_dims is None else x[..., self.active_dims]) - self.center.to(x)
 
 
-def condition_coefficients(
-    mean: LinearMean, precision: Float[Tensor, "*L p p"], linear: Float[Tensor, "*L p"]
-) -> Float[Tensor, "p *own"]:
-    r"""Set the posterior of coefficients with normal priors from their likelihood.
-
-    Args:
-        mean: the mean function.
-        precision: precision of the likelihood as a normal density of the coefficients, one for each latent function or
-            for all.
-        linear: the precision times the mean of this density.
-
-    Returns:
-        Posterior means, one column for each latent function that has its own.
-    """
-    prior_loc, prior_precision = (part.double() for part in mean.prior_moments())
-    p, shape = precision.shape[-1], (precision.shape[-1], *mean.own_shape)
-    precision, linear = precision.double(), linear.double()
-    if not mean.own_shape:  # all latent functions have the same mean
-        system, right = precision.reshape(-1, p, p).sum(0), linear.reshape(-1, p).sum(0)
-    else:
-        count = shape[1]
-        blocks = precision.new_zeros(p, count, p, count)
-        for i, block in enumerate(precision.expand(count, p, p)):
-            blocks[:, i, :, i] = block
-        system, right = blocks.reshape(p * count, -1), linear.expand(count, p).mT.reshape(-1)
-    system, right = system + prior_precision.diag(), right + prior_precision * prior_loc
-    tril = cholesky(system, 0.0)
-    loc = factor_solve(tril, right[:, None])[:, 0]
-    mean.set_posterior(loc, factor_inverse(tril))
-    return loc.reshape(shape)
-
-
-def trend_variance(mean: LinearMean, basis: Float[Tensor, "*L P p"]) -> Float[Tensor, "*out P"]:
-    """Variance of combinations of the coefficients under their posterior.
-
-    Args:
-        mean: the mean function.
-        basis: the combinations, one set for each latent function or for all.
-    """
-    tril = mean.posterior_tril.to(basis)
-    if not mean.own_shape:
-        return (basis @ tril).square().sum(-1)
-    rows = tril.reshape(-1, *mean.own_shape, tril.shape[-1]).movedim(1, 0)  # (L, p, pL)
-    return (basis @ rows).square().sum(-1)
-
-
 def _base(prior: Any) -> Any:
     """The distribution inside independent dimensions and expansions."""
     while hasattr(prior, "base_dist"):
@@ -350,4 +330,4 @@ def _in_shape(level: Tensor, spread: Tensor, shape: torch.Size) -> tuple[Tensor,
     return level.expand(shape), spread.expand(shape)
 
 
-__all__ = ["BasisMean", "ConstantMean", "LinearMean", "condition_coefficients", "trend_variance"]
+__all__ = ["BasisMean", "ConstantMean", "LinearMean"]

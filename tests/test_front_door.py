@@ -31,6 +31,7 @@ LAYERS = (
     "pyro_nngp.linalg",
     "pyro_nngp.hyperparameters",
     "pyro_nngp.means",
+    "pyro_nngp.coefficients",
     "pyro_nngp.kernels",
     "pyro_nngp.native.conditional",
     "pyro_nngp.gpu",

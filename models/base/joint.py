@@ -139,7 +139,7 @@ def joint_moments(
     loc = at_sets(bound.mean, x_new) + (weights @ residual[..., None])[..., 0]
     if bound.trend is not None:
         basis = at_sets(bound.trend.basis, x_new) - weights @ at_sets(bound.trend.basis, points)
-        root = basis @ bound.trend.posterior_tril.to(loc)
+        root = basis.to(loc) @ bound.trend.root.to(loc)
         cov = cov + root @ root.mT
     if fantasies is None:
         return loc, cov

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._indexing import values_at
+from pyro_nngp.coefficients import Trend, normal_trend
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
 from pyro_nngp.models.base.draws import Draw, drawn_values
@@ -90,6 +91,15 @@ class LatentPosterior(Posterior):
 
     # Values.
 
+    def find_trend(self) -> Trend | None:
+        """None with inducing points elsewhere than at the data, and at posterior draws."""
+        if self.draw is not None or self.data_neighbors is not None or self.bound.likelihood is None:
+            return None
+        mean = self.bound.mean_function
+        if not mean.has_posterior:
+            return self.q.find_trend(self)
+        return normal_trend(mean, self.q.gain)  # of pseudo-observations, which set the posterior
+
     def moments(self, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]) -> tuple[Tensor, Tensor]:
         if self.draw is None:
             return self.q.moments(self, x_new, near)
@@ -137,7 +147,8 @@ class LatentPosterior(Posterior):
         bound, start, x = self.bound, self.q.starts_of_leave_one_out(), self.rows.x[self.rows.own]
         start = None if start is None else (start[0][..., self.rows.own], start[1][..., self.rows.own])
         prior = prior_factor(bound.covariance, self.graph, bound.jitter)
-        return LatentLeaveOneOut(x, near, bound.jitter, start)(likelihood, y, mean, bound.covariance, prior)
+        leave_one_out = LatentLeaveOneOut(x, near, bound.jitter, start)
+        return leave_one_out(likelihood, y, mean, bound.covariance, prior, bound.trend)
 
     def _loo_at_inducing(self, likelihood: Any, y: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """O(N M^2 + M^3) per natural-gradient step."""

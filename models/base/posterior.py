@@ -19,21 +19,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.distributions import Distribution
-from torch.nn.functional import pad
 
 from pyro_nngp._checks import check_num_neighbors, fail, undefined
 from pyro_nngp._indexing import values_at
 from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import Trend, normal_trend, posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
-from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.likelihoods import Bernoulli, Categorical, Likelihood
 from pyro_nngp.likelihoods.augmentation import gaussian_observations
-from pyro_nngp.means import trend_variance
 from pyro_nngp.models.base.program import latents_first
+from pyro_nngp.models.base.trend import normal_equations
 from pyro_nngp.neighbors.choice_of_k import FOR_F, FOR_Y, Rule
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.plausibility.near_duplicates import DuplicateDependence, find_near_duplicates
 from pyro_nngp.rows import At, Part, Rows
+from pyro_nngp.variational.joint_draws import draws_given_observations
 
 Kind = TypeVar("Kind", bound="Posterior")
 
@@ -117,6 +117,13 @@ class Posterior:
         return self.rows.near(self.graph, x_new, num_neighbors, ordered=jointly)
 
     # Values.
+
+    def find_trend(self) -> Trend | None:
+        """The coefficients of the mean to integrate over in predictions; None takes them as they are.
+
+        The mean function is linear in them, and they are learned, or have a posterior that the method sets.
+        """
+        return None
 
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """Mean and variance of f, (*L, P) each."""
@@ -216,9 +223,8 @@ class Observed(Posterior):
         near: Int[Tensor, "B K"],
         own: At | None = None,
         observed: tuple[Tensor, Tensor] | None = None,
-        uncertain_trend: bool = False,
     ) -> tuple[Float[Tensor, "... B"], Float[Tensor, "... B"]]:
-        """Moments of f at x given observations at some rows.
+        """Moments of f at x given observations at some rows, at the present coefficients of the mean.
 
         Args:
             x: points.
@@ -226,18 +232,27 @@ class Observed(Posterior):
             near: neighbors of each point, positions among these rows, -1 padded.
             own: the rows of x among the data, whose offset counts; None for new points.
             observed: what :meth:`observations` returns at the rows, or takes its place.
-            uncertain_trend: whether the variance is also that of coefficients of the mean with a joint posterior: of
-                their basis less its prediction by neighbors.
         """
+        return self._conditional(x, rows, near, own, observed)[:2]
+
+    def _conditional(
+        self, x: Tensor, rows: Tensor, near: Tensor, own: At | None = None, observed: Any = None
+    ) -> tuple[Tensor, Tensor, Any]:
+        """Moments as of :meth:`given_neighbors`, and their :meth:`~Trend.rest` if coefficients are integrated over."""
         bound, points = self.bound, self.rows.x.index_select(0, rows)
         obs, noise = self.observations(rows) if observed is None else observed
         w, var = graph_conditional(bound.at_data, x, points, near, noise, bound.jitter)
         residual = obs - self.rows.mean(bound, rows, points)
-        if uncertain_trend and bound.trend is not None:
-            basis = bound.trend.basis(points)[near.clamp(min=0)]
-            var = var + trend_variance(bound.trend, bound.trend.basis(x) - (w[..., None, :] @ basis)[..., 0, :])
         mean = bound.mean(x) if own is None else self.rows.mean(bound, own, x)
-        return mean + (w * values_at(residual, near)).sum(-1), var
+        rest = None if bound.trend is None else bound.trend.rest(x, w, near, bound.trend.basis(points))
+        return mean + (w * values_at(residual, near)).sum(-1), var, rest
+
+    def find_trend(self) -> Trend | None:
+        mean = self.bound.mean_function
+        if mean.has_posterior:
+            return normal_trend(mean)
+        _, root = posterior_of_coefficients(mean, *normal_equations(self))
+        return Trend(mean.basis, root, True)
 
     def enough_neighbors(self) -> int:
         return self.worthwhile_neighbors((FOR_Y, FOR_F))
@@ -252,8 +267,10 @@ class Observed(Posterior):
     def moments(self, x_new: Float[Tensor, "P D"], near: Any) -> tuple[Tensor, Tensor]:
         """O(P K^3)."""
         at, positions = distinct_rows(near)
-        loc, var = self.given_neighbors(x_new, at, positions, uncertain_trend=True)
-        return loc, var.expand(loc.shape)
+        loc, var, rest = self._conditional(x_new, at, positions)
+        if self.bound.trend is not None:
+            var = var + self.bound.trend.variance(rest)
+        return loc, var.expand(torch.broadcast_shapes(loc.shape, var.shape))
 
     def joint(self, x_new: Float[Tensor, "P D"], near: Any, count: int) -> Float[Tensor, "S *L P"]:
         """Each new value given the observations and the earlier new values nearest to it; O(P K^3), O(P K) per draw."""
@@ -272,7 +289,11 @@ class Observed(Posterior):
         return rows, *distinct_rows(self.graph.others(num_neighbors, rows))
 
     def leave_one_out(self, others: tuple[Tensor, Tensor, Tensor]) -> Float[Tensor, "*T I"]:
-        """Given the observations of the nearest others; O(I K^3)."""
+        """Given the observations of the nearest others; O(I K^3).
+
+        Coefficients of the mean are integrated over given these others as well: with all of them, as under the exact
+        process (:mod:`pyro_nngp.coefficients`).
+        """
         return self.log_density(*others)
 
     def loo_entries(self, others: tuple[Tensor, Tensor, Tensor]) -> int | None:
@@ -281,8 +302,16 @@ class Observed(Posterior):
     def log_density(
         self, rows: Tensor, at: Tensor, positions: Tensor, observed: tuple[Tensor, Tensor] | None = None
     ) -> Float[Tensor, "*T I"]:
-        """Log densities of y at some rows, given observations `at` rows, which `positions` index."""
-        loc, var = torch.broadcast_tensors(*self.given_neighbors(self.rows.x[rows], at, positions, rows, observed))
+        """Log densities of y at some rows, given observations `at` rows, which `positions` index.
+
+        If coefficients of the mean are integrated over, the row's own observation is left out of their posterior.
+        """
+        loc, var, rest = self._conditional(self.rows.x[rows], at, positions, rows, observed)
+        if self.bound.trend is not None:
+            obs, noise = self.observations(rows)
+            shift, added = self.bound.trend.left_out(rest, obs - loc, var, noise)
+            loc, var = loc + shift, var + added
+        loc, var = torch.broadcast_tensors(loc, var)
         likelihood: Likelihood = self.bound.likelihood
         loc, var = (latents_first(likelihood, value) for value in (loc, var))
         density = self.response(loc, var, self.rows.by_row(rows)).log_prob(self.rows.targets(rows))
@@ -311,34 +340,4 @@ class Observed(Posterior):
         return DuplicateDependence(len(rows) / len(duplicates.rows), losses[1] - losses[0], losses[0], square)
 
 
-def draws_given_observations(
-    bound: Bound,
-    x: Float[Tensor, "N D"],
-    x_new: Float[Tensor, "P D"],
-    near: Int[Tensor, "P K"],
-    residual: Float[Tensor, "... N"],
-    noise: Float[Tensor, "... N"],
-    count: int,
-) -> Float[Tensor, "S ..."]:
-    """Joint draws of a zero-mean process at new points, each given nearby observations and earlier new values.
-
-    Args:
-        bound: the hyperparameters.
-        x: the observed points.
-        x_new: new points.
-        near: from :meth:`~pyro_nngp.neighbors.graph.NeighborGraph.extend`.
-        residual: observations minus the mean function; one set for each latent function, or for all.
-        noise: their noise variances.
-        count: S.
-
-    Cost: O(P K^3) once for each set of noises, then O(P K) per draw.
-    """
-    n, p = len(x), len(near)
-    points, noise = torch.cat([x, x_new]), pad(noise, (0, p))
-    w, var = graph_conditional(bound.at_data, x_new, points, near, noise, bound.jitter)
-    loc = (w * pad(residual, (0, p))[..., near.clamp(min=0)]).sum(-1)  # 0 at new points
-    loc = loc.expand(count, *torch.broadcast_shapes(loc.shape, (*bound.latent_shape, p)))
-    return draw_appended(w, var, near, loc, n)
-
-
-__all__ = ["Observed", "Posterior", "draws_given_observations"]
+__all__ = ["Observed", "Posterior"]

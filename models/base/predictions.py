@@ -7,6 +7,7 @@ Symbols: N data, T outputs, L latent functions, I rows, P new points, S draws.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -14,10 +15,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from pyro_nngp._checks import check_batch, fail
-from pyro_nngp.bound import read
+from pyro_nngp.bound import Bound, read
 from pyro_nngp.hyperparameters.values import draw_values
 from pyro_nngp.models.base.draws import Draw, Samples, at_each_draw, evenly_spaced, one_draw
 from pyro_nngp.models.base.posterior import Posterior
+from pyro_nngp.models.base.trend import bound_for_predictions
 from pyro_nngp.rows import Part
 
 Moments = tuple[Posterior, Tensor, Tensor]
@@ -32,14 +34,22 @@ def posterior_near(
     On several processes the rows are a part of all; with `jointly` neighbors may also be other new points, and the
     part's rows are in a graph.
     """
-    posterior = method.posterior(method.bound() if samples is None else method._bound_of_plans())
+    posterior = method.posterior(bound_for_predictions(method) if samples is None else method._bound_of_plans())
     if samples is not None and num_neighbors is None:
         num_neighbors = posterior.neighbors_at_draws()
     if not posterior.needs_part:
         return posterior, None, num_neighbors
     k = posterior.enough_neighbors() if num_neighbors is None else num_neighbors
     part = posterior.part_near(x_new, min(k, posterior.rows.num_rows) if jointly else k, jointly)
-    return method.posterior(posterior.bound, None, part), part, k
+    return method.posterior(_at_part(posterior, part), None, part), part, k
+
+
+def _at_part(posterior: Posterior, part: Part) -> Bound:
+    """The hyperparameters for some rows of all processes."""
+    bound = posterior.bound
+    if bound.trend is None or part.numbers is None:
+        return bound
+    return replace(bound, trend=bound.trend.at(lambda tables: posterior.rows.fetch(part.numbers, tables)))
 
 
 def at_draw(method: Any, where: str, draw: Draw, part: Part | None = None, given: bool = True) -> Posterior:
@@ -109,8 +119,10 @@ def _from_guide(
 ) -> Iterator[Tensor]:
     """Joint draws under the guide: with priors, each at hyperparameters of its own."""
     if method.hyper_guide.has_sites:
+        flat = posterior.bound.trend if posterior.bound.trend is not None and posterior.bound.trend.is_flat else None
         for _ in range(count):
-            yield method.posterior(read(method, method.hyper_guide.draw()), None, part).joint(x_new, near, 1)
+            bound = replace(read(method, method.hyper_guide.draw()), trend=flat)
+            yield method.posterior(bound, None, part).joint(x_new, near, 1)
         return
     most = posterior.most_draws(len(x_new)) or count
     for start in range(0, count, most):
@@ -201,12 +213,12 @@ def _others(
     if idx is not None:
         check_batch(where, "idx", idx, method.num_data)
     idx = rows.every if idx is None else idx
-    posterior = method.posterior(method._bound_of_plans() if at_draws else method.bound())
+    posterior = method.posterior(method._bound_of_plans() if at_draws else bound_for_predictions(method))
     if not posterior.needs_part_of_others:
         return posterior, None, posterior.others(idx, num_neighbors)
     part = rows.others(posterior.graph, idx, num_neighbors)
     k = posterior.graph.num_neighbors if num_neighbors is None else num_neighbors
-    posterior = method.posterior(posterior.bound, None, part)
+    posterior = method.posterior(_at_part(posterior, part), None, part)
     return posterior, part, posterior.others(part.places, k)
 
 

@@ -1,4 +1,4 @@
-r"""Coefficients of the mean function by generalized least squares, given the neighbors.
+r"""Coefficients of the mean function by generalized least squares, given the neighbors, and their uncertainty.
 
 With basis functions b, weights w of preceding neighbors and variances v of the response model,
 
@@ -6,24 +6,35 @@ With basis functions b, weights w of preceding neighbors and variances v of the 
    a_j = b(x_j) - \textstyle\sum_k w_{jk}\, b(x_{n(j)k}),
 
 over the first 4,096 points in a random ordering: later points, with neighbors all around, say almost nothing about the
-level. Coefficients with a normal prior get their posterior instead, from all points: the prior's precision is added to
-the left side, whose inverse is the covariance.
+level. The inverse of the left side is the covariance of the coefficients, which predictions integrate over.
+Coefficients with a normal prior have a posterior from all points: the prior's precision is added to the left side
+(:mod:`pyro_nngp.coefficients`).
+
+The covariance under a flat prior follows from the hyperparameters. It is found when a prediction first needs it, and
+kept (:class:`TrendCache`); its gradient in the hyperparameters is computed when it is asked for. With q(u), which does
+not follow hyperparameters, it has none.
 
 Cost: O(K^3) for each of these points.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from pyro_nngp._checks import fail
+from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import Trend, condition_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.likelihoods import Gaussian
-from pyro_nngp.linalg import cholesky, factor_solve
-from pyro_nngp.means import BasisMean, condition_coefficients
+from pyro_nngp.means import BasisMean
 
 _POINTS = 4096
+_SMALL = 4096  # entries of tensors that are compared by value
+_PROBES = 8  # points whose covariances identify a kernel
 
 
 def can_solve_mean(method: Any) -> bool:
@@ -34,7 +45,7 @@ def can_solve_mean(method: Any) -> bool:
     mean = method._modules.get("mean")
     if not isinstance(mean, BasisMean):
         return False
-    return mean.has_posterior or (isinstance(method.likelihood, Gaussian) and mean.is_free)
+    return mean.has_posterior or (isinstance(method.likelihood, Gaussian) and mean.is_learned)
 
 
 def solved_mean(method: Any) -> list[nn.Parameter]:
@@ -54,30 +65,110 @@ def solve_mean(method: Any) -> None:
         where, cure = f"{type(method).__name__}.solve", "Train by gradients."
         expectation = "with Gaussian noise and a ConstantMean or LinearMean without prior, or with a normal one"
         fail(where, "model", expectation, type(mean).__name__, cure)
-    bound, rows = method.bound(), method.rows
-    count = rows.num_rows if mean.has_posterior else min(_POINTS, rows.num_rows)
-    part = rows.preceding(method.graph, count, method.neighbor_metric(bound))
+    posterior = method.posterior(method.bound())
+    condition_coefficients(mean, *normal_equations(posterior, None if mean.has_posterior else _POINTS))
+
+
+def normal_equations(
+    posterior: Any, most: int | None = _POINTS
+) -> tuple[Float[Tensor, "*L p p"], Float[Tensor, "*L p"]]:
+    """The likelihood of the coefficients of the mean: precision and linear term, as a normal density.
+
+    Args:
+        posterior: of a method that integrates f out, at given hyperparameters.
+        most: number of points; None is all.
+    """
+    bound, rows, graph = posterior.bound, posterior.rows, posterior.graph
+    part = rows.preceding(graph, rows.num_rows if most is None else min(most, rows.num_rows), graph.metric)
     places, near = part.places, part.graph
-    posterior = method.posterior(bound, None, part)
-    x, (obs, noise) = part.rows.x[places], posterior.observations(places)
-    if part.rows.offset is not None:
-        obs = obs - part.rows.offset[places].movedim(0, -1)
+    data, (obs, noise) = part.rows, posterior.on(part).observations(places)
+    if data.offset is not None:
+        obs = obs - data.offset[places].movedim(0, -1)
+    x = data.x[places]
     w, var = graph_conditional(bound.covariance, x, x, near, noise, bound.jitter)
     near, scale = near.clamp(min=0), (var + noise).double().rsqrt()
-    basis, w = mean.basis(x).double(), w.double()
+    basis, w = bound.mean_function.basis(x).double(), w.double()
     a = (basis - (w[..., None, :] @ basis[near])[..., 0, :]) * scale[..., None]
     b = (obs - (w * obs[..., near]).sum(-1)).double() * scale
-    normal, right = a.mT @ a, (a.mT @ b[..., None])[..., 0]  # (*L, p, p), (*L, p)
-    normal = normal.expand(*right.shape, normal.shape[-1])
-    if mean.has_posterior:
-        condition_coefficients(mean, normal, right)
-        return
-    if right.dim() > 1 and mean.num_functions is None:  # all outputs have the same mean
-        normal, right = normal.sum(0), right.sum(0)
-    size = normal.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float32).tiny).rsqrt()
-    tril = cholesky(normal * size[..., None] * size[..., None, :], 1e-9)
-    solution = size * factor_solve(tril, (size * right)[..., None])[..., 0]
-    mean.assign(torch.atleast_2d(solution).mT)
+    right = (a.mT @ b[..., None])[..., 0]
+    return (a.mT @ a).expand(*right.shape, a.shape[-1]), right
 
 
-__all__ = ["can_solve_mean", "solve_mean", "solved_mean"]
+class TrendCache:
+    """The coefficients that predictions of a method integrate over, kept while nothing changes; copies start empty."""
+
+    def __init__(self) -> None:
+        self._known: tuple[list[Any], Trend | None] | None = None
+
+    def get(self, method: Any, bound: Bound, find: Callable[[], Trend | None]) -> Trend | None:
+        """What `find` returned when the method's tensors were last as they are now."""
+        key = _fingerprint(method, bound)
+        if self._known is None or not _equal(self._known[0], key):
+            self._known = key, find()
+        return self._known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_known": None}
+
+
+def bound_for_predictions(method: Any) -> Bound:
+    """The present hyperparameters, with the coefficients of the mean that predictions integrate over."""
+    bound = method.bound()
+    if not isinstance(bound.mean_function, BasisMean):
+        return bound
+    if bound.mean_function.has_posterior:
+        return replace(bound, trend=method.posterior(bound).find_trend())
+    if not bound.mean_function.is_learned:
+        return bound
+    cache = method.__dict__.setdefault("_trends", TrendCache())
+    trend = cache.get(method, bound, lambda: _found(method, bound))
+    if trend is not None and trend.gain is None and torch.is_grad_enabled():
+        parameters = [parameter for parameter in method.parameters() if parameter.requires_grad]
+        trend = replace(trend, root=_Recomputed.apply(method, trend.root, *parameters))
+    return replace(bound, trend=trend)
+
+
+@torch.inference_mode(False)  # later predictions need what is kept
+@torch.no_grad()
+def _found(method: Any, bound: Bound) -> Trend | None:
+    return method.posterior(bound).find_trend()
+
+
+class _Recomputed(torch.autograd.Function):
+    """The root of a trend as a function of the parameters, computed again for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, method: Any, root: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.method, ctx.parameters = method, parameters
+        return root.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        with torch.enable_grad():
+            root = ctx.method.posterior(ctx.method.bound()).find_trend().root
+        return None, None, *torch.autograd.grad(root, ctx.parameters, gradient, allow_unused=True)
+
+
+def _fingerprint(method: Any, bound: Bound) -> list[Any]:
+    """Small tensors of a method by value, others by place and version; covariances of a kernel that is a function."""
+    key: list[Any] = []
+    for module in method.modules():
+        for value in (*module._parameters.values(), *module._buffers.values()):
+            if value is not None:
+                is_small = value.numel() <= _SMALL
+                key.append(value.detach().clone() if is_small else (value.data_ptr(), value._version, value.shape))
+    if not isinstance(bound.kernel, nn.Module):
+        some = method.x[:_PROBES]
+        key.extend(covariance(some, some).detach() for covariance in bound.covariances)
+    return key
+
+
+def _equal(one: list[Any], other: list[Any]) -> bool:
+    if len(one) != len(other):
+        return False
+    pairs = zip(one, other, strict=True)
+    return all(torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b for a, b in pairs)
+
+
+__all__ = ["TrendCache", "bound_for_predictions", "can_solve_mean", "normal_equations", "solve_mean", "solved_mean"]

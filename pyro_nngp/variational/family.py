@@ -19,14 +19,18 @@ from torch import Tensor, nn
 from pyro_nngp._checks import fail, undefined
 from pyro_nngp._indexing import values_at
 from pyro_nngp.bound import Bound
+from pyro_nngp.coefficients import Trend, posterior_of_coefficients
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP, SparseCholeskyNormal
 from pyro_nngp.hyperparameters import GPModule
 from pyro_nngp.kernels.base import bind_double
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.neighbors import NeighborGraph
 from pyro_nngp.neighbors.choice_of_k import MOST_NEIGHBORS, ONE_SCORE
 from pyro_nngp.neighbors.table import distinct_rows
 from pyro_nngp.rows import Part, Rows
+from pyro_nngp.variational.latent_prior import LatentPrior
+from pyro_nngp.variational.natural_gradient import gaussian_sites
 
 
 @runtime_checkable
@@ -75,6 +79,26 @@ class Family(GPModule):
 
     # Predictions.
 
+    def site_precision(self, given: Given) -> Float[Tensor, "*L N"] | None:
+        """Precisions of data as Gaussian observations of f, at own rows; None if they are not known yet."""
+        bound, rows = given.bound, given.rows
+        likelihood, y, mean = rows.likelihood(bound, rows.own), rows.targets(rows.every), rows.mean(bound, rows.own)
+        if likelihood.is_gaussian:
+            noise = gaussian_observations(likelihood, y, None, rows.x.dtype)[1]
+            return (1 / noise).expand(*bound.latent_shape, rows.num_data)
+        q = self.at_rows(given, rows.every)
+        return gaussian_sites(likelihood, y, mean + q.loc, q.variance, total=rows.total)[1]
+
+    def find_trend(self, given: Given) -> Trend | None:
+        """The coefficients of a mean function that is learned and linear in them, under a flat prior."""
+        precision, rows, bound = self.site_precision(given), given.rows, given.bound
+        if precision is None:
+            return None
+        mean, prior = bound.mean_function, LatentPrior(bound.covariance, given.graph, bound.jitter)
+        gain, information = prior.coefficients(mean.basis(rows.x[rows.own]).mT.to(precision), precision)
+        _, root = posterior_of_coefficients(mean, information, torch.zeros_like(information[..., 0]))
+        return Trend(mean.basis, root, True, gain)
+
     def moments(
         self, given: Given, x_new: Float[Tensor, "P D"], near: Int[Tensor, "P K"]
     ) -> tuple[Float[Tensor, "*L P"], Float[Tensor, "*L P"]]:
@@ -82,7 +106,9 @@ class Family(GPModule):
         bound = given.bound
         w, var = graph_conditional(bound.at_data, x_new, points_of(given), near, jitter=bound.jitter)
         rows, positions = distinct_rows(near)
-        return through(self.at_rows(given, rows), w, var, positions, bound.mean(x_new))
+        loc, var = through(self.at_rows(given, rows), w, var, positions, bound.mean(x_new))
+        trend = bound.trend
+        return loc, var if trend is None else var + trend.variance(trend.rest(x_new, w, near, gain_of(trend)))
 
     def joint(
         self,
@@ -93,8 +119,12 @@ class Family(GPModule):
         count: int,
     ) -> Float[Tensor, "S *L P"]:
         """Joint draws of f; `joint` are the nearest among all points and earlier new ones."""
-        u = self.at_rows(given).sample(torch.Size((count,)))
-        return joint_given(given, x_new, joint, u)
+        u, trend = self.at_rows(given).sample(torch.Size((count,))), given.bound.trend
+        if trend is None:
+            return joint_given(given, x_new, joint, u)
+        change = trend.draws(count, given.bound.latent_shape).to(u)
+        u = u - (gain_of(trend).to(u) @ change)[..., 0]
+        return joint_given(given, x_new, joint, u) + (trend.basis(x_new).to(u) @ change)[..., 0]
 
     def enough_neighbors(self, given: Given) -> int:
         """The default number of neighbors in predictions: K, doubled up to 512 while that helps.
@@ -182,6 +212,12 @@ class Family(GPModule):
     def starts_of_leave_one_out(self) -> tuple[Tensor, Tensor] | None:
         """Means of u and variances at the points, from which leave-one-out moments can start; None is the prior."""
         return None
+
+
+def gain_of(trend: Trend) -> Float[Tensor, "*L N p"]:
+    """What the posterior means of u at the points gain per unit of each coefficient of the mean."""
+    assert trend.gain is not None  # families have it
+    return trend.gain.mT
 
 
 def through(

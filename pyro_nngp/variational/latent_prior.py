@@ -24,6 +24,7 @@ from pyro_nngp.variational.natural_gradient import Total, average, gaussian_site
 from pyro_nngp.variational.pooling import PooledObservations
 from pyro_nngp.variational.posterior_mean import posterior_mean
 
+_ACCURACY = 0.03  # square root of the error of the precision of coefficients, in units of 1 / Var f
 _ALONE = 30  # steps to the posterior of each value alone
 
 
@@ -34,7 +35,8 @@ class LatentPrior:
         kernel: bound.
         graph: the points and their neighbors.
         jitter: relative nugget.
-        nearest: maps kernel and noise to the observations that the variance at each point depends on.
+        nearest: maps kernel and noise to the observations that the variance at each point depends on; not needed for
+            means.
         plan: order of elimination for exact means and variances; None has iterations, and variances from near points.
 
     Attributes:
@@ -48,7 +50,7 @@ class LatentPrior:
         kernel: Any,
         graph: NeighborGraph,
         jitter: float,
-        nearest: Callable[..., Tensor],
+        nearest: Callable[..., Tensor] | None = None,
         plan: Elimination | None = None,
     ) -> None:
         self._parts = kernel, graph, jitter, nearest
@@ -96,11 +98,39 @@ class LatentPrior:
             return self.exact.variances(precision)
         (kernel, graph, jitter, nearest), noise = self._parts, 1 / precision
         if self._pooled is None:
+            assert nearest is not None  # who asks for variances gives it
             near = nearest(kernel, noise)
             pooled = PooledObservations(kernel, graph, noise, near.shape[1], jitter)
             self._pooled = pooled, near, pooled.plan(self._x, near.shape[1])
         pooled, near, plan = self._pooled
         return pooled.at_noise(kernel, noise).variance(kernel, self._x, near, noise, plan)
+
+    def coefficients(
+        self, basis: Float[Tensor, "p N"], precision: Float[Tensor, "*L N"]
+    ) -> tuple[Float[Tensor, "*L p N"], Float[Tensor, "*L p p"]]:
+        r"""The likelihood of the coefficients of a mean function that is linear in them, given sites.
+
+        .. math:: g_c = (\Lambda + \mathrm{diag}\,\tau)^{-1} \mathrm{diag}(\tau)\, b_c, \qquad
+           P = g^\top \Lambda g + (b - g)^\top \mathrm{diag}(\tau)\, (b - g),
+
+        which is as small as it can be at the solution: errors of g count with their squares.
+
+        Args:
+            basis: b at the points.
+            precision: of the sites.
+
+        Returns:
+            Posterior means g of u, and the precision of the coefficients.
+        """
+        each = precision[..., None, :].expand(*precision.shape[:-1], *basis.shape)
+        spread, count = average(self.variance, self._total).sqrt(), self._parts[1].num_rows
+        size = (self._total(basis.square().sum(-1)) / count).sqrt()
+        unit = (spread / torch.where(size > 0, size, 1.0))[:, None].to(basis)  # of the solver's tolerance
+        target, tolerance = (unit * basis).expand(each.shape), min(1e-3, _ACCURACY / count**0.5)
+        gain = self.posterior_mean(target, each, torch.zeros_like(each), True, tolerance, 0.0)[0] / unit
+        rest, g = (basis - gain).double(), gain.double()
+        curvature = self._total(g @ self._factor.product(g).mT + (rest * each.double()) @ rest.mT)
+        return gain, (curvature + curvature.mT) / 2
 
     def level_step(
         self, constant: Tensor, slope: Tensor, precision: Tensor, easy: bool, tolerance: float, limited: bool
@@ -116,8 +146,9 @@ class LatentPrior:
             limited: whether to limit the step to a standard deviation of f: where sites are almost flat, it may go
                 anywhere.
         """
-        ones, zero = torch.ones_like(slope), torch.zeros_like(slope)
-        gain, _ = self.posterior_mean(ones, precision, zero, easy, tolerance, 0.0)
+        ones, unit = torch.ones_like(slope), average(self.variance, self._total).sqrt()  # of the solver's tolerance
+        gain, _ = self.posterior_mean(unit * ones, precision, torch.zeros_like(slope), easy, tolerance, 0.0)
+        gain = gain / unit
         curvature = precision * (1 - gain)
         if constant.dim() and slope.dim() == 2:
             change = self._total(slope.sum(-1, keepdim=True)) / self._total(curvature.sum(-1, keepdim=True))

@@ -29,6 +29,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from pyro_nngp._checks import warn
+from pyro_nngp.coefficients import Trend
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributed.factor import ShardedFactor
 from pyro_nngp.distributed.halo import Near
@@ -91,6 +92,7 @@ class LatentLeaveOneOut:
         mean: Float[Tensor, "*L N"],
         kernel: Any,
         prior: VecchiaFactor | ShardedFactor,
+        trend: Trend | None = None,
     ) -> Moments:
         """Means and variances of f at each datum given the others, (*L, N).
 
@@ -100,6 +102,7 @@ class LatentLeaveOneOut:
             mean: mean function at the data, of the shape of f.
             kernel: the kernel.
             prior: prior of the latent values, from :func:`~pyro_nngp.variational.prior_factor`.
+            trend: coefficients of the mean to integrate over, given the others as well.
 
         Cost: O(N K^3) per round of variances, two or three of them; O(N K) per iteration of conjugate gradients.
         """
@@ -127,14 +130,19 @@ class LatentLeaveOneOut:
             u, natural = (u, natural) if improved else before
             target, precision = gaussian_sites(likelihood, y, mean + u, var, total=total)
             noise = self._complete(1 / precision)
-            _, left = graph_conditional(kernel, self._x, self._points, near, noise, self._jitter)
+            w, left = graph_conditional(kernel, self._x, self._points, near, noise, self._jitter)
             settled = used is not None and same_sites(precision, used, _SAME_SITES, total)
             if isinstance(likelihood, Gaussian) or settled or steps <= 0 or not improved:
                 break
             var, used = left / (1 + left * precision), precision
         _warn(steps > 0 and improved, moved)
         self._start = u, left / (1 + left * precision)
-        return mean + u + left * precision * (mean + u - target), left
+        loc = mean + u + left * precision * (mean + u - target)
+        if trend is None:
+            return loc, left
+        rest = trend.rest(self._x, w, near, trend.basis(self._points))
+        shift, added = trend.left_out(rest, target - loc, left, 1 / precision)
+        return loc + shift, left + added
 
     def _complete(self, values: Float[Tensor, "*L N"]) -> Float[Tensor, "*L M"]:
         """Values at all points that :attr:`others` counts."""

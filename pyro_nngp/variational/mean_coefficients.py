@@ -11,11 +11,11 @@ Cost: O(p N K) per iteration of conjugate gradients. Symbols: N points, K neighb
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from pyro_nngp.means import ConstantMean, LinearMean, condition_coefficients, trend_variance
+from pyro_nngp.coefficients import condition_coefficients
+from pyro_nngp.means import ConstantMean, LinearMean
 from pyro_nngp.variational.latent_prior import LatentPrior
 from pyro_nngp.variational.natural_gradient import Total
 
@@ -61,11 +61,6 @@ class MeanCoefficients:
         """Whether the coefficients have a joint posterior."""
         return isinstance(self._mean, LinearMean) and self._mean.has_posterior
 
-    @property
-    def are_at_posterior_mean(self) -> bool:
-        """Whether the coefficients have a joint posterior, and its mean as their present values."""
-        return self.has_posterior and self._deviation() is None
-
     def adjusted(
         self, values: Float[Tensor, "*L U"], slopes: Callable[[], Float[Tensor, "*L p U"]]
     ) -> Float[Tensor, "*out U"]:
@@ -89,18 +84,12 @@ class MeanCoefficients:
         """Values of the mean function at points, per unit of each coefficient."""
         return self._mean.basis(x)
 
-    def variance(self, basis: Float[Tensor, "*L N p"]) -> Float[Tensor, "*L N"]:
-        """Variances of combinations of the coefficients under their posterior."""
-        return trend_variance(self._mean, basis)
-
     def condition(
         self,
         latent: LatentPrior,
         x: Float[Tensor, "N D"],
         residual: Float[Tensor, "*L N"],
         precision: Float[Tensor, "*L N"],
-        easy: bool,
-        tolerance: float,
         total: Total,
     ) -> tuple[Float[Tensor, "*L p N"], Float[Tensor, "*L N"]]:
         """Set the posterior of the coefficients given the sites, and the coefficients to its mean, in one exact step.
@@ -110,19 +99,14 @@ class MeanCoefficients:
             x: the points.
             residual: targets of the sites less the mean of f at the present coefficients.
             precision: of the sites.
-            easy: as of :meth:`LatentPrior.posterior_mean`.
-            tolerance: as of :meth:`LatentPrior.posterior_mean`.
             total: the sum over the data of all processes from that over the present N.
 
         Returns:
             How much the marginal means of u fall per unit of each coefficient, and how much they fall by this step.
         """
         mean, basis = self._mean, self.basis(x).mT.to(residual)
-        each = precision[..., None, :].expand(*residual.shape[:-1], *basis.shape)
-        gain, _ = latent.posterior_mean(basis.expand(each.shape), each, torch.zeros_like(each), easy, tolerance, 0.0)
+        gain, curvature = latent.coefficients(basis, precision)
         slope = total((basis @ (precision * residual)[..., None])[..., 0])
-        curvature = total((basis * each) @ (basis - gain).mT)
-        curvature = (curvature + curvature.mT) / 2
         now = mean.posterior_loc.reshape(len(basis), *mean.own_shape).clone()
         by_latent = (now.mT if mean.own_shape else now).to(curvature)  # (*L, p)
         linear = slope + (curvature @ by_latent[..., None])[..., 0]

@@ -33,7 +33,6 @@ from torch import Tensor, nn
 from pyro_nngp._checks import warn
 from pyro_nngp.conditionals import graph_conditional
 from pyro_nngp.distributions import NNGP
-from pyro_nngp.distributions.nngp import draw_appended
 from pyro_nngp.distributions.site_posterior import SitePosterior
 from pyro_nngp.kernels import Covariance
 from pyro_nngp.kernels.base import bind_double
@@ -42,7 +41,8 @@ from pyro_nngp.linalg import NotPositiveDefiniteError
 from pyro_nngp.rows import EVERY, At, Part
 from pyro_nngp.variational.evidence_excess import EvidenceExcess, Excess, site_excess
 from pyro_nngp.variational.factored_posterior import FactoredPosterior
-from pyro_nngp.variational.family import Family, Given
+from pyro_nngp.variational.family import Family, Given, gain_of
+from pyro_nngp.variational.joint_draws import draws_given_observations
 from pyro_nngp.variational.latent_evidence import ExactLogEvidence
 from pyro_nngp.variational.latent_prior import LatentPrior
 from pyro_nngp.variational.mean_coefficients import MeanCoefficients
@@ -282,6 +282,10 @@ class ObservedGaussian(Family):
 
     # Predictions.
 
+    def site_precision(self, given: Given) -> Float[Tensor, "*L N"] | None:
+        is_known = given.bound.likelihood.is_gaussian or bool(self.solved)
+        return self.observations(given, given.rows.own)[1] if is_known else None
+
     def enough_neighbors(self, given: Given) -> int:
         """The default number of nearest points per new point: 64, doubled up to 512.
 
@@ -312,10 +316,8 @@ class ObservedGaussian(Family):
         w, _ = graph_conditional(bound.covariance, x_new, x, near, None if is_solved else 1 / precision, bound.jitter)
         values = self.means(given) if is_solved else target
         loc = bound.mean(x_new) + (w * values[..., near]).sum(-1)
-        mean = MeanCoefficients(bound.mean_function)
-        if mean.are_at_posterior_mean:
-            rest = mean.basis(x_new) - (w[..., None, :] @ self.gain.mT[..., near, :])[..., 0, :]
-            variance = variance + mean.variance(rest)
+        if bound.trend is not None:
+            variance = variance + bound.trend.variance(bound.trend.rest(x_new, w, near, gain_of(bound.trend)))
         return loc, variance.expand(loc.shape)
 
     def joint(
@@ -327,14 +329,10 @@ class ObservedGaussian(Family):
         count: int,
     ) -> Float[Tensor, "S *L P"]:
         """Draws given the pseudo-observations, centered on the mean."""
-        bound, x, pad = given.bound, given.rows.x, nn.functional.pad
         loc, _ = self.moments(given, x_new, near)
         target, precision = self.observations(given)
-        noise = pad(1 / precision, (0, len(joint)))
-        w, var = graph_conditional(bound.at_data, x_new, torch.cat([x, x_new]), joint, noise, bound.jitter)
-        zero = (w * pad(torch.zeros_like(target), (0, len(joint)))[..., joint.clamp(min=0)]).sum(-1)
-        zero = zero.expand(count, *torch.broadcast_shapes(zero.shape, (*bound.latent_shape, len(joint))))
-        return loc + draw_appended(w, var, joint, zero, len(x))
+        zero = torch.zeros_like(target), 1 / precision
+        return loc + draws_given_observations(given.bound, given.rows.x, x_new, joint, *zero, count)
 
     # Rows of other processes, and new ones.
 

@@ -138,7 +138,7 @@ def optimal_sites(
             mean, loc = mean_now(), loc - shift
         if coefficients.has_posterior:
             residual = sites[0] - mean - loc
-            gain, shift = coefficients.condition(latent, x, residual, sites[1], easy, tolerance, total)
+            gain, shift = coefficients.condition(latent, x, residual, sites[1], total)
             mean, loc = mean_now(), loc - shift
         if used is not None and average((sites[1] / used).log().square(), total).sqrt() < same:
             break

@@ -30,6 +30,7 @@ def method(kind=Vecchia, x=X, y=Y, **settings):
     kernel = Matern52(D, variance=1.3, lengthscale=torch.tensor([0.4, 0.5, 0.9]))
     gp = kind(x, y, kernel, Gaussian(0.01), num_neighbors=N - 1, jitter=1e-12, **settings)
     gp.mean.value = 0.2
+    gp.mean.requires_grad_(False)  # GPyTorch takes it as it is
     return gp
 
 

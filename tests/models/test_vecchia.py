@@ -116,6 +116,7 @@ def test_several_outputs_equal_separate_models(method):
 def test_predictions_and_joint_draws_agree_with_dense_conditionals(method):
     x, y = waves(N)
     gp = model(x, y, num_neighbors=5, method=method)
+    gp.mean.requires_grad_(False)  # predictions take it as it is
     new = waves(4)[0]
     cross = gp.kernel(x, new).detach()
     tril = torch.linalg.cholesky(dense_covariance(gp.kernel, x).detach() + 0.1 * torch.eye(N, dtype=F64))
@@ -203,10 +204,10 @@ def test_predictions_average_over_posterior_draws_of_the_hyperparameters():
     x_new, draws = torch.rand(5, 2, dtype=F64), {"likelihood.variance": torch.tensor([0.1, 0.7], dtype=F64)}
     noise = Gaussian(PyroSample(PRIOR))
     got = Vecchia(x, y, unit_kernel(), noise, num_neighbors=9).predict(x_new, num_neighbors=9, samples=draws)
-    each = [
-        Vecchia(x, y, unit_kernel(), Gaussian(value), num_neighbors=9).predict(x_new, num_neighbors=9)
-        for value in draws["likelihood.variance"]
-    ]
+    ones = [Vecchia(x, y, unit_kernel(), Gaussian(v), num_neighbors=9) for v in draws["likelihood.variance"]]
+    for one in ones:
+        one.mean.requires_grad_(False)  # draws take it as it is
+    each = [one.predict(x_new, num_neighbors=9) for one in ones]
     target = torch.randn(5, dtype=F64)
     expected = torch.stack([one.log_prob(target) for one in each]).exp().mean(0).log()
     torch.testing.assert_close(got.log_prob(target), expected)
