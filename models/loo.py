@@ -24,6 +24,12 @@ training exploits it by a variance in the hundreds. :meth:`LOO.loo` finds the va
 :math:`y_n`, and ``fit`` warns where that changes the densities much; ``divergence="posterior"`` has no leak, and
 separates classes less well.
 
+Predictions and leave-one-out densities (:meth:`LOO.loo`) are those of the Gaussian process, not of the
+pseudo-likelihood, which is almost flat in the level: coefficients of a mean that is learned and linear in them have
+their posterior under a flat prior given all (pseudo-)observations, by Vecchia's approximation
+(:mod:`pyro_nngp.models.base.trend`), and are integrated over: universal kriging. :meth:`LOO.loo` takes the
+datum's own observation out of that posterior; the objective, in training, holds the coefficients fixed.
+
 Further differences: both sums have the same factor (the paper prints 1/N before the first only), and as q moves from
 the prior, the loss that ``fit`` reports rises with the second sum, which says nothing about predictions. Divergences
 are computed by quadrature instead of from one draw, with the Polya-Gamma density on the whole half-line. Predictions
@@ -93,7 +99,7 @@ class LOO(ResponseMethod):
     StudentT               :math:`Gamma(\nu/2, \nu/2)`                  :math:`y,\ s^2/\omega`
     Bernoulli (logit)      :math:`PG(1, 0)`                             :math:`(y - 1/2)/\omega,\ 1/\omega`
     Binomial               :math:`PG(n, 0)`                             :math:`(y - n/2)/\omega,\ 1/\omega`
-    NegativeBinomial       :math:`PG(y + r, 0)`                         :math:`(y - r)/(2\omega),\ 1/\omega`
+    NegativeBinomial       :math:`PG(y + r, 0)`                         :math:`\log r + (y - r)/(2\omega),\ 1/\omega`
     Categorical            :math:`PG(1, 0)`, one per class              as Bernoulli, one class against all
     =====================  ===========================================  ========================================
 

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from pyro_nngp._checks import check_device, check_path, fail
 from pyro_nngp._files import atomic_file
 
-_FORMAT = "pyro_nngp model 2"
+_FORMAT = "pyro_nngp model 3"
+_BEFORE = "pyro_nngp model 2"  # f of a negative binomial was the logit: files without one are read
 _EARLIER = "pyro_nngp model 1"  # q(u) was the part "local", and its classes had other names
 _PACKAGES = ("pyro_nngp.", "pyro.distributions.", "pyro.nn.", "torch.distributions.", "torch.nn.")
 _WITHOUT = tuple(f"pyro_nngp.{room}." for room in ("adapters", "data", "inference", "native"))  # act on files, memory
@@ -113,7 +114,11 @@ def load(
         )
         written = f"{_EARLIER!r}, of pyro_nngp {metadata.get('version')} before its methods were put together anew"
         fail("load", name, f"to be a file of the format {_FORMAT!r}", written, cure, ModelFileError)
-    if metadata.get("format") != _FORMAT:
+    if metadata.get("format") == _BEFORE and "NegativeBinomial" in metadata.get("structure", ""):
+        cure = "Fit it again, or load it with the code that wrote it, and predict there."
+        written = f"{_BEFORE!r}, with a NegativeBinomial of mean total_count * exp(f), which is exp(f) now"
+        fail("load", name, f"to be a file of the format {_FORMAT!r}", written, cure, ModelFileError)
+    if metadata.get("format") not in (_FORMAT, _BEFORE):
         _refuse("load", name, f"to be a file of the format {_FORMAT!r}", repr(metadata.get("format")))
     if metadata.pop("digest", None) != digest(metadata, tensors):
         _refuse("load", name, "to have the digest that it was written with", "another one: the file is damaged")

@@ -255,11 +255,21 @@ def test_files_of_other_versions_and_formats_are_refused(tmp_path):
     with pytest.raises(ModelFileError, match=r"of version .*, got 0.7.3. Install that version"):
         load(path)
     save_file({"a": torch.ones(2)}, path)
-    with pytest.raises(ModelFileError, match="to be a file of the format 'pyro_nngp model 2', got None"):
+    with pytest.raises(ModelFileError, match="to be a file of the format 'pyro_nngp model 3', got None"):
         load(path)
     save_file({"a": torch.ones(2)}, path, {"format": "pyro_nngp model 1", "version": "0.1.0"})
     with pytest.raises(ModelFileError, match=r"got 'pyro_nngp model 1', of pyro_nngp 0.1.0.*with 'q.' for 'local.'"):
         load(path)
+    for part in (Matern52(2), NegativeBinomial()):
+        save(part, path)
+        rewritten(path, lambda metadata: metadata.update(format="pyro_nngp model 2"))
+        if isinstance(part, Matern52):
+            assert repr(load(path)) == repr(part)
+            continue
+        with pytest.raises(
+            ModelFileError, match=r"got 'pyro_nngp model 2', with a NegativeBinomial of mean total_count"
+        ):
+            load(path)
     with pytest.raises(ValueError, match=r"load: expected device to be a device of torch, got 'gpu'"):
         load(tmp_path / "none", device="gpu")
     with pytest.raises(FileNotFoundError, match="does not exist"):

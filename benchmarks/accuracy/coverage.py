@@ -13,6 +13,7 @@ Usage: python benchmarks/accuracy/coverage.py [--points 2000] [--seeds 2] [--fam
 """
 
 import argparse
+import math
 import time
 import warnings
 from pathlib import Path
@@ -41,7 +42,7 @@ FAMILIES = {
     "Poisson": (Poisson, lambda f: PoissonDistribution(f.exp()).sample()),
     "NegativeBinomial": (
         lambda: NegativeBinomial(5.0),
-        lambda f: NegativeBinomialDistribution(5.0, logits=f).sample(),
+        lambda f: NegativeBinomialDistribution(5.0, logits=f - math.log(5)).sample(),
     ),
     "StudentT": (StudentT, lambda f: StudentTDistribution(3.0, f, 0.2).sample()),
 }

@@ -1,18 +1,19 @@
 r"""Likelihoods that are Gaussian in f given one auxiliary variable per datum.
 
-For Bernoulli, binomial and negative binomial data with logits f (Polson, Scott, Windle 2013, theorem 1),
+For Bernoulli, binomial and negative binomial data with logits :math:`\psi` (Polson, Scott, Windle 2013, theorem 1),
 
-.. math:: p(y \mid f) \propto \frac{e^{(\kappa + b/2) f}}{(1 + e^f)^b}
-   = 2^{-b} e^{\kappa f} E_{\omega \sim PG(b, 0)}\, e^{-\omega f^2 / 2}
+.. math:: p(y \mid f) \propto \frac{e^{(\kappa + b/2) \psi}}{(1 + e^\psi)^b}
+   = 2^{-b} e^{\kappa \psi} E_{\omega \sim PG(b, 0)}\, e^{-\omega \psi^2 / 2}
 
-with :math:`b = 1, n, y + r` and :math:`\kappa = y - b/2`. Given :math:`\omega` this is, as a function of f, an
-observation :math:`\kappa / \omega` of noise variance :math:`1 / \omega`. Student-t noise is Gaussian with variance
+with :math:`b = 1, n, y + r`, :math:`\kappa = y - b/2` and :math:`\psi = f`, of a negative binomial
+:math:`\psi = f - \log r`. Given :math:`\omega` this is, as a function of :math:`\psi`, an observation
+:math:`\kappa / \omega` of noise variance :math:`1 / \omega`, and so one of f. Student-t noise is Gaussian with variance
 :math:`s^2 / \omega` given :math:`\omega \sim Gamma(\nu/2, \nu/2)`. Categorical data become C binary sets, one against
 all.
 
 The factor that remains after completing the square, :math:`(2\pi/\omega)^{1/2} e^{\kappa^2 / (2\omega)}`, does not
 depend on f, so it cancels in the density of f given y and :math:`\omega`. It enters the joint density of y and
-:math:`\omega`: for :math:`f \sim N(m, v)`
+:math:`\omega`: for :math:`\psi \sim N(m, v)`
 
 .. math:: \log p(y, \omega) = \log PG(\omega \mid b, 0) + g, \quad g = \log c_y - b \log 2 - \tfrac12 \log(1 + \omega v)
    + \frac{\kappa^2 v + 2 \kappa m - \omega m^2}{2 (1 + \omega v)},
@@ -43,7 +44,7 @@ from pyro_nngp.likelihoods.base import Likelihood, check_likelihood
 from pyro_nngp.likelihoods.continuous import Gaussian, StudentT
 from pyro_nngp.likelihoods.counts import Binomial, NegativeBinomial
 from pyro_nngp.likelihoods.labels import Bernoulli, Categorical
-from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
+from pyro_nngp.likelihoods.polya_gamma import even_odds, polya_gamma_terms
 
 _AUGMENTED = (Gaussian, StudentT, Bernoulli, Binomial, NegativeBinomial, Categorical)
 
@@ -57,7 +58,7 @@ def check_augmentable(where: str, likelihood: Likelihood) -> None:
     if not isinstance(likelihood, _AUGMENTED):
         cure = "Others have no augmentation: use VNNGP."
         fail(where, "likelihood", f"to be one of {names}", type(likelihood).__name__, cure, TypeError)
-    if getattr(likelihood, "link", "logit") != "logit":
+    if isinstance(likelihood, Bernoulli) and likelihood.link != "logit":
         fail(where, "likelihood", "to have the logit link", repr(likelihood.link), "Polya-Gamma needs logits.")
 
 
@@ -125,7 +126,7 @@ def gaussian_observations(
     omega = cast(Tensor, omega)
     if isinstance(likelihood, StudentT):
         return y.to(dtype), likelihood.scale.to(dtype).square() / omega
-    return polya_gamma_terms(likelihood, y, dtype)[1] / omega, 1 / omega
+    return polya_gamma_terms(likelihood, y, dtype)[1] / omega + even_odds(likelihood, omega), 1 / omega
 
 
 def predictive(
@@ -149,7 +150,7 @@ def predictive(
 def squared_latent(
     likelihood: Likelihood, y: Tensor, omega: Tensor, loc: Float[Tensor, "*L B"], var: Float[Tensor, "*L B"]
 ) -> Float[Tensor, "*L B"]:
-    r"""The statistic that determines q(omega): :math:`E f^2`, or for Student-t data :math:`E (y - f)^2 / s^2`.
+    r"""The statistic that determines q(omega): :math:`E \psi^2`, or for Student-t data :math:`E (y - f)^2 / s^2`.
 
     Args:
         likelihood: bound.
@@ -162,7 +163,7 @@ def squared_latent(
     loc, var = (loc * noise + var * obs) / (noise + var), var * noise / (noise + var)
     if isinstance(likelihood, StudentT):
         return ((y - loc).square() + var) / likelihood.scale.to(loc.dtype).square()
-    return loc.square() + var
+    return (loc - even_odds(likelihood, loc)).square() + var
 
 
 class AugmentedMarginal(TorchDistribution):
@@ -202,12 +203,13 @@ class AugmentedMarginal(TorchDistribution):
         if isinstance(likelihood, Categorical):
             value = value.expand(torch.broadcast_shapes(value.shape, self.batch_shape))
         b, kappa = polya_gamma_terms(likelihood, value, loc.dtype)
+        loc = loc - even_odds(likelihood, loc)
         shrunk = 1 + omega * var
         g = (kappa.square() * var + 2 * kappa * loc - omega * loc.square()) / (2 * shrunk) - shrunk.log() / 2
         g = g - b * math.log(2) + _log_coefficient(likelihood, value.to(loc.dtype))
         if not isinstance(likelihood, Categorical):
             return g
-        binary = _binary(loc, var)
+        binary = _binary(self.loc, var)
         label = _one_against_all(binary, self.coupling).log_prob(value)
         return label + (g - binary.log_prob(kappa + 0.5)).sum(0)
 

@@ -106,13 +106,16 @@ class Poisson(Likelihood):
 
 
 class NegativeBinomial(Likelihood):
-    r"""Overdispersed counts, :math:`y \sim NB(r, \sigma(f))` with mean :math:`r e^f`, variance :math:`r e^f (1 + e^f)`.
+    r"""Overdispersed counts, :math:`y \sim NB(r, \sigma(f - \log r))`.
 
-    The logits are f itself, the form that Polya-Gamma augmentation needs. In the form with mean :math:`e^g` and the
-    same dispersion r, :math:`g = f + \log r`: a shift of the prior mean.
+    Their mean is :math:`e^f`, their variance :math:`e^f + e^{2f} / r`.
+
+    f is the logarithm of the mean, as under a :class:`Poisson` with the exponential link, which is the limit of large
+    r; so f does not shift with the dispersion. Pyro's ``NegativeBinomial(r, logits)`` and Polya-Gamma augmentation have
+    the logits :math:`f - \log r`.
 
     Args:
-        total_count: dispersion r > 0; the Poisson is the limit of large r.
+        total_count: dispersion r > 0, the "size" or "theta" of other software.
     """
 
     support = constraints.nonnegative_integer
@@ -121,13 +124,16 @@ class NegativeBinomial(Likelihood):
 
     def __init__(self, total_count: Hyperparameter | None = None) -> None:
         super().__init__()
+        self.link = "exp"
         self.total_count = positive("NegativeBinomial", "total_count", total_count)
 
     def forward(self, f: Float[Tensor, "..."]) -> Distribution:
-        return dist.NegativeBinomial(self.total_count.to(f.dtype), logits=bounded(f))
+        r = self.total_count.to(f.dtype)
+        return dist.NegativeBinomial(r, logits=bounded(f - r.log()))
 
     def focus(self, y: Tensor) -> Focus:
-        return at_zero(y)
+        center, scale = at_zero(y)
+        return center + self.total_count.detach().log(), scale
 
     def start(self, name: str, y: Tensor, near: Tensor) -> Tensor | None:
         """The size r with which counts of the nearest points predict those of a point best."""

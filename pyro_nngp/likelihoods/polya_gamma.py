@@ -1,10 +1,12 @@
 r"""A lower bound of the expected log-density in place of quadrature, by Polya-Gamma augmentation.
 
-Every logistic likelihood here is :math:`p(y \mid f) = h(y)\, e^{yf} / (1 + e^f)^b`. With :math:`\omega \mid b \sim
-PG(b, 0)` it is proportional to a normal density of f (Polson, Scott, Windle 2013), and the optimal
-:math:`q(\omega) = PG(b, c)`, :math:`c^2 = E f^2`, gives (Wenzel et al. 2019, eq. 8 with that q inserted)
+Every logistic likelihood here is :math:`p(y \mid f) = h(y)\, e^{y \psi} / (1 + e^\psi)^b` with the logit
+:math:`\psi = f - \log r` of a negative binomial of dispersion r, and :math:`\psi = f` of the others. With
+:math:`\omega \mid b \sim PG(b, 0)` it is proportional to a normal density of :math:`\psi` (Polson, Scott, Windle 2013),
+and the optimal :math:`q(\omega) = PG(b, c)`, :math:`c^2 = E \psi^2`, gives (Wenzel et al. 2019, eq. 8 with that q
+inserted)
 
-.. math:: E_{N(m, v)} \log p(y \mid f) \ge \log p(y \mid 0) + (y - b/2)\, m - b \log\cosh(c / 2),
+.. math:: E_{\psi \sim N(m, v)} \log p(y \mid \psi) \ge \log p(y \mid 0) + (y - b/2)\, m - b \log\cosh(c / 2),
    \qquad c = \sqrt{m^2 + v}.
 
 Its natural-gradient steps of length one are the coordinate ascent of that paper, with
@@ -71,8 +73,15 @@ class PolyaGammaBound(Likelihood):
     def expected_log_prob(self, y: Tensor, loc: Float[Tensor, "..."], var: Float[Tensor, "..."]) -> Tensor:
         base = self.base.bind()
         b, kappa = polya_gamma_terms(base, y, loc.dtype)
+        even = even_odds(base, loc)
+        loc = loc - even
         c = (loc.square() + var).sqrt()
-        return base(torch.zeros_like(loc)).log_prob(y) + kappa * loc - b * log_cosh(c / 2)
+        return base(torch.zeros_like(loc) + even).log_prob(y) + kappa * loc - b * log_cosh(c / 2)
+
+
+def even_odds(likelihood: Any, like: Tensor) -> Tensor | float:
+    r"""f where the logit is 0: :math:`\log r` of a negative binomial, else 0; in the dtype of a tensor."""
+    return likelihood.total_count.to(like.dtype).log() if isinstance(likelihood, NegativeBinomial) else 0.0
 
 
 def polya_gamma_terms(likelihood: Any, y: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

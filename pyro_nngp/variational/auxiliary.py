@@ -21,7 +21,7 @@ from torch.distributions import Distribution, register_kl
 from pyro_nngp.distributions import PolyaGamma
 from pyro_nngp.likelihoods import Likelihood, NegativeBinomial, StudentT
 from pyro_nngp.likelihoods.augmentation import auxiliary_prior
-from pyro_nngp.likelihoods.polya_gamma import polya_gamma_terms
+from pyro_nngp.likelihoods.polya_gamma import even_odds, polya_gamma_terms
 from pyro_nngp.likelihoods.pseudo_observations import pseudo_observations
 from pyro_nngp.likelihoods.quadrature import gauss_hermite
 from pyro_nngp.variational.gaussian import LocalTables
@@ -118,7 +118,8 @@ class AuxiliaryFamily:
         if isinstance(likelihood, NegativeBinomial):
             level = None if sample is None else pseudo_observations(likelihood, sample).level
             found: Any = pseudo_observations(likelihood, y, level)
-            q.put(likelihood, y, (found.obs.square() + found.noise.clamp(max=_WIDEST)).to(dtype))
+            logits = found.obs - even_odds(likelihood, found.obs)
+            q.put(likelihood, y, (logits.square() + found.noise.clamp(max=_WIDEST)).to(dtype))
         return q
 
 

@@ -9,6 +9,7 @@ from builders import AUGMENTED, tensor, waves
 
 from pyro_nngp.likelihoods import Bernoulli, Binomial, Categorical, NegativeBinomial
 from pyro_nngp.likelihoods.augmentation import AugmentedMarginal, auxiliary_prior, gaussian_observations, predictive
+from pyro_nngp.likelihoods.polya_gamma import even_odds
 
 F64 = torch.float64
 
@@ -25,7 +26,8 @@ def test_polya_gamma_observations_are_the_likelihood():
         nodes = torch.linspace(-9, 5, 3001, dtype=F64)[:, None].exp()
         weight = prior.log_prob(nodes).exp() * nodes * (14 / 3000)
         obs, noise = gaussian_observations(bound, targets, nodes.expand(-1, 3), F64)
-        kernel_of_f = (dist.Normal(f, noise.sqrt()).log_prob(obs) + noise.log() / 2 + obs.square() / noise / 2).exp()
+        logit = obs - even_odds(bound, obs)
+        kernel_of_f = (dist.Normal(f, noise.sqrt()).log_prob(obs) + noise.log() / 2 + logit.square() / noise / 2).exp()
         ratio = (weight * kernel_of_f).sum(0) / bound(f).log_prob(targets).exp()
         torch.testing.assert_close(ratio, ratio[:1].expand(3), rtol=1e-8, atol=0)
 

@@ -37,9 +37,14 @@ def test_discrete_marginals_sum_to_one_with_the_stated_moments(likelihood: Likel
 
 def test_negative_binomial_mean_and_variance() -> None:
     conditional = NegativeBinomial(2.5)(tensor(0.7))
-    mean = 2.5 * math.exp(0.7)
+    mean = math.exp(0.7)
     assert conditional.mean.item() == pytest.approx(mean)
-    assert conditional.variance.item() == pytest.approx(mean * (1 + math.exp(0.7)))
+    assert conditional.variance.item() == pytest.approx(mean + mean**2 / 2.5)
+
+
+def test_many_events_at_once_are_the_poisson_limit() -> None:
+    y, f = tensor(0.0, 3.0, 40.0), tensor(0.2, 1.0, 3.5)
+    torch.testing.assert_close(NegativeBinomial(1e8)(f).log_prob(y), Poisson()(f).log_prob(y), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("size", [0.5, 4.0])
@@ -56,7 +61,7 @@ def test_the_predictive_density_is_the_compound_one():
     """The density of a count given two neighbors, against integration over p."""
     size, counts = 1.7, tensor(3.0, 1.0, 6.0)
     p = (torch.arange(200_000, dtype=F64) + 0.5) / 200_000
-    densities = NegativeBinomial(size).bind()(torch.logit(p)).log_prob(counts[:, None])
+    densities = NegativeBinomial(size).bind()(torch.logit(p) + math.log(size)).log_prob(counts[:, None])
     prior = Beta(0.5, 1.0).log_prob(p)  # of the weight of a further count
     joint = (densities.sum(0) + prior).exp().mean().log()
     want = joint - (densities[1:].sum(0) + prior).exp().mean().log()

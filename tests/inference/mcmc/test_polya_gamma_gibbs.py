@@ -16,7 +16,8 @@ from pyro_nngp.distributions import NNGP, PolyaGamma
 from pyro_nngp.inference import PolyaGammaGibbs, sbc_ranks, to_arviz, uniformity
 from pyro_nngp.inference.mcmc.conditional_moves import slice_coordinate
 from pyro_nngp.kernels import Matern32, Matern52
-from pyro_nngp.likelihoods import Bernoulli
+from pyro_nngp.likelihoods import Bernoulli, NegativeBinomial
+from pyro_nngp.likelihoods.augmentation import gaussian_observations
 from pyro_nngp.models import VNNGP
 from pyro_nngp.neighbors.graph import NeighborGraph
 
@@ -80,6 +81,24 @@ def test_latent_values_have_the_distribution_that_weighted_prior_draws_give():
     want = weight @ moments(f)
     error = (weight.square() @ (moments(f) - want).square()).sqrt()  # of importance sampling
     assert ((got.mean(0) - want).abs() < 6 * (error_of_mean(got).square() + error.square()).sqrt()).all()
+
+
+def test_the_likelihood_of_the_mean_has_the_observations_that_leave_one_out_training_has(monkeypatch):
+    monkeypatch.setattr(PolyaGamma, "sample", lambda likelihood: likelihood.mean)
+    counts = NegativeBinomial(real(2.5))
+
+    def model():
+        f = pyro.sample("f", NNGP(fixed_kernel(), GRAPH))
+        with pyro.plate("rows", N):
+            pyro.sample("y", counts(f), obs=COUNTS)
+
+    kernel = PolyaGammaGibbs(model)
+    kernel.setup(0)
+    f = torch.randn(N, dtype=F64)
+    linear, precision = kernel.moves.data.draw_terms(kernel.moves.trace({"f": f}))
+    target, _noise = gaussian_observations(counts.bind(), COUNTS, precision.detach(), F64)
+    torch.testing.assert_close(precision, PolyaGamma(COUNTS + 2.5, f - math.log(2.5)).mean, rtol=1e-9, atol=0)
+    torch.testing.assert_close(linear / precision, target, rtol=1e-9, atol=1e-9)
 
 
 def test_terms_are_those_of_the_augmentation(monkeypatch):
