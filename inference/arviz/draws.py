@@ -12,7 +12,7 @@ from torch import Tensor
 from pyro_nngp._checks import fail
 from pyro_nngp.inference._traces import latent_values
 from pyro_nngp.inference.autoguide.transport import Transported
-from pyro_nngp.inference.mcmc.potential import Minibatch
+from pyro_nngp.inference.mcmc.minibatch import all_rows
 from pyro_nngp.inference.mcmc.recorder import RECORD
 from pyro_nngp.inference.protocols import ScoresDraws, has_program, owner_of
 
@@ -50,8 +50,8 @@ class MCMCDraws:
 
     def arguments(self) -> tuple[tuple, dict[str, Any]]:
         """Arguments of the run, with all rows instead of each minibatch."""
-        every = {name: _all_rows(a) for name, a in self._mcmc._kwargs.items()}
-        return tuple(_all_rows(a) for a in self._mcmc._args), every
+        every = {name: all_rows(a) for name, a in self._mcmc._kwargs.items()}
+        return tuple(all_rows(a) for a in self._mcmc._args), every
 
     def at(self, chain: int, draw: int, args: tuple, kwargs: Mapping[str, Any]) -> Draw:
         """Values of the latent sites at one of the selected draws."""
@@ -154,7 +154,3 @@ def method_of(model: Any) -> Any:
     """The method that a model belongs to; None for other programs."""
     owner = owner_of(model)
     return owner if isinstance(owner, ScoresDraws) else None
-
-
-def _all_rows(argument: Any) -> Any:
-    return torch.arange(argument.size, device=argument.device) if isinstance(argument, Minibatch) else argument

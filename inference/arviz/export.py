@@ -85,7 +85,7 @@ def to_arviz(
     Args:
         source: an ``MCMC`` object after its run; an object with ``model`` and ``guide``; or a pair (model, guide).
         *args: arguments of model and guide. Without any, an MCMC run uses its own, with all rows instead of a
-            :class:`~pyro_nngp.inference.mcmc.potential.Minibatch`.
+            :class:`~pyro_nngp.inference.mcmc.minibatch.Minibatch`.
         model_kwargs: keyword arguments of model and guide.
         num_samples: draws per chain. None is all draws of an MCMC run (fewer are evenly spaced), 500 of a guide.
         var_names: sites to keep in the posterior; with "~" in front, sites to leave out, such as "~u".

@@ -36,7 +36,7 @@ class AnchoredPotential(ModelPotential):
         anchor: a position, and the gradient of all rows there; None for plain gradients.
 
     Raises:
-        ValueError: unless the model takes its rows from one :class:`~pyro_nngp.inference.mcmc.potential.Minibatch`.
+        ValueError: unless the model takes its rows from one :class:`~pyro_nngp.inference.mcmc.minibatch.Minibatch`.
     """
 
     anchor: tuple[Float[Tensor, "*C d"], Float[Tensor, "*C d"]] | None

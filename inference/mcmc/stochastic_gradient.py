@@ -44,7 +44,7 @@ class StochasticGradientKernel(AdaptiveStep):
 
     Args:
         model: any Pyro model with continuous latent sites. Plates may subsample; arguments of the run that are a
-            :class:`~pyro_nngp.inference.mcmc.potential.Minibatch` become a new index at every update. Its parameters
+            :class:`~pyro_nngp.inference.mcmc.minibatch.Minibatch` become a new index at every update. Its parameters
             (``pyro.param``, ``PyroParam``) stay at their values unless `optim` is given.
         step_size: epsilon, or a schedule ``int -> float`` of the update number. None finds it during burn-in, with the
             scale of each coordinate (:mod:`pyro_nngp.inference.mcmc.step_search`).
