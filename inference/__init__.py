@@ -21,8 +21,8 @@ from pyro_nngp.inference.diagnostics.exact_comparison import NNReport, compare_t
 from pyro_nngp.inference.diagnostics.plots import plot_coverage, plot_pit, plot_reliability
 from pyro_nngp.inference.elbo import IntegratedELBO, PredictiveLogLikelihood
 from pyro_nngp.inference.mcmc.chains import SGMCMC, step_size_refinement
-from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.minibatch import Minibatch
+from pyro_nngp.inference.mcmc.polya_gamma_gibbs import PolyaGammaGibbs
 from pyro_nngp.inference.mcmc.quick_nuts import QuickNUTS
 from pyro_nngp.inference.mcmc.recorder import Recorder
 from pyro_nngp.inference.mcmc.schedules import Cyclical, PolynomialDecay

@@ -242,7 +242,7 @@ def check_num_neighbors(where: str, k: Any, limit: int, arg: str = "num_neighbor
 def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | None = None, lowest: int = 0) -> None:
     """Raise unless `rows` holds `size` (None: at least one) row numbers in lowest..num_points-1.
 
-    Within :func:`trusted_rows` their values are not checked.
+    Within :func:`trusted_rows`, and under :func:`torch.func.vmap`, which hides them, values are not checked.
     """
     check_tensor(where, arg, rows)
     if rows.dtype != torch.int64:
@@ -250,7 +250,9 @@ def check_rows(where: str, arg: str, rows: Any, num_points: int, size: int | Non
     if rows.dim() != 1 or (len(rows) == 0 if size is None else len(rows) != size):
         expectation = "of shape (B,) with B >= 1" if size is None else f"of shape ({size},)"
         fail(where, arg, expectation, tuple(rows.shape), "Give a vector of row numbers of x.")
-    if not _ROWS_TRUSTED.get() and len(rows) and (rows.min() < lowest or rows.max() >= num_points):
+    if _ROWS_TRUSTED.get() or is_batchedtensor(rows):
+        return
+    if len(rows) and (rows.min() < lowest or rows.max() >= num_points):
         actual = f"{int(rows.min())}..{int(rows.max())}"
         fail(where, arg, f"in {lowest}..{num_points - 1}", actual, "Give row numbers of x.")
 

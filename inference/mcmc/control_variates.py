@@ -76,8 +76,9 @@ class AnchoredPotential(ModelPotential):
     def whole_gradient(self, position: Float[Tensor, "*C d"]) -> Float[Tensor, "*C d"]:
         """Gradient of the potential on all rows, minibatch by minibatch."""
         batch, total = self._minibatches[0], torch.zeros_like(position)
+        others = [torch.arange(each.size, device=each.device) for each in self._every_batch[1:]]
         for rows in torch.arange(batch.size, device=batch.device).split(batch.batch_size):
             at = position.detach().requires_grad_()
-            (part,) = torch.autograd.grad(self._evaluate(at, (rows,)).sum(), at)
+            (part,) = torch.autograd.grad(self._evaluate(at, (rows, *others)).sum(), at)
             total += len(rows) / batch.size * part
         return self._summed([total])[0]

@@ -4,7 +4,8 @@ r"""The potential energy of any Pyro model, minibatches included, on one flat ve
 
 T moves each site from unconstrained space to its support (:func:`torch.distributions.biject_to`, as Pyro's HMC does)
 and :math:`\log \tilde p` is the log density of one run of the model, with the scales N/B of its plates. Pyro's
-``initialize_model`` does not support subsampled plates; this one runs the model each time, on a new minibatch.
+``initialize_model`` does not support subsampled plates; this one runs the model each time, on a new minibatch. Priors
+of nearest-neighbor processes are minibatches of conditionals (:mod:`pyro_nngp.inference.mcmc.process_rows`).
 
 On several processes each has the potential of its own rows; values and gradients are summed. The processes draw
 the same noise, from the random state of the first one, and each the minibatches of its rows.
@@ -15,7 +16,7 @@ minibatch by a permutation of all N rows; :class:`Minibatch` draws an index in O
 Symbols: position (C, d) holds C chains of d unconstrained values, or (d,) one chain.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -34,10 +35,11 @@ from pyro_nngp.distributed import World
 from pyro_nngp.inference._traces import check_supports
 from pyro_nngp.inference.mcmc.adaptation import State
 from pyro_nngp.inference.mcmc.minibatch import Minibatch
+from pyro_nngp.inference.mcmc.process_rows import ProcessRows, at_batch, batch_sizes, process_of, whole_processes
 from pyro_nngp.inference.protocols import Checked, owner_of, shard_of
 
 
-def _check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
+def check_sizes(where: str, model: Callable, batches: list[Minibatch]) -> None:
     """Raise unless minibatches for the model of a method have its number of rows."""
     method = owner_of(model)
     if not isinstance(method, Checked):
@@ -66,6 +68,7 @@ class ModelPotential:
         transforms: for each site, the map from its support to unconstrained space, as Pyro's MCMC kernels keep it.
         device: device of the sites.
         params: unconstrained leaf of each ``pyro.param`` the model reads.
+        processes: names of the latent sites of nearest-neighbor processes.
 
     Raises:
         ValueError: if observed data are off the support of their distribution (all are checked once, or 200 evenly
@@ -78,12 +81,15 @@ class ModelPotential:
     ) -> None:
         self._where, self._model, self._args, self._kwargs = where, model, args, kwargs
         self._init_strategy, self._vectorize = init_strategy, vectorize
-        self._minibatches = [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)]
+        self._minibatches = list(dict.fromkeys(a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)))
+        self._of_priors: dict[str, Minibatch] = {}  # by site of a process over all points
+        self._starts: dict[str, Tensor] = {}  # of processes that the model has on a batch, at all points
         self._world, self._share = _join(where, model)
         if self._world is None:
-            _check_sizes(where, model, self._minibatches)
+            check_sizes(where, model, self._minibatches)
         trace = self._fresh_trace()
         check_supports(where, trace)
+        self._of_priors = self._batches_of_priors(trace)
         if self._world is not None:
             _check_shared(where, trace)
         latent = {name: site for name, site in trace.iter_stochastic_nodes() if not isinstance(site["fn"], _Subsample)}
@@ -92,10 +98,11 @@ class ModelPotential:
         for batches in self._all_rows():
             check_supports(where, self._run(InitMessenger(self._start_site)(self._model), batches))
         self.transforms = {name: biject_to(site["fn"].support).inv for name, site in latent.items()}
-        values = {name: t(latent[name]["value"]) for name, t in self.transforms.items()}
+        values = {name: t(self._starts.get(name, latent[name]["value"])) for name, t in self.transforms.items()}
         check_same_kind(where, **values)
         self.shapes = {name: value.shape for name, value in values.items()}
         self.device = next(iter(values.values())).device
+        self.processes = [name for name, site in latent.items() if process_of(site["fn"]) is not None]
         self.params = {name: _leaf(site["value"]) for name, site in trace.nodes.items() if site["type"] == "param"}
 
     def pack(self, values: dict[str, Tensor]) -> Float[Tensor, "*C d"]:
@@ -133,7 +140,8 @@ class ModelPotential:
         """
         for _ in range(tries):
             trace = self._fresh_trace()
-            position = self.pack({name: t(trace.nodes[name]["value"].detach()) for name, t in self.transforms.items()})
+            starts = {name: self._starts.get(name, trace.nodes[name]["value"]).detach() for name in self.transforms}
+            position = self.pack({name: t(starts[name]) for name, t in self.transforms.items()})
             potential, gradient, _ = self.gradient(position)
             if potential.isfinite() and gradient.isfinite().all():
                 return position
@@ -213,7 +221,12 @@ class ModelPotential:
 
     def _start_site(self, site: dict[str, Any]) -> Tensor:
         _check_site(self._where, site)
-        return self._init_strategy(site)
+        process = process_of(site["fn"])
+        if process is None or process.is_whole:
+            return self._init_strategy(site)
+        start = self._init_strategy({**site, "fn": at_batch(site["fn"])})
+        self._starts[site["name"]] = start
+        return start.index_select(-1, process.batch.rows)
 
     def _evaluate(
         self, position: Float[Tensor, "*C d"], batches: tuple[Tensor, ...] | None = None
@@ -221,7 +234,7 @@ class ModelPotential:
         """On given minibatches, the same for all chains, or on new ones."""
         if position.dim() == 1:
             return self._potential(position, *(self._draw_batches() if batches is None else batches))
-        draws = [self._draw_batches() if batches is None else batches for _ in position] if self._minibatches else []
+        draws = [self._draw_batches() if batches is None else batches for _ in position] if self._every_batch else []
         chains = [torch.stack(batches) for batches in zip(*draws, strict=True)]
         if not self._vectorize:
             return torch.stack([self._potential(*each) for each in zip(position, *chains, strict=True)])
@@ -241,29 +254,53 @@ class ModelPotential:
     def _log_jacobian(self, position: Tensor, trace: poutine.Trace) -> Tensor:
         """Sum of log |det| of the maps to unconstrained space: minus that of T."""
         z = self.unpack(position)
-        return sum(t.log_abs_det_jacobian(trace.nodes[n]["value"], z[n]).sum() for n, t in self.transforms.items())
+        moved = {name: t for name, t in self.transforms.items() if name not in self._starts}
+        return sum(t.log_abs_det_jacobian(trace.nodes[n]["value"], z[n]).sum() for n, t in moved.items())
 
     def _condition(self, position: Tensor, batches: tuple[Tensor, ...]) -> poutine.Trace:
         values = {name: self.transforms[name].inv(z) for name, z in self.unpack(position).items()}
-        return self._run(poutine.condition(self._model, values), batches)
+        of_batch = {name: values.pop(name) for name in self._starts}
+        return self._run(poutine.condition(self._model, values), batches, of_batch)
 
-    def _run(self, model: Callable, batches: tuple[Tensor, ...]) -> poutine.Trace:
-        index = {id(minibatch): idx for minibatch, idx in zip(self._minibatches, batches, strict=True)}
+    def _run(
+        self, model: Callable, batches: tuple[Tensor, ...], of_batch: Mapping[str, Tensor] | None = None
+    ) -> poutine.Trace:
+        """Trace of a model on minibatches; `of_batch` has all values of processes that it has on a batch."""
+        index = {id(minibatch): idx for minibatch, idx in zip(self._every_batch, batches, strict=True)}
         args = [index.get(id(a), a) for a in self._args]
         kwargs = {name: index.get(id(a), a) for name, a in self._kwargs.items()}
-        return poutine.trace(model).get_trace(*args, **kwargs)
+        rows = {name: index[id(minibatch)] for name, minibatch in self._of_priors.items()}
+        return poutine.trace(ProcessRows(of_batch or {}, rows)(model)).get_trace(*args, **kwargs)
+
+    @property
+    def _every_batch(self) -> list[Minibatch]:
+        """The minibatches of the arguments, and those of priors beside them."""
+        return list(dict.fromkeys([*self._minibatches, *self._of_priors.values()]))
+
+    def _batches_of_priors(self, trace: poutine.Trace) -> dict[str, Minibatch]:
+        """The minibatch of each process over all points: that of the data if it has as many rows, or one of its own."""
+        sizes = [*batch_sizes(trace), *(batch.batch_size for batch in self._minibatches)]
+        if not sizes or self._world is not None:
+            return {}
+        batches = {}
+        for name, process in whole_processes(trace).items():
+            count = process.graph.num_points
+            same = [batch for batch in self._minibatches if batch.size == count]
+            own = Minibatch(count, min(max(sizes), count), process.graph.x.device)
+            batches[name] = same[0] if same else own
+        return {name: batch for name, batch in batches.items() if batch.batch_size < batch.size}
 
     def _all_rows(self) -> Iterator[tuple[Tensor, ...]]:
         """Minibatches that cover the rows in order, at most :data:`_MOST_CHECKS` of them, evenly spaced."""
         rounds = max((-(-m.size // m.batch_size) for m in self._minibatches), default=0)
         for k in range(0, rounds, max(-(-rounds // _MOST_CHECKS), 1)):
-            yield tuple(m.in_order(k) for m in self._minibatches)
+            yield tuple(m.in_order(k) for m in self._every_batch)
 
     def _draw_batches(self) -> tuple[Tensor, ...]:
         if self._world is None:
-            return tuple(minibatch.draw() for minibatch in self._minibatches)
+            return tuple(minibatch.draw() for minibatch in self._every_batch)
         with seeded(int(torch.randint(2**62, ())) + self._world.rank, torch.empty(0)):
-            return tuple(minibatch.draw() for minibatch in self._minibatches)
+            return tuple(minibatch.draw() for minibatch in self._every_batch)
 
 
 class _ModuleParameters(Messenger):

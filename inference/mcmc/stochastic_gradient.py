@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
-from pyro.infer.autoguide.initialization import init_to_uniform
 from torch import Tensor
 
 from pyro_nngp._checks import check_callable, check_int, check_number, fail
@@ -26,6 +25,7 @@ from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer, warn_of_starts
 from pyro_nngp.inference.mcmc.potential import ModelPotential
+from pyro_nngp.inference.mcmc.process_rows import init_near_mean
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
 
@@ -58,7 +58,8 @@ class StochasticGradientKernel(AdaptiveStep):
         control_variates: take off most of the noise of minibatches by gradients on the same rows at an anchor, a
             position of burn-in (:mod:`pyro_nngp.inference.mcmc.control_variates`): for tiny noise or large N / B, from
             a start near the mode. The rows must come from one ``Minibatch``.
-        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``.
+        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. The default is
+            ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.
@@ -75,7 +76,7 @@ class StochasticGradientKernel(AdaptiveStep):
         adapt: bool | None = None,
         optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None = None,
         control_variates: bool = False,
-        init_strategy: Callable = init_to_uniform,
+        init_strategy: Callable = init_near_mean,
     ) -> None:
         self._where = type(self).__name__
         check_callable(self._where, "model", model, "Pass a Pyro model.")

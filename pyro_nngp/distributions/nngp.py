@@ -117,6 +117,13 @@ class NNGP(TorchDistribution):
         new._validate_args = self._validate_args
         return new
 
+    def at_batch(self, batch: Batch | None = None) -> "NNGP":
+        """This distribution on another batch of its graph; None is all points."""
+        new = self.expand(self.batch_shape)
+        new.batch = self.graph.batch() if batch is None else batch
+        new._event_shape = new.batch.rows.shape
+        return new
+
     @property
     def conditionals(self) -> tuple[Float[Tensor, "*L B K"], Float[Tensor, "*L B"]]:
         """Weights and variances of the batch's targets given their neighbors, computed once.
