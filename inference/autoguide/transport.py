@@ -77,7 +77,7 @@ class Transported:
         if not isinstance(guide, AutoNNGP):
             fail(where, "guide", "to be an AutoNNGP", type(guide).__name__, "Pass AutoNNGP(model).", TypeError)
         self._where, self.original, self._guide = where, model, (guide,)
-        self._map: _Map | None = None
+        self._map: Map | None = None
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Compute the map from the present guide, with the arguments of its first call."""
@@ -95,7 +95,10 @@ class Transported:
         (guide,) = self._guide
         with pyro.poutine.block(), torch.no_grad():
             guide.median(*args, **kwargs)
-            self._map = _Map(guide)
+            self._map = self._map_of(guide)
+
+    def _map_of(self, guide: AutoNNGP) -> "Map":
+        return Map(guide)
 
     @torch.no_grad()
     def original_values(self, values: Mapping[str, Tensor], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
@@ -116,14 +119,18 @@ class Transported:
         assert self._map is not None
         normal = dist.Normal(self._map.zero, torch.ones_like(self._map.zero)).to_event(1).mask(False)
         white = pyro.sample(SITE, normal, infer={"is_auxiliary": True})
-        with _At(self._map(white)):
+        return self._run(self._map(white), args, kwargs)
+
+    def _run(self, places: "dict[str, Place]", args: tuple, kwargs: dict[str, Any]) -> Any:
+        """Run the program with its latent sites at their places."""
+        with At(places):
             return self.original(*args, **kwargs)
 
 
 Place = Callable[[Any], tuple[Tensor, Tensor]]  # from the distribution of a site to its value and log density
 
 
-class _Map:
+class Map:
     """Map from standard normal values to a value of each site.
 
     Attributes:
@@ -135,20 +142,20 @@ class _Map:
         if guide.hyperparameters:
             self._loc, self._h = guide.loc.detach().clone(), guide.loc.numel()
             self._tril = (guide.scale[:, None] * guide.scale_tril).detach()
-        q = self._posterior(torch.zeros(self._h))
+        q = self.posterior(torch.zeros(self._h))
         like = next(iter(guide.prototype_trace.nodes[name]["value"] for name in guide.gaussian)).detach()
         self.zero = torch.zeros(self._h + len(q)).to(like)
-        self._effects = {name: _Effects(q, name, like) for name in q.sparse_names}
+        self._effects: dict[str, Any] = {name: Effects(q, name, like) for name in q.sparse_names}
         self._sizes = [self._h, *(len(effects) for effects in self._effects.values())]
         self._sizes.append(len(self.zero) - sum(self._sizes))
         self._dense = dict(zip(q.dense_names, q.dense_shapes, strict=True))
         steps = torch.eye(self._h)
-        ahead, behind = ([_moments(self._posterior(sign * row)) for row in steps] for sign in (1, -1))
+        ahead, behind = ([_moments(self.posterior(sign * row)) for row in steps] for sign in (1, -1))
         self._moments = [part.to(like) for part in _moments(q)]
         changes = zip(ahead, behind, strict=True)
         self._changes = [[((a - b) / 2).to(like) for a, b in zip(*each, strict=True)] for each in changes]
 
-    def _posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
+    def posterior(self, epsilon: Float[Tensor, " h"]) -> ConditionalPosterior:
         (guide,) = self._guide
         return guide.conditional_at(self._loc + self._tril @ epsilon.to(self._loc) if self._h else epsilon)
 
@@ -168,7 +175,7 @@ class _Map:
         for (name, shape), part, scale in parts:
             places[name] = _Coefficient(part.reshape(shape), scale.reshape(shape))
         for (name, effects), z in zip(self._effects.items(), blocks, strict=True):
-            places[name] = effects.at(z, coefficients)
+            places[name] = effects.at(z, coefficients, epsilon)
         return places
 
 
@@ -199,7 +206,7 @@ class _Coefficient:
         return value_at(fn, self.white), _sum_events(density, fn.event_dim)
 
 
-class _Effects:
+class Effects:
     """Contribution of the data to the prior conditionals of a site with many Gaussian values, (n,), K neighbors.
 
     The values are values of a process, deviations from the mean of a normal site, or white values of a multivariate
@@ -209,10 +216,10 @@ class _Effects:
     def __init__(self, q: ConditionalPosterior, name: str, like: Tensor) -> None:
         place, base = q.sparse_place(name), gaussian_base(q.trace.nodes[name]["fn"])
         start, n = place.start, place.stop - place.start
-        w, var, self._neighbors = _prior(base, n)
+        w, var, self.neighbors = prior_of(base, n)
         scale = var.sqrt() if isinstance(base, Normal) else torch.ones(n)
         scale = scale.double().cpu()
-        w, var, near = w.double().cpu(), var.double().cpu(), self._neighbors.cpu()
+        w, var, near = w.double().cpu(), var.double().cpu(), self.neighbors.cpu()
         columns = near.clamp(min=0)
         every = torch.cat([torch.arange(n)[:, None], columns], -1)
         cov = torch.from_numpy(q.precision.sparse_covariance((start + every).numpy()))
@@ -226,25 +233,25 @@ class _Effects:
         slopes = q.precision.slope()
         coefficients = q.mean[len(q) - slopes.shape[1] :]
         slope = torch.from_numpy(slopes[place])
-        self._information = (1 / rest - 1 / var).clamp(min=0).to(like)
-        self._pull = (weights / rest[:, None] - w / var[:, None]).to(like)
+        self.information = (1 / rest - 1 / var).clamp(min=0).to(like)
+        self.pull = (weights / rest[:, None] - w / var[:, None]).to(like)
         self._push = natural(q.mean[place] - slope @ coefficients).to(like)
         self._slope = natural(slope.mT).to(like)
 
     def __len__(self) -> int:
         return len(self._push)
 
-    def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"]) -> Place:
+    def at(self, z: Float[Tensor, " n"], coefficients: Float[Tensor, " p"], epsilon: Float[Tensor, " h"]) -> Place:
         """The place of the values: a function of their prior."""
 
         def place(fn: Any) -> tuple[Tensor, Tensor]:
             base = gaussian_base(fn)
-            w, var, neighbors = _prior(base, len(self))
-            s = 1 / (1 / var + self._information)
-            weights = s[:, None] * (w / var[:, None] + self._pull)
+            w, var, neighbors = prior_of(base, len(self))
+            s = 1 / (1 / var + self.information)
+            weights = s[:, None] * (w / var[:, None] + self.pull)
             centered = s * (self._push + coefficients @ self._slope) + s.sqrt() * z
             if weights.shape[1]:
-                centered = solve_triangular(weights, neighbors, centered, _levels(base, neighbors))
+                centered = solve_triangular(weights, neighbors, centered, levels_of(base, neighbors))
             centered, volume = (part.reshape(base.batch_shape + base.event_shape) for part in (centered, s.log() / 2))
             if isinstance(base, NNGP | Normal):
                 value = centered if isinstance(base, NNGP) else base.loc + centered
@@ -255,7 +262,7 @@ class _Effects:
         return place
 
 
-def _prior(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n"], Int[Tensor, "n K"]]:
+def prior_of(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n"], Int[Tensor, "n K"]]:
     """Prior conditionals of the values of a site: weights, variances and neighbors."""
     if not isinstance(base, NNGP):
         var = base.scale.square() if isinstance(base, Normal) else base.loc.new_ones(())
@@ -268,7 +275,7 @@ def _prior(base: Any, n: int) -> tuple[Float[Tensor, "n K"], Float[Tensor, " n"]
     return w.expand(*shape, *w.shape[-2:]).reshape(n, -1), var.expand(*shape, var.shape[-1]).reshape(n), neighbors
 
 
-def _levels(base: NNGP, neighbors: Tensor) -> list[Tensor]:
+def levels_of(base: NNGP, neighbors: Tensor) -> list[Tensor]:
     """Dependency levels of the values of all processes of a site."""
     count, n = base.batch_shape.numel(), len(base.graph.neighbors)
     if count == 1:
@@ -280,7 +287,7 @@ def _sum_events(value: Tensor, number: int) -> Tensor:
     return value.sum(tuple(range(-number, 0))) if number > 0 else value
 
 
-class _At(Messenger):
+class At(Messenger):
     """Set latent sites to given values, with the log density of the program plus the log volume of the map."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:

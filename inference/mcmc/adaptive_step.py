@@ -27,6 +27,7 @@ from pyro_nngp.inference.mcmc.step_search import (
     first_scales,
     noise_ratio,
     search,
+    unit_scales,
     update_scales,
     updates_per_draw,
     watch,
@@ -50,6 +51,7 @@ class AdaptiveStep(MCMCKernel):
     _initial_params: dict[str, Tensor] | None
     _coarse: "AdaptiveStep | None"
     _warmup_end: int
+    _starts_near: bool  # whether chains start at draws of a guide, where there is nothing to search
 
     # Hooks that a sampler defines.
 
@@ -115,7 +117,7 @@ class AdaptiveStep(MCMCKernel):
             learn = self._learn_scale if self.step_size is not None else self._learn_step
             state = learn(state, gradient, updates)
             self._optimized.step(by_params)
-            if self.step_size is None and 2 * updates < end:
+            if self.step_size is None and 2 * updates < end and not self._starts_near:
                 return {**state, "position": search(self.potential, state, gradient, temperature, updates, end)}
         step_size = self._step_size(state, updates)
         if updates == end:
@@ -137,15 +139,17 @@ class AdaptiveStep(MCMCKernel):
     def _prepare(self, state: State, updates: int) -> State:
         """Find first scales before the first update, and initialize the sampler when the search ends."""
         if updates == 0:
-            state = state | first_scales(self.potential, state, self.temperature(updates) or 1.0)
-        if updates == (self._warmup_end + 1) // 2:
+            scales = unit_scales if self._starts_near else first_scales
+            state = state | scales(self.potential, state, self.temperature(updates) or 1.0)
+        if updates == (self._warmup_end + 1) // 2 and not self._starts_near:
             state = state | self.start(state["position"])
         return state
 
     def _learn_step(self, state: State, gradient: Tensor, updates: int) -> State:
         """Learn scales, gradient noise, step size and thinning."""
         end, temperature = self._warmup_end, self.temperature(updates) or 1.0
-        state = state | update_scales(self.potential, state, gradient, temperature, updates, end)
+        options = updates, end, self._starts_near
+        state = state | update_scales(self.potential, state, gradient, temperature, *options)
         if self.gradient_noise is not None:
             state["gradient_variance"] = torch.full_like(gradient, self.gradient_noise)
         coarse = self._coarse or self

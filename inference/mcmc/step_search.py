@@ -57,13 +57,35 @@ def first_scales(potential: ModelPotential, state: State, temperature: float) ->
     return {**scales, "gradient_variance": state["gradient_variance"]}
 
 
+def unit_scales(potential: ModelPotential, state: State, temperature: float) -> State:
+    """Scales of nearly independent standard normal coordinates: masses of 1, and the stiffness."""
+    direction = normalize(torch.randn_like(state["position"]), dim=-1)
+    scales = {"inverse_mass": torch.ones_like(direction), "stiffness": torch.ones_like(direction[..., :1])}
+    scales |= {"direction": direction, "gradient_variance": state["gradient_variance"]}
+    for k in range(_FIRST):
+        gradient = potential.gradient(state["position"])[1]
+        scales |= _probe_stiffness(potential, {**state, **scales}, gradient, temperature, k + 1)
+    return scales
+
+
 def update_scales(
-    potential: ModelPotential, state: State, gradient: Float[Tensor, "*C d"], temperature: float, update: int, end: int
+    potential: ModelPotential,
+    state: State,
+    gradient: Float[Tensor, "*C d"],
+    temperature: float,
+    update: int,
+    end: int,
+    unit: bool = False,
 ) -> State:
-    """Update mass, stiffness and gradient noise at number `update` of `end` updates of burn-in."""
+    """Update mass, stiffness and gradient noise at number `update` of `end` updates of burn-in.
+
+    With `unit` masses stay 1: minibatches that see few of many coordinates say nothing of the others.
+    """
     every = max(end // _MOST, 2)
     if update % every:
         return {}
+    if unit:
+        return _probe_stiffness(potential, state, gradient, temperature, _FIRST + update // every)
     averaged = max(update - (end + 1) // 2, 0) // every  # probes of both kinds since the search
     probe = _probe_mass if (update // every) % 2 == 0 else _probe_stiffness
     return probe(potential, state, gradient, temperature, _MEMORY + averaged)
@@ -76,6 +98,7 @@ def _probe_mass(potential: ModelPotential, state: State, gradient: Tensor, tempe
     displacement = signs * torch.maximum((temperature / mass).sqrt(), step)
     again, response = potential.response(state["position"], displacement)
     value = response.abs() / displacement.abs()
+    value = torch.where(response == 0, mass, value)  # coordinates that this minibatch does not see
     value = torch.where(value.isfinite(), value.clamp_min(mass / 100), 100 * mass)  # too far: probe nearer
     noise = _update_noise(state, gradient, again, count)
     return {"inverse_mass": (mass + (value - mass) / count).reciprocal(), **noise}

@@ -18,13 +18,17 @@ from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
+from pyro.infer.autoguide import init_to_sample
 from torch import Tensor
 
-from pyro_nngp._checks import check_callable, check_int, check_number, fail
+from pyro_nngp._checks import check_callable, check_int, check_number, fail, warn
+from pyro_nngp.inference.autoguide.auto_nngp import AutoNNGP
+from pyro_nngp.inference.autoguide.fixed_transport import FixedTransport
 from pyro_nngp.inference.mcmc.adaptive_step import AdaptiveStep
 from pyro_nngp.inference.mcmc.control_variates import AnchoredPotential
+from pyro_nngp.inference.mcmc.minibatch import Minibatch, all_rows
 from pyro_nngp.inference.mcmc.parameters import ParameterOptimizer, warn_of_starts
-from pyro_nngp.inference.mcmc.potential import ModelPotential
+from pyro_nngp.inference.mcmc.potential import ModelPotential, check_sizes
 from pyro_nngp.inference.mcmc.process_rows import init_near_mean
 from pyro_nngp.inference.mcmc.schedules import Constant, Refined, Schedule, as_schedule
 from pyro_nngp.inference.mcmc.settling import warn_unsettled
@@ -58,11 +62,18 @@ class StochasticGradientKernel(AdaptiveStep):
         control_variates: take off most of the noise of minibatches by gradients on the same rows at an anchor, a
             position of burn-in (:mod:`pyro_nngp.inference.mcmc.control_variates`): for tiny noise or large N / B, from
             a start near the mode. The rows must come from one ``Minibatch``.
-        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. The default is
-            ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.
+        guide: an ``AutoNNGP`` for the program, trained or not: chains move in its coordinates, the site ``_white`` of
+            nearly independent standard normal values, which ``model`` has in place of the program's latent sites
+            (:mod:`pyro_nngp.inference.autoguide.fixed_transport`). Without it, values of a nearest-neighbor process
+            are too correlated for any step that is found.
+        init_strategy: where chains start, one of ``pyro.infer.autoguide.initialization``. None is draws of the guide;
+            without one ``init_to_uniform``, but for nearest-neighbor processes, which start at their mean.
 
     Raises:
         TypeError, ValueError: if an argument has a wrong type or is out of range.
+
+    Warns:
+        UserWarning: if a step size is to be found for a nearest-neighbor process without a guide.
     """
 
     def __init__(
@@ -76,7 +87,8 @@ class StochasticGradientKernel(AdaptiveStep):
         adapt: bool | None = None,
         optim: Callable[[list[Tensor]], torch.optim.Optimizer] | dict[str, Any] | None = None,
         control_variates: bool = False,
-        init_strategy: Callable = init_near_mean,
+        guide: AutoNNGP | None = None,
+        init_strategy: Callable | None = None,
     ) -> None:
         self._where = type(self).__name__
         check_callable(self._where, "model", model, "Pass a Pyro model.")
@@ -96,11 +108,16 @@ class StochasticGradientKernel(AdaptiveStep):
         if control_variates and optim is not None:
             cure = "Fit the parameters before the run: gradients at an anchor belong to one value of them."
             fail(self._where, "optim", "to be None with control variates", f"{optim!r:.40}", cure)
+        if init_strategy is None:
+            init_strategy = init_near_mean if guide is None else init_to_sample
         check_callable(self._where, "init_strategy", init_strategy, "Pass one of pyro.infer.autoguide.initialization.")
         if step_size is None and adapt is False:
             cure = "Give a step size in the units of the problem, or leave adapt out."
             fail(self._where, "step_size", "to be given with adapt=False", None, cure)
-        self.model, self.gradient_noise = model, gradient_noise
+        self._transport = None if guide is None else FixedTransport(self._where, model, guide)
+        self.model = model if self._transport is None else self._transport
+        self._program, self.gradient_noise = model, gradient_noise
+        self._starts_near = guide is not None and init_strategy is init_to_sample
         self.adapt = step_size is None if adapt is None else adapt
         self.num_steps = 1 if num_steps is None and step_size is not None else num_steps
         self.step_size = None if step_size is None else as_schedule(self._where, "step_size", step_size)
@@ -142,9 +159,13 @@ class StochasticGradientKernel(AdaptiveStep):
         self, batch: tuple[int, ...], vectorize: bool, warmup_steps: int, args: tuple, kwargs: dict[str, Any]
     ) -> None:
         """Start chains side by side: `batch` is (C,), or () for one chain without a chain dimension."""
+        if self._transport is not None:
+            check_sizes(self._where, self._program, [a for a in (*args, *kwargs.values()) if isinstance(a, Minibatch)])
+            self._transport.prepare(*map(all_rows, args), **{name: all_rows(value) for name, value in kwargs.items()})
         kind = AnchoredPotential if self.control_variates else ModelPotential
         self.potential = kind(self._where, self.model, args, kwargs, self._init_strategy, vectorize)
         self.transforms = self.potential.transforms
+        self._warn_of_processes()
         self._optimized = ParameterOptimizer(self._where, self.potential.params, self._optim)
         if self._loaded is None:
             self._warn_of_starts()
@@ -155,10 +176,19 @@ class StochasticGradientKernel(AdaptiveStep):
             self._warmup_end = self._updates + warmup_steps if warmup_steps else min(self._warmup_end, self._updates)
             self._loaded = None
 
+    def _warn_of_processes(self) -> None:
+        """Warn of processes whose values are too correlated for a step that is found for single coordinates."""
+        if self.potential.processes and self.step_size is None:
+            warn(
+                f"{self._where}: the values of the processes {self.potential.processes} are strongly correlated, and "
+                "minibatches see few of them at once: chains will hardly settle. Pass guide=AutoNNGP(model), whose "
+                "coordinates are nearly independent; or sample a response model, such as Vecchia."
+            )
+
     def _warn_of_starts(self) -> None:
         """Warn of hyperparameters of a method that are neither sampled nor trained."""
         if self._optim is None:
-            warn_of_starts(self._where, self.model, '; optim={"lr": 0.01} learns them during burn-in')
+            warn_of_starts(self._where, self._program, '; optim={"lr": 0.01} learns them during burn-in')
 
     @property
     def initial_params(self) -> dict[str, Tensor]:
