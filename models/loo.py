@@ -69,6 +69,7 @@ from pyro_nngp.likelihoods.augmentation import (
 from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.augmented import Augmented
 from pyro_nngp.models.base.draws import Draw, drawn_values
+from pyro_nngp.models.base.information import Information, of_leave_one_out
 from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
 from pyro_nngp.models.base.program import Program, latents_first
 from pyro_nngp.models.base.response import ResponseMethod
@@ -326,6 +327,10 @@ class LOO(ResponseMethod):
             return 0.0
         posterior = self.posterior(self.bound())
         return -self.score(rows) - float(posterior.leave_one_out(posterior.others(rows, None)).sum()) / len(rows)
+
+    def information(self) -> Information | str:
+        """Covariance of the estimates of hyperparameters of Gaussian data: Godambe's sandwich."""
+        return super().information() if self.q is not None else of_leave_one_out(self)
 
     # Data.
 

@@ -25,6 +25,7 @@ from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.kernels import Matern52
 from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.linalg import add_diagonal, cholesky
+from pyro_nngp.models.base.information import Information, of_blocks
 from pyro_nngp.models.base.neighbor_choice import first_neighbors
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
@@ -121,6 +122,10 @@ class MLLk(ResponseMethod):
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets."""
         return solved_mean(self)
+
+    def information(self) -> Information | str:
+        """Covariance of the estimates of hyperparameters: Godambe's sandwich for the densities of blocks."""
+        return of_blocks(self)
 
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
         """Sum of the log densities that ``model`` gives all rows; arguments as of :meth:`Vecchia.log_prob`."""

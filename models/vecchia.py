@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from pyro_nngp.data.tables import Table, from_tables
 from pyro_nngp.likelihoods import Likelihood
+from pyro_nngp.models.base.information import Information, of_conditionals
 from pyro_nngp.models.base.neighbor_choice import MOST_NEIGHBORS, choose_neighbors, first_neighbors
 from pyro_nngp.models.base.program import Program
 from pyro_nngp.models.base.response import ResponseMethod, check_gaussian, count_weights, log_prob_of_rows
@@ -126,6 +127,10 @@ class Vecchia(ResponseMethod):
     def solved_parameters(self) -> list[nn.Parameter]:
         """The parameters that :meth:`solve` sets."""
         return solved_mean(self)
+
+    def information(self) -> Information | str:
+        """Covariance of the estimates of hyperparameters, from the information of the conditional densities."""
+        return of_conditionals(self)
 
     def log_prob(self, batch_size: int = 1024) -> Float[Tensor, ""]:
         """Log density of all data, with hyperparameters that have a prior at the median of their guide.

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from pyro import poutine
 from pyro.nn import pyro_method
 from torch import Tensor, nn
+from torch.distributions import kl_divergence
 
 from pyro_nngp._checks import check_num_neighbors, fail
 from pyro_nngp._indexing import values_at
@@ -43,6 +44,7 @@ from pyro_nngp.models.base.arguments import check_family
 from pyro_nngp.models.base.draws import Draw
 from pyro_nngp.models.base.evidence import has_evidence, log_density_given
 from pyro_nngp.models.base.extension import warn_untrained
+from pyro_nngp.models.base.information import MOST_ROWS, Information, of_conditionals, of_evidence
 from pyro_nngp.models.base.latent import LatentPosterior
 from pyro_nngp.models.base.method import Method
 from pyro_nngp.models.base.neighbor_choice import USUAL_NEIGHBORS, choose_neighbors, first_neighbors
@@ -341,6 +343,29 @@ class VNNGP(Method):
             tolerance: as of :meth:`solve`.
         """
         return self.q.profiled(lambda: self.posterior(self.bound()), tolerance)
+
+    def information(self) -> Information | str:
+        """Covariance of the estimates of hyperparameters with pseudo-observations.
+
+        For Gaussian data from the information of the conditional densities of the response, as of ``Vecchia``; both are
+        approximations of the same evidence. For other data from differences of the gradient of the evidence
+        (:meth:`profiled`), at most of 1,000 rows.
+        """
+        if self.shard is not None or not self.can_solve or not isinstance(self.q, ObservedGaussian):
+            return super().information()
+        if self.likelihood.is_gaussian:
+            return of_conditionals(self)
+        return of_evidence(self) if self.num_data <= MOST_ROWS and self.can_profile else super().information()
+
+    def evidence(self) -> Float[Tensor, ""]:
+        """The bound of q(u) on all rows, with gradients in the hyperparameters; within :meth:`profiled` the largest."""
+        bound, batch = self.bound(), self._batch(None, None)
+        prior = self._prior(bound, batch)
+        q: Any = self.q.at_batch(self.posterior(bound), prior)
+        likelihood, mean = self.rows.likelihood(bound), self.rows.mean(bound)
+        data = likelihood.expected_log_prob(self.rows.targets(), mean + q.loc, q.variance)
+        data = data if likelihood.weights is None else likelihood.weights * data
+        return data.sum() - kl_divergence(q, prior.expand(q.batch_shape)).sum()
 
     def preceding(self, count: int) -> "VNNGP":
         """This method on the first rows of its ordering, whose prior is the marginal of the prior on all rows.

@@ -41,6 +41,7 @@ from pyro_nngp.likelihoods import Likelihood
 from pyro_nngp.models.base import construction, extension, predictions, several_processes
 from pyro_nngp.models.base.arguments import default_kernel, new_by_row, new_offset
 from pyro_nngp.models.base.draws import Draw, Samples, can_be_mapped
+from pyro_nngp.models.base.information import Information
 from pyro_nngp.models.base.joint import Fantasies, joint_moments
 from pyro_nngp.models.base.posterior import Posterior
 from pyro_nngp.models.base.summary import summarize
@@ -266,14 +267,28 @@ class Method(GPModule):
             probability: probability of the intervals.
 
         Returns:
-            A pandas DataFrame with one row for each number, such as ``kernel.lengthscale[0]``, and the columns
-            ``estimate`` (the value, or the median of the guide where there is a prior), ``lower`` and ``upper`` (ends
-            of the guide's central interval; NaN for a point estimate) and ``prior`` (its class; empty without one).
+            A pandas DataFrame with one row for each number, such as ``kernel.lengthscale[0]``, or with the name of the
+            column if x came in a frame, ``kernel.lengthscale[easting]``, and the columns
+
+            * ``estimate``: the value, or the median of the guide where there is a prior;
+            * ``lower``, ``upper``: ends of the guide's central interval; without a prior, of a normal interval on the
+              unconstrained (for positive numbers, logarithmic) scale from the information of Gaussian data
+              (:mod:`pyro_nngp.models.base.information`), for the mean from generalized least squares;
+            * ``prior``: its class; empty without one;
+            * ``unit``: in words, such as "y squared";
+            * ``note``: "not identified" where data hardly narrow the value, with the ends of its range as ``lower`` and
+              ``upper``; the reason where there is no interval, which is then NaN.
 
         Raises:
             ValueError, TypeError: unless `probability` is a number in (0, 1).
+
+        Cost: O(p B K^3) for p hyperparameters and B = 2,048 rows at most, seconds for pseudo-likelihoods.
         """
         return summarize(self, self.hyper_guide, probability)
+
+    def information(self) -> Information | str:
+        """Covariance of the estimates of hyperparameters without priors; or the reason why the method has none."""
+        return f"no interval: {type(self).__name__} has none for this likelihood and guide"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the method with its data, neighbors and parameters to a file that ``pyro_nngp.load`` reads.

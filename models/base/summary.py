@@ -1,9 +1,8 @@
-"""Table of a method's hyperparameters: estimates, and intervals for those with priors.
+"""Table of a method's hyperparameters: estimates, and intervals with what they are.
 
-Cost: O(hyperparameters).
+Cost: that of the intervals (:mod:`pyro_nngp.models.base.intervals`).
 """
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +13,14 @@ from torch import Tensor
 from pyro_nngp._checks import check_number, fail
 from pyro_nngp.hyperparameters import HyperparameterGuide
 from pyro_nngp.hyperparameters.description import parameters, prior_name
+from pyro_nngp.likelihoods import Gaussian, StudentT
+from pyro_nngp.models.base.intervals import Intervals
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+_COLUMNS = ["estimate", "lower", "upper", "prior", "unit", "note"]
+_BY_COLUMN = {"lengthscale", "slope"}  # attributes with an entry for each input column
 
 
 def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "DataFrame":
@@ -29,6 +33,7 @@ def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "D
         fail(where, "probability", "in (0, 1)", probability, cure)
     tail = (1 - probability) / 2
     quantiles = [guide.quantiles(level) for level in (0.5, tail, 1 - tail)]
+    intervals, names = Intervals(method, probability), _Names(method)
     rows: dict[str, list[Any]] = {}
     for path, part in method.named_modules():
         if not isinstance(part, PyroModule):
@@ -36,21 +41,68 @@ def summarize(method: Any, guide: HyperparameterGuide, probability: float) -> "D
         own, prefix = (method._hyperparameters, "") if part is method else (None, f"{path}.")
         for name, value in parameters(part):
             if own is None or name in own:
-                none = torch.full_like(value, math.nan)
-                rows |= _rows(f"{prefix}{name}", [value, none, none], "")
+                lower, upper, notes = intervals.of(part, name, value)
+                rows |= names.rows(prefix, part, name, [value, lower, upper], "", notes)
         for name in part._pyro_samples:
             if (part, name) in quantiles[0] and (own is None or name in own):
                 values = [quantile[part, name] for quantile in quantiles]
-                rows |= _rows(f"{prefix}{name}", values, prior_name(part, name))
-    return DataFrame.from_dict(rows, orient="index", columns=["estimate", "lower", "upper", "prior"])
+                notes = ["quantiles of the guide"] * values[0].numel()
+                rows |= names.rows(prefix, part, name, values, prior_name(part, name), notes)
+    return DataFrame.from_dict(rows, orient="index", columns=_COLUMNS)
 
 
-def _rows(path: str, values: list[Tensor], prior: str) -> dict[str, list[Any]]:
-    """One row for each entry of a hyperparameter, by name."""
-    entries = zip(*(value.flatten().tolist() for value in values), strict=True)
-    names = [path] if values[0].dim() == 0 else [f"{path}[{','.join(map(str, i))}]" for i in _indices(values[0])]
-    return {name: [*entry, prior] for name, entry in zip(names, entries, strict=True)}
+class _Names:
+    """Names and units of hyperparameters, in terms of the columns of the data.
+
+    Args:
+        method: the method.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self._columns = method.columns or [f"x[{d}]" for d in range(method.x.shape[1])]
+        self._has_columns, self._outputs = method.columns is not None, method.outputs or ()
+        self._y = self._outputs[0] if len(self._outputs) == 1 else "y"
+        self._f = self._y if isinstance(method.likelihood, Gaussian | StudentT) else "f"
+
+    def rows(
+        self, prefix: str, part: Any, name: str, values: list[Tensor], prior: str, notes: list[str]
+    ) -> dict[str, list[Any]]:
+        """One row for each entry of a hyperparameter, by name."""
+        entries, shape = zip(*(value.flatten().tolist() for value in values), strict=True), tuple(values[0].shape)
+        of_part = self._columns_of(part)
+        found = {}
+        for entry, index, note in zip(entries, _indices(values[0]), notes, strict=True):
+            column = of_part[index[0]] if len(index) and name in _BY_COLUMN and shape[0] == len(of_part) else None
+            labels = [str(i) for i in index]
+            if column is not None and self._has_columns:
+                labels[0] = column
+            elif len(self._outputs) > 1 and index and shape[0] == len(self._outputs):
+                labels = [
+                    str(self._outputs[index[0]]),
+                    *(label for label, n in zip(labels[1:], shape[1:], strict=True) if n > 1),
+                ]
+            full = f"{prefix}{name}" + (f"[{','.join(labels)}]" if labels else "")
+            found[full] = [*entry, prior, self._unit(prefix, name, column, of_part), note]
+        return found
+
+    def _columns_of(self, part: Any) -> list[str]:
+        """Names of the columns that a kernel or a mean function takes."""
+        active = getattr(part, "active_dims", None)
+        return list(self._columns) if active is None else [self._columns[d] for d in torch.as_tensor(active).tolist()]
+
+    def _unit(self, prefix: str, name: str, column: str | None, columns: list[str]) -> str:
+        """The unit in words; empty where the value has none, or it depends on the rest of a kernel."""
+        if name == "lengthscale":
+            return column or (columns[0] if len(columns) == 1 else "x")
+        units = {
+            ("kernel.", "variance"): f"{self._f} squared",
+            ("likelihood.", "variance"): f"{self._y} squared",
+            ("likelihood.", "scale"): self._y,
+            ("mean.", "value"): self._f,
+            ("mean.", "slope"): f"{self._f} per {column}",
+        }
+        return units.get((prefix, name), "")
 
 
-def _indices(value: Tensor) -> Iterator[tuple[int, ...]]:
-    return (tuple(row) for row in torch.ones(value.shape).nonzero().tolist())
+def _indices(value: Tensor) -> Iterator[Any]:
+    return (tuple(row) for row in torch.ones(value.shape).nonzero().tolist()) if value.dim() else iter([()])

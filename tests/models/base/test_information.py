@@ -1,0 +1,129 @@
+"""Covariances of estimated hyperparameters, against dense matrices and simulated scores."""
+
+import pytest
+import torch
+from builders import normal, tensor, uniform
+from pyro import poutine
+
+import pyro_nngp as nngp
+from pyro_nngp.kernels import Matern32
+from pyro_nngp.likelihoods import Gaussian, Poisson
+from pyro_nngp.models.base.information import of_blocks, of_conditionals, of_evidence, of_leave_one_out
+
+N = 40
+START = tensor(1.0, 0.3, 0.5, 0.1).log()
+
+
+def covariance(x, theta):
+    kernel = Matern32(2, theta[0].exp(), theta[1:3].exp())
+    return kernel(x, x) + theta[3].exp() * torch.eye(len(x)).to(x)
+
+
+def build(method, x, y, k=N - 1, dtype=torch.float64, **settings):
+    kernel = Matern32(2, 1.0, START[1:3].exp().to(dtype))
+    return method(x.to(dtype), y.to(dtype), kernel, Gaussian(0.1), num_neighbors=k, jitter=1e-12, **settings)
+
+
+def fisher(x):
+    """Of the exact process: tr(C^-1 dC C^-1 dC) / 2."""
+    changes = torch.autograd.functional.jacobian(lambda theta: covariance(x, theta), START).permute(2, 0, 1)
+    parts = [torch.cholesky_solve(change, torch.linalg.cholesky(covariance(x, START))) for change in changes]
+    return torch.stack([torch.stack([(a * b.mT).sum() / 2 for b in parts]) for a in parts])
+
+
+@pytest.mark.parametrize(
+    ("method", "find"),
+    [
+        (nngp.Vecchia, of_conditionals),
+        (nngp.VNNGP, of_conditionals),
+        pytest.param(nngp.MLLk, of_blocks, marks=pytest.mark.slow),
+    ],
+)
+def test_all_neighbors_give_the_information_of_the_exact_process(method, find):
+    x = uniform(N, seed=1)
+    found = find(build(method, x, normal(N))).cov
+    torch.testing.assert_close(torch.linalg.inv(found), fisher(x) + 1e-4 * torch.eye(4), rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_add_their_information_and_those_with_weights_have_more():
+    x, both = uniform(N, seed=1), normal(N, 2)
+    one, two = (torch.linalg.inv(of_conditionals(build(nngp.Vecchia, x, y, 9)).cov) for y in (both[:, 0], both))
+    torch.testing.assert_close(two - 1e-4 * torch.eye(4), 2 * (one - 1e-4 * torch.eye(4)), rtol=1e-6, atol=1e-6)
+    exact = build(nngp.Vecchia, x, both[:, 0], 9, weights=torch.full((N,), 9.0).double())
+    assert of_conditionals(exact).cov[1, 1] < of_conditionals(build(nngp.Vecchia, x, both[:, 0], 9)).cov[1, 1]
+
+
+@pytest.mark.filterwarnings("ignore:.*outputs have spreads")
+@pytest.mark.parametrize(("method", "find"), [(nngp.LOO, of_leave_one_out), (nngp.MLLk, of_blocks)])
+def test_sandwiches_are_those_of_simulated_scores(method, find):
+    """Scores and sensitivity of the objective itself, by differences, over draws of the data as outputs."""
+    x, count, step = uniform(N, seed=1), 1200, 1e-3
+    tril = torch.linalg.cholesky(covariance(x, START)).detach()
+    gp = build(method, x, (tril @ normal(N, count)).detach(), 5, mean=lambda x: 0 * x[:, 0])
+
+    @torch.no_grad()
+    def objective(theta):
+        gp.kernel.variance, gp.kernel.lengthscale = theta[0].exp(), theta[1:3].exp()
+        gp.likelihood.variance = theta[3].exp()
+        site = poutine.trace(gp.model).get_trace().nodes["y"]
+        return site["fn"].log_prob(site["value"]).sum(-1)  # of each draw
+
+    def scores(theta):
+        return (
+            torch.stack([objective(theta + e) - objective(theta - e) for e in step * torch.eye(4).double()], -1)
+            / step
+            / 2
+        )
+
+    bread = (
+        -torch.stack([(scores(START + e) - scores(START - e)).mean(0) for e in step * torch.eye(4).double()]) / step / 2
+    )
+    meat = torch.cov(scores(START).T)
+    slices = torch.linalg.inv(bread)
+    objective(START)
+    found = find(gp).cov * count  # of one draw
+    assert ((found / (slices @ meat @ slices)).diagonal().log().abs() < 6 * (2 / count) ** 0.5).all()
+
+
+def test_a_sample_of_the_rows_stands_for_all(monkeypatch):
+    x = uniform(400, seed=1)
+    for method, find, name in ((nngp.Vecchia, of_conditionals, "_ROWS"), (nngp.LOO, of_leave_one_out, "_BLOCK")):
+        gp = build(method, x, normal(400), 8)
+        whole = find(gp).cov.diagonal().sqrt()
+        monkeypatch.setattr(f"pyro_nngp.models.base.information.{name}", 200)
+        assert ((find(gp).cov.diagonal().sqrt() / whole).log().abs() < 0.35).all()
+
+
+def test_single_precision_finds_the_same():
+    x, y = uniform(N, seed=1), normal(N)
+    one, other = (
+        of_conditionals(build(nngp.Vecchia, x, y, 9, dtype=kind)).cov for kind in (torch.float64, torch.float32)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_counts_have_the_curvature_of_their_evidence():
+    """Against second differences of the largest bound."""
+    x = uniform(60, seed=1)
+    y = torch.poisson((torch.sin(5 * x[:, 0]) + 1).exp())
+    gp = nngp.VNNGP(x, y, Matern32(2, 1.0, torch.tensor(0.4)).double(), Poisson(), num_neighbors=12)
+    gp.solve()
+    found, tensors = of_evidence(gp), list(gp.kernel.parameters())
+
+    def evidence(shift):
+        with torch.no_grad():
+            for tensor, change in zip(tensors, shift, strict=True):
+                tensor.add_(change)
+            with gp.profiled(1e-7):
+                value = float(gp.evidence())
+            for tensor, change in zip(tensors, shift, strict=True):
+                tensor.sub_(change)
+        return value
+
+    step, hessian = 0.05, torch.zeros(2, 2).double()
+    for i, a in enumerate(torch.eye(2).double() * step):
+        for j, b in enumerate(torch.eye(2).double() * step):
+            hessian[i, j] = (evidence(a + b) - evidence(a - b) - evidence(b - a) + evidence(-a - b)) / (4 * step**2)
+    torch.testing.assert_close(torch.linalg.inv(found.cov), -hessian, rtol=0.05, atol=0.02)
+    assert gp.kernel.variance.item() == pytest.approx(1.0)  # as before
